@@ -1,0 +1,63 @@
+# Every verb does all the set-up it needs from a clean checkout; `make` alone lists them.
+#   PYTHON=python3.12     the interpreter to build .venv from
+#   DEVICE=cpu            where the quickstart runs, instead of the choice described there
+#   PYTEST_ARGS="-k ..."  more arguments for pytest
+
+PYTHON ?= python3
+DEVICE ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test lint format chaos bench build clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, and show nearest neighbours
+	$(BIN)/python quickstart/harvest.py
+	$(BIN)/python quickstart/model.py
+	@device='$(DEVICE)'; \
+	if [ -n "$$device" ]; then echo "running on $$device: DEVICE says so"; \
+	elif timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then device=cuda; echo "running on cuda: nvidia-smi lists a GPU (DEVICE=cpu overrides)"; \
+	else device=cpu; echo "running on cpu: nvidia-smi lists no GPU, and configs/quickstart.yaml asks for the CPU"; fi; \
+	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
+	$(BIN)/python quickstart/neighbours.py
+
+test: $(READY) ## run the tests; those that need a GPU skip where there is none
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+lint: $(READY) ## check style, formatting and types, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(READY) ## format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--seed N"; every row has to be right at the end
+	$(BIN)/python tests/chaos/soak.py $(CHAOS_ARGS)
+
+bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
+	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
+
+build: $(READY) ## build the wheel into dist/
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove everything that these verbs made, .venv included
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis quickstart/data quickstart/cache
+	find supervisor worker tests quickstart benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2; \
+	echo "chunkvisor needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm]' --group dev
+	@touch $@
