@@ -1,0 +1,10 @@
+"""Environment variables by which the supervisor marks and ties its workers.
+
+It never reads them: each side does so where it needs them.
+"""
+
+RUN_ID = "CHUNKVISOR_RUN_ID"
+"""Marks every process that a run starts, so that a later run can tell them from anybody else's."""
+
+PARENT_PID = "CHUNKVISOR_PARENT_PID"
+"""Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not."""

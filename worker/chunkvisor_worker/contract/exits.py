@@ -1,0 +1,85 @@
+"""Exit codes of a worker, and the outcomes that an attempt can have.
+
+It never decides which of them an attempt gets: `taxonomy` does for a fault, the supervisor's `outcome` for an attempt.
+"""
+
+from enum import IntEnum, StrEnum
+
+
+class Outcome(StrEnum):
+    """What became of one attempt at one chunk."""
+
+    COMMITTED = "committed"
+    """Its vectors are verified and part of the output."""
+    GPU_OOM = "gpu_oom"
+    """The GPU ran out of memory: a smaller batch can help."""
+    DEVICE_FAULT = "device_fault"
+    """The CUDA context is broken: only a new process helps."""
+    HARDWARE_FAULT = "hardware_fault"
+    """The GPU itself is faulty or gone: no process of ours can help."""
+    GPU_BUSY = "gpu_busy"
+    """Somebody else holds the GPU: wait."""
+    SETUP = "setup"
+    """Driver, packages, model or configuration are wrong: every worker would fail."""
+    HOST_OOM = "host_oom"
+    """The machine ran out of memory, threads or file descriptors."""
+    CRASHED = "crashed"
+    """It died, or raised something that no rule knows."""
+    HUNG = "hung"
+    """It made no progress and was ended."""
+    BAD_INPUT = "bad_input"
+    """A text cannot be encoded by this model."""
+    BAD_OUTPUT = "bad_output"
+    """It claimed success but its vectors are missing, misshapen, not finite or all zero."""
+    DISK_FULL = "disk_full"
+    """The disk is full or failing."""
+    HUB = "hub"
+    """The model hub cannot be reached or asks us to wait."""
+    INTERRUPTED = "interrupted"
+    """Somebody asked it to stop; nobody's fault."""
+    LOST = "lost"
+    """Its node died; nobody's fault."""
+
+
+class WorkerExit(IntEnum):
+    """Exit codes of `python -m chunkvisor_worker`.
+
+    Chosen clear of Python's own 1 and 2, of the shell's 126 and up, and of 128+n. They are a summary for whoever
+    runs a worker by hand and for an attempt whose fault record cannot be read; a readable record says more.
+    """
+
+    DONE = 0
+    UNKNOWN = 1
+    USAGE = 2
+    GPU_OOM = 20
+    DEVICE_FAULT = 21
+    BAD_INPUT = 22
+    SETUP = 23
+    DISK_FULL = 24
+    ORPHANED = 25
+    HOST_OOM = 26
+    BAD_OUTPUT = 27
+    GPU_BUSY = 28
+    TAINTED_TEMPLATE = 29
+    HARDWARE_FAULT = 30
+    HUB = 31
+
+
+EXIT_OF_OUTCOME: dict[Outcome, WorkerExit] = {
+    Outcome.GPU_OOM: WorkerExit.GPU_OOM,
+    Outcome.DEVICE_FAULT: WorkerExit.DEVICE_FAULT,
+    Outcome.HARDWARE_FAULT: WorkerExit.HARDWARE_FAULT,
+    Outcome.GPU_BUSY: WorkerExit.GPU_BUSY,
+    Outcome.SETUP: WorkerExit.SETUP,
+    Outcome.HOST_OOM: WorkerExit.HOST_OOM,
+    Outcome.CRASHED: WorkerExit.UNKNOWN,
+    Outcome.BAD_INPUT: WorkerExit.BAD_INPUT,
+    Outcome.BAD_OUTPUT: WorkerExit.BAD_OUTPUT,
+    Outcome.DISK_FULL: WorkerExit.DISK_FULL,
+    Outcome.HUB: WorkerExit.HUB,
+    Outcome.INTERRUPTED: WorkerExit.ORPHANED,
+}
+"""The exit code with which a worker reports a fault of each outcome that a fault can have."""
+
+OUTCOME_OF_EXIT: dict[int, Outcome] = {int(code): outcome for outcome, code in EXIT_OF_OUTCOME.items()}
+"""The reverse, for an attempt that left no readable record."""

@@ -1,0 +1,115 @@
+"""Files of an attempt folder, and how a file is written so that a reader sees all of it or nothing.
+
+It never interprets what the files say: `messages` does.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+READ_LIMIT_BYTES = 8 << 20
+"""No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFiles:
+    """Every path in the folder of one attempt, named once."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Path:
+        """What to do; written by the supervisor."""
+        return self.folder / "spec.json"
+
+    @property
+    def texts(self) -> Path:
+        """The chunk's texts, one JSON string a line; written by the supervisor."""
+        return self.folder / "texts.jsonl"
+
+    @property
+    def beat(self) -> Path:
+        """Phase and progress; rewritten by the worker's own work loop, so that a hang shows."""
+        return self.folder / "beat.json"
+
+    @property
+    def log(self) -> Path:
+        """Standard output and standard error of the worker."""
+        return self.folder / "worker.log"
+
+    @property
+    def vectors(self) -> Path:
+        """float32 array of shape (texts, dimension), by `numpy.save`."""
+        return self.folder / "embeddings.npy"
+
+    @property
+    def result(self) -> Path:
+        """Written last, and only when the vectors are on disk."""
+        return self.folder / "result.json"
+
+    @property
+    def fault(self) -> Path:
+        """Why there is no result."""
+        return self.folder / "fault.json"
+
+    @property
+    def verdict(self) -> Path:
+        """What the supervisor made of the attempt; its presence says that the attempt is judged."""
+        return self.folder / "verdict.json"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable; fsync of a file does not cover its name (fsync(2), NOTES)."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `data` in one rename; the file is private to the user.
+
+    With `durable` the file and its folder are synced, so that it survives a power cut. Raises OSError, and then
+    leaves neither a half-written `path` nor a temporary file.
+    """
+    # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also where it is a pipe or a device: reading those can last for ever."""
+    # Without O_NONBLOCK the open of a pipe waits until somebody writes to it (fifo(7)); to files it means nothing.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - returned
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def read_bounded(path: Path) -> bytes | None:
+    """The file's bytes, or None where there is no regular file of a sensible size that can be read."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(READ_LIMIT_BYTES + 1)
+    except OSError:
+        return None
+    return data if len(data) <= READ_LIMIT_BYTES else None

@@ -1,0 +1,267 @@
+"""Messages on the wire, as frozen dataclasses with one JSON form each.
+
+It never trusts what it reads: a message that is missing, torn or of the wrong shape is None, never an exception.
+"""
+
+import functools
+import json
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chunkvisor_worker.contract.files import read_bounded, write_atomic
+
+
+class Phase(StrEnum):
+    """What a worker is doing; the same fault means different things in different phases."""
+
+    START = "start"
+    IMPORT = "import"
+    MODEL_LOAD = "model_load"
+    TOKENIZE = "tokenize"
+    READY = "ready"
+    CUDA_INIT = "cuda_init"
+    FORWARD = "forward"
+    WRITE = "write"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model, as the worker is to build it; the plug-in factory gets this object."""
+
+    name: str
+    """Hub id or local folder, as the person wrote it."""
+    path: str | None = None
+    """Local folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes."""
+    revision: str | None = None
+    """Commit hash of the hub, or a digest of the local folder."""
+    dtype: str = "auto"
+    max_length: int | None = None
+    """Tokens; None is the model's own."""
+    trust_remote_code: bool = False
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    encoder: str = "sentence-transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSpec:
+    """What shapes the vectors, beside the model."""
+
+    normalize: bool = False
+    prompt: str | None = None
+    prompt_name: str | None = None
+    truncate_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Narrower bounds for batches of long texts, learnt from one that did not fit into memory."""
+
+    min_length: int
+    """It holds for batches whose longest text has at least so many tokens; 0 = for all."""
+    rows: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds of one batch."""
+
+    rows: int
+    """Texts in a batch, at most; at least 1."""
+    tokens: int | None = None
+    """Padded tokens in a batch, at most; None = rows alone decide. A longer text makes a batch of its own."""
+    tiers: tuple[Tier, ...] = ()
+    """Narrower limits for long texts."""
+
+    def of_length(self, longest: int) -> tuple[int, int | None]:
+        """(rows, tokens) of a batch whose longest text has so many tokens."""
+        rows, tokens = self.rows, self.tokens
+        for tier in self.tiers:
+            if longest >= tier.min_length:
+                rows = min(rows, tier.rows)
+                tokens = tier.tokens if tokens is None else min(tokens, tier.tokens or tokens)
+        return rows, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One attempt at one chunk."""
+
+    run_id: str
+    fingerprint: str
+    """Of everything that shapes the vectors; a result counts only under the same one."""
+    output: str
+    chunk: int
+    attempt: int
+    start: int
+    """First distinct text of the attempt."""
+    stop: int
+    """One past the last."""
+    texts_digest: str
+    """sha256 of texts.jsonl."""
+    device: str
+    """"cpu" or "cuda"; the supervisor shows the worker one GPU only."""
+    model: ModelSpec
+    encode: EncodeSpec
+    threads: int = 0
+    """Threads for the CPU's share of the work; 0 = the libraries' own choice."""
+    import_path: tuple[str, ...] = ()
+    """Folders put on sys.path for a plug-in encoder."""
+    limits: Limits = Limits(rows=32)
+    """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The line that opens the gate."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Sign of progress."""
+
+    seq: int
+    """Rises with every beat; the supervisor times its changes by its own clock."""
+    pid: int
+    phase: Phase
+    rows_done: int = 0
+    rows_total: int = 0
+    tokens_done: int = 0
+    batch_rows: int = 0
+    """Of the batch under way."""
+    batch_tokens: int = 0
+    """Padded tokens of the batch under way; 0 = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the worker found out about the model, for the manifest."""
+
+    dimension: int
+    dtype: str = ""
+    """Of the weights as loaded; empty for a plug-in that does not say."""
+    max_length: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Success, as the worker claims it; the supervisor verifies before it believes."""
+
+    fingerprint: str
+    output: str
+    chunk: int
+    start: int
+    stop: int
+    digest: str
+    """sha256 of embeddings.npy."""
+    size_bytes: int
+    facts: Facts
+    limits: Limits
+    tokens: int = 0
+    """Tokens of the texts after truncation, special tokens included; 0 = unknown."""
+    padded_tokens: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+    """Seconds spent in each phase; `ready` is the wait at the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One exception of a chain."""
+
+    name: str
+    """Qualified class name, e.g. torch.OutOfMemoryError."""
+    bases: tuple[str, ...]
+    """Qualified names of its base classes, nearest first."""
+    message: str
+    error_code: int | None = None
+    """torch.AcceleratorError.error_code: the cudaError_t."""
+    errno: int | None = None
+    http_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why there is no result."""
+
+    phase: Phase
+    chain: tuple[Cause, ...]
+    """The exception raised first, then its causes; never empty."""
+    traceback: str
+    batch_rows: int = 0
+    batch_tokens: int = 0
+    rows_done: int = 0
+
+
+Message = TypeVar("Message")
+
+
+def to_json(message: object) -> bytes:
+    """One JSON object, UTF-8, keys as the dataclass names them; a lone surrogate stays escaped."""
+    assert is_dataclass(message)
+    assert not isinstance(message, type)
+    return json.dumps(asdict(message), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def from_json(kind: type[Message], data: bytes | str | None) -> Message | None:
+    """The message, or None where `data` is not exactly one of that kind; unknown keys are ignored."""
+    if data is None:
+        return None
+    try:
+        built: Message = _build(kind, json.loads(data))
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+    return built
+
+
+def write_message(path: Path, message: object, *, durable: bool = True) -> None:
+    """Write the message by one rename. Raises OSError."""
+    write_atomic(path, to_json(message), durable=durable)
+
+
+def read_message(kind: type[Message], path: Path) -> Message | None:
+    """The message in the file, or None where there is none to be had."""
+    return from_json(kind, read_bounded(path))
+
+
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _build(kind: Any, value: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (kind,) = (option for option in typing.get_args(kind) if option is not type(None))
+        return _build(kind, value)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(value)
+        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(value)
+        item_kind = typing.get_args(kind)[1]
+        return value if item_kind is Any else {key: _build(item_kind, item) for key, item in value.items()}
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise TypeError(value)
+        hints = _hints_of(typing.cast("type", kind))
+        given = {item.name: value[item.name] for item in fields(kind) if item.name in value}
+        return kind(**{name: _build(hints[name], item) for name, item in given.items()})  # type: ignore[operator]  # a class
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(value)
+    return value

@@ -1,0 +1,118 @@
+"""One entry of the taxonomy of faults: how a fault is recognised, what it means and what to do about it.
+
+It never looks at a fault as a whole: `taxonomy` walks the chain and the tables.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Cause, Phase
+
+MACHINE = os.EX_UNAVAILABLE
+"""Exit code 69 of `chunkvisor`: this machine can't do it."""
+DISK = os.EX_IOERR
+"""Exit code 74 of `chunkvisor`: disk full or failing."""
+PASSING = os.EX_TEMPFAIL
+"""Exit code 75 of `chunkvisor`: a passing cause."""
+CONFIG = os.EX_CONFIG
+"""Exit code 78 of `chunkvisor`: config, model or input is wrong."""
+
+LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
+"""No text has been touched yet: no row can be the cause."""
+BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT)
+"""No batch has been on the device yet: a smaller one cannot help."""
+ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
+"""The worker is handling texts: one of them can be the cause."""
+
+
+class Evidence(StrEnum):
+    """How far the signs of a rule are confirmed; a GPU never ran any of them."""
+
+    RUN = "produced without a GPU"
+    READ = "read in released binaries, headers or sources"
+    REPORTED = "reported by others"
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What gives a fault away in one exception; everything that is set must hold."""
+
+    classes: tuple[str, ...] = ()
+    """Qualified class names, of the exception or of a base class; empty = any."""
+    codes: tuple[int, ...] = ()
+    """cudaError_t, as in torch.AcceleratorError.error_code."""
+    errnos: tuple[int, ...] = ()
+    http_statuses: tuple[int, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    """Searched in the head of the message, advice lines dropped."""
+
+    def matches(self, cause: Cause, head: str) -> bool:
+        """Whether the exception shows the sign; `head` is its message as `taxonomy.head_of` leaves it.
+
+        Where the exception bears a number and the sign lists numbers of that kind, the number alone decides: texts
+        differ between releases, numbers do not. The text is for exceptions that bear none.
+        """
+        if self.classes and not set(self.classes).intersection((cause.name, *cause.bases)):
+            return False
+        numbers = (
+            (self.codes, cause.error_code),
+            (self.errnos, cause.errno),
+            (self.http_statuses, cause.http_status),
+        )
+        for wanted, found in numbers:
+            if wanted and found is not None:
+                return found in wanted
+        if self.pattern is not None:
+            return self.pattern.search(head) is not None
+        return not any(wanted for wanted, _ in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A fault that we know."""
+
+    name: str
+    """Stable identifier; users search the handbook for it."""
+    outcome: Outcome
+    cause: str
+    """What happened, in a sentence or two for the person."""
+    remedy: str
+    """What to do, likewise."""
+    signs: tuple[Sign, ...] = ()
+    """Any of them suffices."""
+    phases: tuple[Phase, ...] = ()
+    """The rule holds in these only; empty = any."""
+    log: re.Pattern[str] | None = None
+    """Searched in the end of the log of a worker that left no record."""
+    returncodes: tuple[int, ...] = ()
+    """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
+    exit_code: int | None = None
+    """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
+    smaller_batch_helps: bool = False
+    fresh_process_helps: bool = False
+    """The same work in a new process can succeed."""
+    row_can_cause: bool = False
+    """A row of the input can be the cause: bisecting the chunk makes sense."""
+    evidence: Evidence = Evidence.READ
+
+    def matches(self, cause: Cause, phase: Phase, head: str) -> bool:
+        """Whether one exception of a fault in `phase` falls under the rule; `head` as in `Sign.matches`."""
+        return (not self.phases or phase in self.phases) and any(sign.matches(cause, head) for sign in self.signs)
+
+
+def runtime_error(pattern: str, *codes: int) -> Sign:
+    """The sign of most of torch's faults: RuntimeError, with a cudaError_t where the release gives one."""
+    return Sign(classes=("builtins.RuntimeError",), codes=codes, pattern=re.compile(pattern))
+
+
+def error(pattern: str, *classes: str) -> Sign:
+    """A text, in exceptions of the given classes or, without any, in all."""
+    return Sign(classes=classes, pattern=re.compile(pattern))
+
+
+def of_class(*classes: str) -> Sign:
+    """The class says it all."""
+    return Sign(classes=classes)

@@ -1,0 +1,37 @@
+"""The tables of faults by family, and the one order in which they are tried.
+
+It never matches anything: `taxonomy` does.
+"""
+
+from chunkvisor_worker.contract.rule import Rule
+from chunkvisor_worker.contract.rules.cuda import CUDA_RULES
+from chunkvisor_worker.contract.rules.disk import DISK_RULES
+from chunkvisor_worker.contract.rules.driver import DRIVER_RULES
+from chunkvisor_worker.contract.rules.gpu_memory import GPU_MEMORY_RULES
+from chunkvisor_worker.contract.rules.hardware import HARDWARE_RULES
+from chunkvisor_worker.contract.rules.host import HOST_RULES
+from chunkvisor_worker.contract.rules.hub import HUB_RULES
+from chunkvisor_worker.contract.rules.input import INPUT_RULES
+from chunkvisor_worker.contract.rules.model import MODEL_RULES
+from chunkvisor_worker.contract.rules.process import INTERRUPTION_RULES, PROCESS_RULES
+from chunkvisor_worker.contract.rules.unknown import UNKNOWN_RULES
+
+FAMILIES: dict[str, tuple[Rule, ...]] = {
+    "Interruption": INTERRUPTION_RULES,
+    "Hardware": HARDWARE_RULES,
+    "Broken CUDA context": CUDA_RULES,
+    "GPU memory": GPU_MEMORY_RULES,
+    "Driver and GPU setup": DRIVER_RULES,
+    "Disk": DISK_RULES,
+    "Host memory and limits": HOST_RULES,
+    "Model hub": HUB_RULES,
+    "Model and configuration": MODEL_RULES,
+    "Input and output": INPUT_RULES,
+    "Death of the process": PROCESS_RULES,
+    "Everything else": UNKNOWN_RULES,
+}
+"""After an interruption, worst first: a sticky CUDA fault makes all later calls fail, allocations included, so it is
+the cause wherever it stands in a chain."""
+
+RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES.values() for rule in family)
+"""All rules, in the order in which they are tried; the first that fits wins."""
