@@ -1,0 +1,123 @@
+"""`python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]`: a worker that meets a fault, for a fire drill.
+
+It never strikes outside its own process and attempt folder, but for `oom`, which fills the GPU until it ends. NUMBER
+is the text of `poison-row`, or the bytes that `host-limit` fills at most.
+"""
+
+import contextlib
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Phase, Spec
+from chunkvisor_worker.encoder import Encoder, Indices, Progress, Vectors
+from chunkvisor_worker.job import build_encoder, run
+from chunkvisor_worker.liveness import die_with_parent
+from chunkvisor_worker.sabotage import SABOTAGES, Moment, Sabotage, Scene, spoiled
+
+
+class Tripwire:
+    """The Progress of an encoder; the fault strikes where a forward pass is about to begin."""
+
+    def __init__(self, progress: Progress, sabotage: Sabotage, scene: Scene) -> None:
+        self._progress = progress
+        self._sabotage = sabotage
+        self._scene = scene
+
+    def phase(self, phase: Phase) -> None:
+        """As `Progress.phase`."""
+        self._progress.phase(phase)
+
+    def tick(self) -> None:
+        """As `Progress.tick`."""
+        self._progress.tick()
+
+    def batch(self, rows: int, tokens: int) -> None:
+        """As `Progress.batch`; then the fault."""
+        self._progress.batch(rows, tokens)
+        self._sabotage.strike(self._scene)
+
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+        """As `Progress.advance`."""
+        self._progress.advance(rows, tokens, padded_tokens)
+
+
+class Saboteur:
+    """The real encoder with a fault in its way; see `Encoder`."""
+
+    def __init__(self, encoder: Encoder, sabotage: Sabotage, scene: Scene) -> None:
+        self._encoder = encoder
+        self._sabotage = sabotage
+        self._scene = scene
+
+    def load(self, progress: Progress) -> None:
+        """As `Encoder.load`, or the fault instead."""
+        if self._sabotage.moment is Moment.LOAD:
+            progress.phase(Phase.MODEL_LOAD)
+            self._sabotage.strike(self._scene)
+        self._encoder.load(progress)
+
+    def adopt(self, encode: EncodeSpec) -> None:
+        """As `Encoder.adopt`."""
+        self._encoder.adopt(encode)
+
+    def tokenize(self, texts: list[str], progress: Progress) -> None:
+        """As `Encoder.tokenize`."""
+        self._encoder.tokenize(texts, progress)
+
+    def start(self, progress: Progress) -> None:
+        """As `Encoder.start`."""
+        self._encoder.start(progress)
+
+    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+        """As `Encoder.encode`, with the fault in the first batch, in its vectors, or behind the last one."""
+        moment = self._sabotage.moment
+        watched = Tripwire(progress, self._sabotage, self._scene) if moment is Moment.BATCH else progress
+        for number, (indices, vectors) in enumerate(self._encoder.encode(limits, watched)):
+            yield indices, spoiled(vectors) if moment is Moment.VECTORS and number == 0 else vectors
+        if moment is Moment.WRITE:
+            self._sabotage.strike(self._scene)
+
+    def facts(self) -> Facts:
+        """As `Encoder.facts`."""
+        return self._encoder.facts()
+
+
+def main(arguments: list[str]) -> int:
+    """Do the attempt with the fault in it; returns the exit code, where the process lives that long."""
+    if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
+        sys.stderr.write(
+            "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]\n"
+            f"FAULT is one of: {', '.join(SABOTAGES)}\n"
+        )
+        return WorkerExit.USAGE
+    faulthandler.enable()
+    if parent_pid := os.environ.get(PARENT_PID):
+        die_with_parent(int(parent_pid))
+    name, folder, number = arguments[0], Path(arguments[1]), int(arguments[2]) if len(arguments) == 3 else 0
+    sabotage, scene = SABOTAGES[name], Scene(AttemptFiles(folder), number)
+
+    def build(spec: Spec) -> Encoder:
+        encoder = build_encoder(spec)
+        if name == "poison-row" and not spec.start <= number < spec.stop:
+            return encoder
+        return Saboteur(encoder, sabotage, replace(scene, cuda=spec.device == "cuda"))
+
+    code = run(folder, build)
+    if sabotage.moment is Moment.AFTER and code is WorkerExit.DONE:
+        sabotage.strike(scene)
+    return code
+
+
+if __name__ == "__main__":
+    ended = main(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # as in __main__
+            stream.flush()
+    os._exit(ended)

@@ -1,0 +1,60 @@
+"""What the job needs of an encoder, and how it is told apart which one to build.
+
+It never imports an encoder before it is asked for: a plug-in must not pay for torch.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Phase
+
+Vectors = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+
+class Progress(Protocol):
+    """Where an encoder says what it is doing; each call is a sign of life."""
+
+    def phase(self, phase: Phase) -> None:
+        """A new phase begins."""
+
+    def tick(self) -> None:
+        """Still at work within the phase."""
+
+    def batch(self, rows: int, tokens: int) -> None:
+        """A batch of so many rows and padded tokens (0 = unknown) begins."""
+
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+        """The batch is done: rows, tokens without padding, tokens with padding (0 = unknown)."""
+
+
+class Encoder(Protocol):
+    """Turns the texts of one chunk into vectors; used once, in the order load, tokenize, start, encode.
+
+    In a template process: load; then, in each process forked from it: adopt, load, tokenize, start, encode.
+    """
+
+    def load(self, progress: Progress) -> None:
+        """Import what is needed and load the weights to host memory, unless that is done; touches no CUDA."""
+
+    def adopt(self, encode: EncodeSpec) -> None:
+        """Make the vectors that one output wants, whatever the encoder was built for."""
+
+    def tokenize(self, texts: list[str], progress: Progress) -> None:
+        """Take the texts in and do all that needs no device; touches no CUDA."""
+
+    def start(self, progress: Progress) -> None:
+        """Move to the device."""
+
+    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+        """Vectors of all texts, a batch at a time.
+
+        Yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once
+        over the whole iteration; float32 of shape (n, dimension).
+        """
+
+    def facts(self) -> Facts:
+        """What was found out about the model; complete after `encode`."""

@@ -1,0 +1,121 @@
+"""Makes the record of a fault out of an exception.
+
+It never raises, whatever the exception is, and never lets a token into the record.
+"""
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+
+from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.taxonomy import diagnose
+
+CHAIN_LIMIT = 8
+"""Exceptions of a chain that are recorded."""
+MESSAGE_CHARS = 8 << 10
+TRACEBACK_CHARS = 32 << 10
+_MASKED_CHARS = 256 << 10
+"""Of a longer text only the two ends are searched for tokens, and kept: bounds time and memory."""
+
+_SECRETS = (
+    # Tokens of the hub, of services like OpenAI's, and of GitHub, wherever they stand.
+    r"\b(hf_|api_org_|sk-|gh[oprsu]_|github_pat_)[\w-]{6,}",
+    r"(?i)\b(authorization['\"]?\s{0,5}[:=]\s{0,5}b?['\"]?(?:\w{1,30}\s{1,5})?)[^\s'\",;]+",
+    r"(?i)\b(bearer\s{1,5})[\w.~+/=-]{6,}",
+    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)['\"]?\s{0,5}[:=]\s{0,5}['\"]?)"
+    r"[^\s'\",;&)]+",
+    # A signed or authorised URL, and one with a password.
+    r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
+    r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
+)
+_SECRET_PATTERNS = tuple(re.compile(pattern) for pattern in _SECRETS)
+
+
+def fault_of(
+    exception: BaseException, phase: Phase, batch_rows: int = 0, batch_tokens: int = 0, rows_done: int = 0
+) -> Fault:
+    """The record of `exception`, raised in `phase`, with the batch under way (0 = none or unknown)."""
+    return Fault(
+        phase=phase,
+        chain=tuple(_cause_of(link) for link in _chain(exception)),
+        traceback=_traceback_of(exception),
+        batch_rows=batch_rows,
+        batch_tokens=batch_tokens,
+        rows_done=rows_done,
+    )
+
+
+def exit_code_of(fault: Fault) -> WorkerExit:
+    """With which code a worker ends that leaves this fault."""
+    return EXIT_OF_OUTCOME.get(diagnose(fault).outcome, WorkerExit.UNKNOWN)
+
+
+def masked(text: str) -> str:
+    """The text without passwords and tokens."""
+    for pattern in _SECRET_PATTERNS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def _chain(exception: BaseException) -> Iterator[BaseException]:
+    """The exceptions that a traceback would show, last raised first; a chain can be a ring."""
+    seen: set[int] = set()
+    link: BaseException | None = exception
+    while link is not None and id(link) not in seen and len(seen) < CHAIN_LIMIT:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _cause_of(exception: BaseException) -> Cause:
+    kind = type(exception)
+    return Cause(
+        name=_name_of(kind),
+        bases=tuple(_name_of(base) for base in kind.__mro__[1:-1]),
+        message=_message_of(exception),
+        error_code=_number(exception, "error_code"),
+        errno=_number(exception, "errno"),
+        http_status=_number(exception, "response", "status_code"),
+    )
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message_of(exception: BaseException) -> str:
+    try:
+        message = str(exception)
+    except Exception as error:  # noqa: BLE001 - __str__ is anybody's code
+        message = f"<str() of the exception raised {type(error).__name__}>"
+    return masked(message[:_MASKED_CHARS])[:MESSAGE_CHARS]
+
+
+def _traceback_of(exception: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(exception))
+    except Exception as error:  # noqa: BLE001 - it formats anybody's objects
+        return f"<no traceback: formatting it raised {type(error).__name__}>"
+    text = masked(_ends(text, _MASKED_CHARS))
+    return _ends(text, TRACEBACK_CHARS)
+
+
+def _ends(text: str, limit: int) -> str:
+    """Head and tail: the outermost frames say where, the innermost say what."""
+    if len(text) <= limit:
+        return text
+    gap = "\n[…]\n"
+    half = (limit - len(gap)) // 2
+    return f"{text[:half]}{gap}{text[-half:]}"
+
+
+def _number(value: object, *names: str) -> int | None:
+    """The integer at the end of the attributes; None where there is none, or a property raises."""
+    with contextlib.suppress(Exception):
+        for name in names:
+            value = getattr(value, name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int(value)
+    return None

@@ -1,0 +1,55 @@
+"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION`: resolves a hub id and downloads its files, once.
+
+It never loads the model, and prints no token: what goes wrong stands in the folder's fault.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
+from chunkvisor_worker.contract.messages import Phase, write_message
+from chunkvisor_worker.faults import exit_code_of, fault_of
+
+_OTHER_FRAMEWORKS = [
+    "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "onnx/*", "openvino/*", "coreml/*",
+]  # fmt: skip
+_OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
+
+
+def fetch(name: str, revision: str | None) -> tuple[str, str]:
+    """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
+
+    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out where the
+    repository has safetensors: twice the size for the same numbers.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    ignored = list(_OTHER_FRAMEWORKS)
+    if not HF_HUB_OFFLINE:
+        info = HfApi().model_info(name, revision=revision)
+        revision = info.sha
+        if any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []):
+            ignored += _OLD_WEIGHTS
+    path = Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
+    # A snapshot's folder bears the hash of its commit.
+    return str(path), path.name
+
+
+def main() -> None:
+    """Fetch, and leave result.json or fault.json in the folder."""
+    folder, name, revision = sys.argv[1:]
+    files = AttemptFiles(Path(folder))
+    try:
+        path, commit = fetch(name, revision or None)
+        write_atomic(files.result, json.dumps({"path": path, "revision": commit}).encode())
+    except BaseException as error:  # noqa: BLE001 - a Rust panic of hf_xet is no Exception, and needs its record, too
+        fault = fault_of(error, Phase.MODEL_LOAD)
+        write_message(files.fault, fault)
+        os._exit(exit_code_of(fault))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A worker's first steps after it was forked from a template: becomes what a fresh worker is, then does its attempt.
+
+It never returns to the template's code, and never kills itself with the template: it lives by its lifeline.
+"""
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Spec, read_message
+from chunkvisor_worker.contract.template import Fork
+from chunkvisor_worker.encoder import Encoder
+from chunkvisor_worker.job import run_and_exit
+from chunkvisor_worker.taint import find_driver
+from chunkvisor_worker.threads import use_threads
+
+
+def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder) -> NoReturn:
+    """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
+
+    There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
+    supervisor is gone, the lifeline ends this process; if that fails (a library that never lets go of the GIL),
+    the template does.
+
+    `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and to close a
+    descriptor under its Python object has that close somebody else's, later.
+    """
+    try:
+        os.setsid()
+        for number, fd in enumerate((stdin, log, log)):
+            os.dup2(fd, number)
+        for fd in not_ours:
+            os.close(fd)
+        faulthandler.enable()
+        for name in fork.removed:
+            os.environ.pop(name, None)
+        os.environ.update(fork.environment)
+        sys.argv[1:] = [fork.folder]
+        if library := find_driver():
+            sys.stderr.write(f"refuses to run from a tainted template: it has loaded {library}\n")
+            sys.stderr.flush()
+            os._exit(WorkerExit.TAINTED_TEMPLATE)
+        _begin_anew(AttemptFiles(Path(fork.folder)))
+
+        def adopted(spec: Spec) -> Encoder:
+            encoder.adopt(spec.encode)
+            return encoder
+
+        run_and_exit(Path(fork.folder), adopted)
+    except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(WorkerExit.UNKNOWN)
+
+
+def _begin_anew(files: AttemptFiles) -> None:
+    """Undo what the template had to do otherwise than a fresh worker."""
+    spec = read_message(Spec, files.spec)
+    if spec is not None:
+        use_threads(spec.threads)
+        if spec.device != "cpu":
+            _forget_missing_gpu()
+    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
+    if generators := sys.modules.get("numpy.random"):
+        generators.seed()
+
+
+def _forget_missing_gpu() -> None:
+    """Have transformers look again (lru_cache): there was no GPU in the template."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    for value in list(vars(module).values()) if module else ():
+        clear: Any = getattr(value, "cache_clear", None)
+        if callable(clear):
+            clear()

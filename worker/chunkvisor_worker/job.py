@@ -1,0 +1,172 @@
+"""One attempt at one chunk, from its spec to its result or its fault.
+
+It never decides what a fault means for the run, and never touches another folder.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import (
+    EncodeSpec,
+    Limits,
+    ModelSpec,
+    Phase,
+    Result,
+    Spec,
+    read_message,
+    write_message,
+)
+from chunkvisor_worker.encoder import Encoder, Vectors
+from chunkvisor_worker.faults import exit_code_of, fault_of
+from chunkvisor_worker.liveness import Gate, be_first_victim
+from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
+from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.texts import read_texts
+
+
+def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
+    """The encoder that the model names; imports no more than that one needs."""
+    if model.encoder != "sentence-transformers":
+        return PluginEncoder(model, encode, device, import_path)
+    from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+
+    return SentenceTransformerEncoder(model, encode, device)
+
+
+def build_encoder(spec: Spec) -> Encoder:
+    """The encoder of an attempt."""
+    return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
+
+
+def run_and_exit(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> NoReturn:
+    """`run`, then end the process without a return to the interpreter.
+
+    Teardown after a CUDA fault can abort and replace the exit code (pytorch#84756), hence os._exit, with the streams
+    flushed.
+    """
+    code = run(folder, build)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
+            stream.flush()
+    os._exit(code)
+
+
+def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> WorkerExit:
+    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full."""
+    files = AttemptFiles(folder)
+    spec = read_message(Spec, files.spec)
+    if spec is None:
+        print(f"chunkvisor_worker: {files.spec} is missing or is no spec", flush=True)  # noqa: T201 - goes to the log
+        return WorkerExit.USAGE
+    if spec.threads:
+        # For a torch that is imported later; a worker under supervision has it in its environment from the start.
+        os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+    gate = None
+    if os.environ.get(PARENT_PID):
+        be_first_victim()
+        gate = Gate()
+    progress = BeatWriter(files.beat)
+    try:
+        _work(build, spec, files, progress, gate)
+    # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
+    except BaseException as error:  # noqa: BLE001
+        _log_traceback()
+        fault = fault_of(error, progress.current, progress.batch_rows, progress.batch_tokens, progress.rows_done)
+        try:
+            write_message(files.fault, fault)
+        except OSError:
+            _log_traceback()  # a full disk: the exit code has to say it alone
+        return exit_code_of(fault)
+    return WorkerExit.DONE
+
+
+def _work(
+    build: Callable[[Spec], Encoder], spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None
+) -> None:
+    count = spec.stop - spec.start
+    progress.rows_total = count
+    progress.phase(Phase.IMPORT)
+    encoder = build(spec)
+    encoder.load(progress)
+    progress.phase(Phase.TOKENIZE)
+    encoder.tokenize(read_texts(files.texts, spec.texts_digest, count), progress)
+    progress.phase(Phase.READY)
+    limits = gate.wait_for_go().limits if gate else spec.limits
+    encoder.start(progress)
+    progress.phase(Phase.FORWARD)
+    vectors = _gather(encoder, limits, count, progress)
+    progress.phase(Phase.WRITE)
+    digest, size_bytes = save(files.vectors, vectors)
+    progress.phase(Phase.DONE)
+    result = Result(
+        fingerprint=spec.fingerprint,
+        output=spec.output,
+        chunk=spec.chunk,
+        start=spec.start,
+        stop=spec.stop,
+        digest=digest,
+        size_bytes=size_bytes,
+        facts=encoder.facts(),
+        limits=limits,
+        tokens=progress.tokens,
+        padded_tokens=progress.padded_tokens,
+        phase_s=progress.phase_s,
+    )
+    write_message(files.result, result, durable=False)
+
+
+def _log_traceback() -> None:
+    with contextlib.suppress(OSError, ValueError):  # the encoder may have closed standard error
+        traceback.print_exc()
+
+
+def _gather(encoder: Encoder, limits: Limits, count: int, progress: BeatWriter) -> Vectors:
+    vectors: Vectors | None = None
+    filled = np.zeros(count, dtype=bool)
+    for indices, block in encoder.encode(limits, progress):
+        if vectors is None:
+            vectors = np.empty((count, block.shape[1]), dtype=np.float32)
+        if block.shape[1] != vectors.shape[1]:
+            raise BadOutputError(f"vectors of {block.shape[1]} dimensions follow vectors of {vectors.shape[1]}")
+        vectors[indices] = block
+        filled[indices] = True
+    if vectors is None or not filled.all():
+        raise BadOutputError(f"the encoder left {count - int(filled.sum())} of {count} texts without a vector")
+    return vectors
+
+
+def save(path: Path, vectors: Vectors) -> tuple[str, int]:
+    """Write the array as .npy, by one rename; returns (sha256 of the file, its size in bytes).
+
+    It is not synced: the digest tells whether all of it is there, and the supervisor syncs what it takes over. The
+    space is reserved first, so that a full disk is an OSError with an errno here: numpy's own `save` to a path raises
+    one without. Raises OSError.
+    """
+    header = io.BytesIO()
+    contiguous = np.ascontiguousarray(vectors, dtype="<f4")
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
+    parts = [header.getbuffer(), contiguous.data.cast("B")]
+    size_bytes = sum(part.nbytes for part in parts)
+    digest = hashlib.sha256()
+    temporary = path.with_name(f".{path.name}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb", buffering=0) as file:
+        os.posix_fallocate(fd, 0, size_bytes)
+        for part in parts:
+            digest.update(part)
+            while part.nbytes:
+                part = part[file.write(part) :]
+    temporary.replace(path)
+    return digest.hexdigest(), size_bytes

@@ -1,0 +1,188 @@
+"""`python -m chunkvisor_worker.lengths FOLDER`: counts the tokens of texts, as the encoder would before it cuts them.
+
+It never loads weights and never touches a GPU: a tokenizer and a few JSON files of the model are enough.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkvisor_worker.batching import Indices, cut, padded_tokens
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase, read_message, write_message
+from chunkvisor_worker.faults import exit_code_of, fault_of
+from chunkvisor_worker.liveness import die_with_parent
+from chunkvisor_worker.model import NO_LIMIT, split_kwargs
+from chunkvisor_worker.tokenizer_check import check_tokenizer
+
+BLOCK_TEXTS = 1024
+"""Texts tokenized at once; more of them keep more cores busy, and more memory."""
+
+BYTES_PER_TOKEN = 3
+"""As `sentence_transformer` estimates where it cannot count."""
+
+_TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
+
+
+class Counter:
+    """The tokenizer of a model folder, and the limit that the model sets."""
+
+    def __init__(self, model: ModelSpec, folder: Path) -> None:
+        """Load it. Raises TokenizerMismatchError, and whatever transformers raises for a folder without one."""
+        own, _ = split_kwargs(model.kwargs)
+        self._prompts = _read(folder / "config_sentence_transformers.json") | own
+        first = _first_module(folder)
+        self.is_transformer = first.get("type", "Transformer").rpartition(".")[2] == "Transformer"
+        place = folder / str(first.get("path", ""))
+        settings = _first_read(place, "sentence_bert_config.json", "sentence_*_config.json")
+        self._lower = bool(settings.get("do_lower_case"))
+        self.max_length = model.max_length
+        self._tokenizer: Any = None
+        if self.is_transformer:
+            kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
+            self._tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code)
+            config = _read(place / "config.json")
+            if hasattr(self._tokenizer, "unk_token"):
+                check_tokenizer(self._tokenizer, config.get("vocab_size"))
+            self.max_length = model.max_length or _limit(self._tokenizer, settings, kwargs, config)
+
+    def prompt(self, encode: EncodeSpec) -> str:
+        """The text put before every text, as `model.resolve_prompt` has it."""
+        if encode.prompt is not None:
+            return encode.prompt
+        name = encode.prompt_name or self._prompts.get("default_prompt_name")
+        return str((self._prompts.get("prompts") or {}).get(name) or "")
+
+    def count(self, texts: list[str]) -> list[int]:
+        """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""
+        if self._tokenizer is None:
+            return [2 + len(text.encode()) // BYTES_PER_TOKEN for text in texts]
+        lowered = [text.lower() for text in texts] if self._lower else texts
+        ids = self._tokenizer(
+            lowered, truncation=False, padding=False, return_attention_mask=False, return_token_type_ids=False
+        )["input_ids"]
+        return [len(each) for each in ids]
+
+
+def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
+    """Count, cut into batches chunk by chunk, and save the lengths to `out`. Raises OSError."""
+    prompt = counter.prompt(task.encode)
+    found: list[Indices] = []
+    tokens = padded = batches = 0
+    for start in range(0, task.count, task.chunk_size * task.every):
+        stop = min(task.count, start + task.chunk_size)
+        lengths = np.array(
+            [n for block in _blocks(task, start, stop) for n in counter.count([prompt + text for text in block])],
+            dtype=np.int64,
+        )
+        kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
+        parts = cut(kept, task.limits)
+        tokens += int(kept.sum())
+        padded += sum(padded_tokens(kept, part) for part in parts)
+        batches += len(parts)
+        found.append(lengths)
+    np.save(out, np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32), allow_pickle=False)
+    return LengthsReport(counter.max_length, not counter.is_transformer, tokens, padded, batches)
+
+
+def answer(files: LengthsFiles, request: LengthsRequest) -> LengthsAnswer:
+    """Measure all tasks; whatever transformers or the hub raise goes through."""
+    folder = Path(request.model.path) if request.model.path else _fetch(request.model)
+    from transformers import logging
+
+    logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+    counter = Counter(request.model, folder)
+    reports = [measure(counter, task, files.lengths(number)) for number, task in enumerate(request.tasks)]
+    return LengthsAnswer(str(folder), tuple(reports))
+
+
+def _fetch(model: ModelSpec) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES))
+
+
+def _load_tokenizer(place: Path, kwargs: dict[str, Any], *, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust_remote_code, **kwargs)
+
+
+def _limit(
+    tokenizer: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any], config: Mapping[str, Any]
+) -> int | None:
+    """Tokens that sentence-transformers would read: its own setting, else the tokenizer's, within the positions."""
+    length = kwargs.get("model_max_length") or settings.get("max_seq_length")
+    if length is None:
+        positions = config.get("max_position_embeddings")
+        length = tokenizer.model_max_length
+        if isinstance(positions, int) and positions > 0:  # XLNet says -1
+            length = min(length, positions)
+    return int(length) if length < NO_LIMIT else None
+
+
+def _blocks(task: LengthsTask, start: int, stop: int) -> Iterator[list[str]]:
+    with open(task.texts, "rb") as file:
+        for first in range(start, stop, BLOCK_TEXTS):
+            last = min(stop, first + BLOCK_TEXTS)
+            bounds = np.fromfile(task.offsets, dtype="<u8", count=last - first + 1, offset=8 * first).astype(np.int64)
+            file.seek(int(bounds[0]))
+            data = file.read(int(bounds[-1] - bounds[0]))
+            ends = (bounds - bounds[0]).tolist()
+            yield [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+
+
+def _tokenizer_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first, as the library renamed them
+    merged = {key: value for name in names for key, value in (settings.get(name) or {}).items()}
+    merged.pop("trust_remote_code", None)  # not for a model's files to say
+    return merged
+
+
+def _first_module(folder: Path) -> dict[str, Any]:
+    try:
+        modules = json.loads((folder / "modules.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
+
+
+def _first_read(folder: Path, *patterns: str) -> dict[str, Any]:
+    return next((_read(path) for pattern in patterns for path in sorted(folder.glob(pattern))), {})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def main() -> None:
+    """Answer, and leave answer.json or fault.json in the folder."""
+    files = LengthsFiles(Path(sys.argv[1]))
+    if parent_pid := os.environ.get(PARENT_PID):
+        die_with_parent(int(parent_pid))
+    request = read_message(LengthsRequest, files.request)
+    if request is None:
+        sys.stderr.write(f"{files.request} is missing or is no request\n")
+        sys.exit(WorkerExit.USAGE)
+    try:
+        write_message(files.answer, answer(files, request))
+    except BaseException as error:  # noqa: BLE001 - a Rust panic of the tokenizer is no Exception, but tells as much
+        fault = fault_of(error, Phase.TOKENIZE)
+        write_message(files.fault, fault)
+        os._exit(exit_code_of(fault))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line.
+
+It never says more than one byte, "look at my folder": what the worker has to say stands there.
+"""
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.messages import Go, from_json
+
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500
+
+READY = b"!"
+"""Said once on the lifeline, when the worker stands at the gate."""
+
+
+class Gate:
+    """Standard input, read by a thread of its own: a line opens the gate, the end of file ends the worker.
+
+    It is a socket, so that the worker can tell on it that it stands at the gate.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[Go] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="lifeline", daemon=True).start()
+
+    def wait_for_go(self) -> Go:
+        """Say that this worker is ready, and block until the supervisor lets it use the device."""
+        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the supervisor looks now and then anyway
+            os.write(sys.stdin.fileno(), READY)
+        return self._lines.get()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the other end closed before it read our byte: ECONNRESET, the end as well
+            for line in sys.stdin.buffer:
+                go = from_json(Go, line)
+                if go is not None:
+                    self._lines.put(go)
+        end_orphan()
+
+
+def end_orphan() -> None:
+    """The supervisor is gone: end this process, and with it whatever it has started."""
+    if _has_children() and os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(WorkerExit.ORPHANED)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)).
+
+    Set here and not by a preexec_fn in the parent, which is unsafe beside threads. A parent that died before the call
+    sends nothing any more, hence the check behind it.
+    """
+    _set_death_signal(signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(WorkerExit.ORPHANED)
+
+
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    _set_death_signal(0)
+
+
+def be_first_victim() -> None:
+    """Have the kernel choose this process, not the supervisor, when memory runs out (proc(5), oom_score_adj)."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    except OSError:
+        return  # no procfs, or a stricter sandbox: the order of victims is then the kernel's own
+
+
+def _set_death_signal(number: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _has_children() -> bool:
+    try:
+        return any(path.read_bytes().strip() for path in Path("/proc/self/task").glob("*/children"))
+    except OSError:
+        return True

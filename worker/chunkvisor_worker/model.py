@@ -1,0 +1,158 @@
+"""Builds the sentence-transformers model a person asked for, or says which of their settings cannot be had.
+
+It never encodes, and touches a GPU only where it is told to load on one.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
+from chunkvisor_worker.tokenizer_check import check_tokenizer
+
+CONSTRUCTOR_KWARGS = frozenset(
+    {
+        "backend",
+        "config_kwargs",
+        "default_prompt_name",
+        "model_kwargs",
+        "processor_kwargs",
+        "prompts",
+        "tokenizer_kwargs",
+    }
+)
+"""Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's."""
+
+EXCLUDE_PROMPT = frozenset({"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"})
+"""sentence-transformers knows these by their hub id, which the path of a snapshot hides from it."""
+
+NO_LIMIT = 10**9
+"""A tokenizer without a maximum length says 10**30."""
+
+
+def load_model(spec: ModelSpec, device: str) -> Any:
+    """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked.
+
+    Raises ValueError for a setting the model cannot meet (TokenizerMismatchError is one), and whatever
+    sentence-transformers raises.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    own, model_kwargs = split_kwargs(spec.kwargs)
+    if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
+        model_kwargs.setdefault("dtype", spec.dtype)
+    model: Any = SentenceTransformer(
+        spec.path or spec.name,
+        # The revision of a local folder is our digest of it, which the library cannot know.
+        revision=None if spec.path else spec.revision,
+        # With a device map of the person's, accelerate places the model.
+        device=device if model_kwargs.get("device_map") is None else None,
+        trust_remote_code=spec.trust_remote_code,
+        model_kwargs=model_kwargs,
+        **own,
+    )
+    if spec.name in EXCLUDE_PROMPT:
+        model.set_pooling_include_prompt(False)
+    _set_max_length(model, spec.max_length)
+    transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
+    if transformer is not None and hasattr(tokenizer, "unk_token"):
+        check_tokenizer(tokenizer, table_rows(transformer))
+    return model.eval()
+
+
+def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`model.kwargs` as (SentenceTransformer's own, the transformers model's)."""
+    own = {key: value for key, value in kwargs.items() if key in CONSTRUCTOR_KWARGS}
+    rest = {key: value for key, value in kwargs.items() if key not in CONSTRUCTOR_KWARGS}
+    return own, {**(own.pop("model_kwargs", None) or {}), **rest}
+
+
+def is_placed_by_loading(spec: ModelSpec) -> bool:
+    """Whether the weights go to their device as they are loaded: quantized, with a device map, or for ONNX or OpenVINO.
+
+    Such a model must not be moved with `.to()` afterwards, so it is loaded once the GPU may be used.
+    """
+    own, model_kwargs = split_kwargs(spec.kwargs)
+    if own.get("backend", "torch") != "torch":
+        return True
+    if model_kwargs.get("quantization_config") is not None or model_kwargs.get("device_map") is not None:
+        return True
+    try:
+        config = json.loads((Path(spec.path or spec.name) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("quantization_config") is not None
+
+
+def resolve_prompt(model: Any, encode: EncodeSpec) -> str | None:
+    """The text put before every text, None for none: `prompt`, else `prompt_name`'s, else the model's default.
+
+    Raises ValueError for a `prompt_name` the model has no prompt for.
+    """
+    if encode.prompt is not None:
+        return encode.prompt
+    if encode.prompt_name is not None and encode.prompt_name not in model.prompts:
+        known = ", ".join(map(repr, model.prompts)) or "none"
+        raise ValueError(f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}")
+    prompt: str | None = model.prompts.get(encode.prompt_name or model.default_prompt_name)
+    return prompt
+
+
+def max_length(model: Any) -> int | None:
+    """Tokens the model reads of a text, None where it has no limit."""
+    length = model.max_seq_length
+    return int(length) if length is not None and length < NO_LIMIT else None
+
+
+def table_rows(transformer: Any) -> int | None:
+    """Rows of the input embedding table of a transformers model, None where there is no such table."""
+    try:
+        table = transformer.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    rows: int | None = getattr(table, "num_embeddings", None)
+    return rows
+
+
+def position_limit(transformer: Any) -> int | None:
+    """Longest input in tokens that the model has positions for, None where it names no limit.
+
+    RoBERTa's family counts positions from its padding index + 1, so that a table of 514 serves 512 tokens.
+    """
+    config = (
+        transformer.config.get_text_config() if hasattr(transformer.config, "get_text_config") else transformer.config
+    )
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:  # XLNet says -1
+        return None
+    tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
+    padding = [getattr(table, "padding_idx", None) for table in tables]
+    return limit - max((index + 1 for index in padding if index is not None), default=0)
+
+
+def _set_max_length(model: Any, length: int | None) -> None:
+    if length is None:
+        return
+    limit = position_limit(model.transformers_model) if model.transformers_model is not None else None
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"model.max_length is {length}, but the model has positions for {limit} tokens only; "
+            f"set it to {limit} or less, or to null for the model's own"
+        )
+    try:
+        model.max_seq_length = length
+    except AttributeError as error:
+        name = type(model[0]).__name__
+        raise ValueError(
+            f"model.max_length is {length}, but a model of {name} has no length to set; set null"
+        ) from error
+
+
+def set_truncate_dim(model: Any, dimension: int | None) -> None:
+    """Keep so many leading dimensions, None for all. Raises ValueError where the model has fewer."""
+    if dimension is None:
+        return
+    full = model.get_embedding_dimension()
+    if full is not None and dimension > full:
+        raise ValueError(f"encode.truncate_dim is {dimension}, but the model's vectors have {full} dimensions only")
+    model.truncate_dim = dimension

@@ -1,0 +1,113 @@
+"""A person's own encoder: `package.module:factory`.
+
+It never imports torch; only the plug-in itself may.
+"""
+
+import importlib
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.encoder import Indices, Progress, Vectors
+
+BATCHES_PER_CALL = 4
+"""The plug-in gets so many batches at a time: few enough that progress is seen."""
+
+
+class BadOutputError(Exception):
+    """The encoder returned something else than one float32 vector a text."""
+
+
+class PluginError(Exception):
+    """The plug-in cannot be found, or is not one."""
+
+
+class PluginEncoder:
+    """Calls a person's encoder slice by slice and checks what it returns."""
+
+    def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> None:
+        self._model = model
+        self._encode = encode
+        self._device = device
+        self._import_path = import_path
+        self._factory: Callable[[ModelSpec, str], Any] | None = None
+        self._encoder: Any = None
+        self._texts: list[str] = []
+        self._dimension = 0
+
+    def load(self, progress: Progress) -> None:
+        """Import the plug-in's module; the factory is called in `start`, since it may want the device.
+
+        Raises PluginError where there is no such factory; whatever the import itself raises goes through. A module that
+        is there already is not read again.
+        """
+        progress.phase(Phase.IMPORT)
+        if self._factory is not None:
+            return
+        sys.path[:0] = self._import_path
+        module_name, _, attribute = self._model.encoder.partition(":")
+        module = importlib.import_module(module_name)
+        factory = getattr(module, attribute, None)
+        if not callable(factory):
+            raise PluginError(f"module {module_name} has no factory {attribute!r}")
+        self._factory = factory
+
+    def adopt(self, encode: EncodeSpec) -> None:
+        """Take over what one output wants of the vectors."""
+        self._encode = encode
+
+    def tokenize(self, texts: list[str], progress: Progress) -> None:
+        """Take the texts in, with the prompt before each."""
+        prompt = self._encode.prompt or ""
+        self._texts = [prompt + text for text in texts] if prompt else texts
+        progress.tick()
+
+    def start(self, progress: Progress) -> None:
+        """Call the factory."""
+        progress.phase(Phase.MODEL_LOAD)
+        assert self._factory is not None
+        self._encoder = self._factory(self._model, self._device)
+
+    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+        """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
+        rows, _ = limits.of_length(0)
+        step = rows * BATCHES_PER_CALL
+        for first in range(0, len(self._texts), step):
+            texts = self._texts[first : first + step]
+            progress.batch(min(rows, len(texts)), 0)
+            vectors = self._finish(_checked(self._encoder.encode(texts, rows), len(texts)))
+            progress.advance(len(texts), 0, 0)
+            yield np.arange(first, first + len(texts), dtype=np.int64), vectors
+
+    def facts(self) -> Facts:
+        """Dimension, and the versions of what is loaded anyway."""
+        versions = {"python": platform.python_version(), "numpy": np.__version__}
+        if torch := sys.modules.get("torch"):
+            versions["torch"] = str(torch.__version__)
+        return Facts(self._dimension, "", self._model.max_length, versions)
+
+    def _finish(self, vectors: Vectors) -> Vectors:
+        width = self._encode.truncate_dim
+        if width is not None:
+            if width > vectors.shape[1]:
+                raise BadOutputError(f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions")
+            vectors = vectors[:, :width]
+        if self._encode.normalize:
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+        self._dimension = vectors.shape[1]
+        return vectors
+
+
+def _checked(returned: object, count: int) -> Vectors:
+    if not isinstance(returned, np.ndarray):
+        raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
+    if returned.dtype != np.float32:
+        raise BadOutputError(f"encode() returned an array of {returned.dtype}, not float32")
+    if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
+        raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
+    return returned

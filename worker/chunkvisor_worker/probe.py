@@ -1,0 +1,94 @@
+"""`python -m chunkvisor_worker.probe OUT.json`: computes a product with torch on the CPU and on every visible GPU.
+
+It never loads a model, never judges what it finds, and never returns to the interpreter (see `__main__`).
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.messages import Phase, write_message
+from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.faults import exit_code_of, fault_of
+
+_PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
+_SIZE = 64
+
+
+def probe(out: Path) -> ProbeReport:
+    """Fill the report step by step, saving it before each. Raises OSError where it cannot be saved."""
+    report = ProbeReport(Phase.IMPORT, {"python": platform.python_version(), **_versions()})
+    try:
+        write_message(out, report, durable=False)
+        import torch
+
+        report = replace(
+            report,
+            phase=Phase.FORWARD,
+            cuda=torch.version.cuda,
+            hip=torch.version.hip,
+            arch_list=tuple(torch.cuda.get_arch_list()) if torch.version.cuda else (),
+        )
+        write_message(out, report, durable=False)
+        _multiply(torch, "cpu")
+        # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to look for.
+        if report.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            report = replace(report, phase=Phase.CUDA_INIT)
+            write_message(out, report, durable=False)
+            # An allocation gives the reason (no driver, no device); is_available() only says no.
+            torch.zeros(1, device="cuda")
+            for index in range(torch.cuda.device_count()):
+                report = replace(report, gpus=(*report.gpus, _try_gpu(torch, index)))
+                write_message(out, report, durable=False)
+        report = replace(report, phase=Phase.DONE)
+    except BaseException as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
+        report = replace(report, fault=fault_of(error, report.phase))
+    write_message(out, report, durable=False)
+    return report
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        # A half-removed package has a folder of metadata without a version.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, TypeError):
+            found[name] = str(importlib.metadata.version(name))
+    return found
+
+
+def _try_gpu(torch: Any, index: int) -> ProbedGpu:
+    device = f"cuda:{index}"
+    properties = torch.cuda.get_device_properties(index)
+    _multiply(torch, device)
+    free, total = torch.cuda.mem_get_info(index)
+    return ProbedGpu(str(properties.name), tuple(torch.cuda.get_device_capability(index)), int(total), int(free))
+
+
+def _multiply(torch: Any, device: str) -> None:
+    """A product whose result is known; with it, the kernels of this generation and the BLAS library are loaded."""
+    ones = torch.ones((_SIZE, _SIZE), device=device)
+    total = float((ones @ ones).sum().item())
+    if total != _SIZE**3:
+        raise ArithmeticError(f"a product of matrices of ones on {device} sums up to {total}, not {_SIZE**3}")
+
+
+def main() -> None:
+    """Parse the one argument, probe, exit."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m chunkvisor_worker.probe OUT.json\n")
+        os._exit(WorkerExit.USAGE)
+    report = probe(Path(sys.argv[1]))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(WorkerExit.DONE if report.fault is None else exit_code_of(report.fault))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The encoder that runs a sentence-transformers model on one chunk.
+
+It never changes a vector: what it yields is what `SentenceTransformer.encode` gives for the same texts, up to the
+rounding that comes with another batch. It never falls back to the CPU.
+"""
+
+import inspect
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.model import (
+    is_placed_by_loading,
+    load_model,
+    max_length,
+    resolve_prompt,
+    set_truncate_dim,
+    table_rows,
+)
+from chunkvisor_worker.plugin import BadOutputError
+from chunkvisor_worker.tokenizer_check import check_ids
+
+SLICE_ROWS = 256
+"""Texts tokenized between two signs of life."""
+
+SLICE_BYTES = 1_000_000
+"""UTF-8 bytes tokenized between two signs of life; one longer text is a slice of its own."""
+
+BYTES_PER_TOKEN = 3
+"""Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+
+TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
+"""Modules of sentence-transformers that need nothing but the padded token ids."""
+
+
+class SentenceTransformerEncoder:
+    """A sentence-transformers model as an Encoder (see `chunkvisor_worker.encoder`).
+
+    A plain text model is tokenized once, ahead of the device, and forwarded in batches of like token length. Any other
+    (custom or multimodal modules, static embeddings, ONNX, unpadded flash attention) goes batch by batch through the
+    library's own `encode`, with token counts estimated from the length in bytes.
+    """
+
+    def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
+        self._spec = model
+        self._encode = encode
+        self._device = device
+        self._model: Any = None
+        self._prompt: str | None = None
+        self._texts: list[str] = []
+        self._tokens: list[dict[str, Indices]] = []
+        self._extras: dict[str, Any] = {}
+        self._lengths: Indices = np.zeros(0, dtype=np.int64)
+        self._dimension = 0
+
+    def load(self, progress: Progress) -> None:
+        """Import torch and sentence-transformers and load the weights to host memory.
+
+        A quantized model or one with a device map is loaded by `start` where the device is a GPU. Weights that are
+        there already are kept.
+        Raises ImportError, ValueError, OSError, and whatever the libraries raise.
+        """
+        progress.phase(Phase.IMPORT)
+        import huggingface_hub.utils
+        import sentence_transformers  # noqa: F401 - the import is the work of this phase
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        huggingface_hub.utils.disable_progress_bars()
+        if self._device == "cpu" or not is_placed_by_loading(self._spec):
+            self._load("cpu", progress)
+
+    def adopt(self, encode: EncodeSpec) -> None:
+        """Take over what one output wants of the vectors; `load` comes after it, and finds the weights there."""
+        self._encode = encode
+
+    def tokenize(self, texts: list[str], progress: Progress) -> None:
+        """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
+        self._texts = texts
+        if self._model is not None:
+            self._tokenize(progress)
+
+    def start(self, progress: Progress) -> None:
+        """Move the model to the device. Raises torch's own error where there is no GPU to be had."""
+        if self._device != "cpu":
+            import torch
+
+            progress.phase(Phase.CUDA_INIT)
+            # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
+            torch.zeros(1, device=self._device)
+        if self._model is None:
+            self._load(self._device, progress)
+            self._tokenize(progress)
+        elif self._device != "cpu":
+            self._model.to(self._device)
+
+    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+        """Vectors of all texts, longest first; see `Encoder.encode`.
+
+        Raises BadOutputError for an output that is not one vector a text.
+        """
+        for indices in cut(self._lengths, limits):
+            if self._tokens:
+                tokens, padded = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices)
+            else:
+                tokens, padded = 0, 0
+            progress.batch(len(indices), padded)
+            vectors = self._forward(indices) if self._tokens else self._forward_texts(indices)
+            if vectors.ndim != 2 or len(vectors) != len(indices):
+                raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
+            self._dimension = vectors.shape[1]
+            progress.advance(len(indices), tokens, padded)
+            yield indices, vectors
+
+    def facts(self) -> Facts:
+        """Dimension, dtype and maximum length as found; versions of what computed the vectors."""
+        import sentence_transformers
+        import torch
+        import transformers
+
+        versions = {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "sentence-transformers": sentence_transformers.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+        }
+        if torch.version.cuda:
+            versions["cuda"] = torch.version.cuda
+        dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
+        return Facts(self._dimension, dtype, max_length(self._model), versions)
+
+    def _load(self, device: str, progress: Progress) -> None:
+        progress.phase(Phase.MODEL_LOAD)
+        if self._model is None:
+            self._model = load_model(self._spec, device)
+        set_truncate_dim(self._model, self._encode.truncate_dim)
+        self._prompt = resolve_prompt(self._model, self._encode)
+
+    def _tokenize(self, progress: Progress) -> None:
+        progress.phase(Phase.TOKENIZE)
+        sizes = [len(text.encode()) for text in self._texts]
+        if not _is_plain_text_model(self._model):
+            limit = max_length(self._model) or max(sizes, default=0)
+            prompt_bytes = len((self._prompt or "").encode())
+            self._lengths = np.array(
+                [min(limit, 2 + (prompt_bytes + size) // BYTES_PER_TOKEN) for size in sizes], dtype=np.int64
+            )
+            return
+        # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
+        unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
+        for part in _slices(sizes):
+            progress.tick()
+            features = self._model.preprocess(self._texts[part], prompt=self._prompt, processing_kwargs=unpadded)
+            columns = {key: value for key, value in features.items() if isinstance(value, list)}
+            self._extras = {key: value for key, value in features.items() if key not in columns}
+            for row in zip(*columns.values(), strict=True):
+                # 8 bytes for a token; a list of Python integers takes 36.
+                self._tokens.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
+        self._lengths = np.array([len(row["input_ids"]) for row in self._tokens], dtype=np.int64)
+        largest = max((int(row["input_ids"].max(initial=0)) for row in self._tokens), default=0)
+        check_ids(largest, table_rows(self._model.transformers_model))
+
+    def _forward(self, indices: Indices) -> Vectors:
+        import torch
+
+        rows = [self._tokens[index] for index in indices]
+        batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
+        features = {key: value.to(self._model.device) for key, value in batch.items()}
+        with torch.inference_mode():
+            vectors = self._model({**features, **self._extras})["sentence_embedding"]
+            # In this order and in the model's dtype, as SentenceTransformer.encode does.
+            if self._encode.truncate_dim is not None:
+                vectors = vectors[..., : self._encode.truncate_dim]
+            if self._encode.normalize:
+                vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
+            array: Vectors = vectors.float().cpu().numpy()
+        return array
+
+    def _forward_texts(self, indices: Indices) -> Vectors:
+        tensor = self._model.encode(
+            [self._texts[index] for index in indices],
+            prompt=self._prompt,
+            batch_size=len(indices),
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=self._encode.normalize,
+        )
+        array: Vectors = tensor.float().cpu().numpy()
+        return array
+
+
+def _is_plain_text_model(model: Any) -> bool:
+    """Whether token ids, padded, are all that the modules need; only then may tokenizing and forwarding be parted."""
+    first = model[0]
+    return (
+        model.get_backend() == "torch"
+        and type(first).__name__ == "Transformer"
+        and all(type(module).__module__.startswith("sentence_transformers.") for module in model)
+        and all(type(module).__name__ in TEXT_MODULES for module in model)
+        and "processing_kwargs" in inspect.signature(first.preprocess).parameters
+        and list(first.modality_config) == ["text"]
+        and not first.processing_kwargs  # its own padding or length would be overridden
+        and not first.can_flatten_inputs  # flash attention without padding batches by itself
+    )
+
+
+def _slices(sizes: list[int]) -> Iterator[slice]:
+    """Consecutive slices of at most SLICE_ROWS texts and SLICE_BYTES bytes, or of one text."""
+    start = total = 0
+    for position, size in enumerate(sizes):
+        if position > start and (position - start == SLICE_ROWS or total + size > SLICE_BYTES):
+            yield slice(start, position)
+            start, total = position, 0
+        total += size
+    if sizes:
+        yield slice(start, len(sizes))

@@ -1,0 +1,163 @@
+"""`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
+
+It never touches CUDA or NVML and never runs a second thread: neither survives a fork. It never judges a worker.
+
+The standard library's forkserver does not fit: it imports modules but runs no code of ours that loads weights, runs the
+supervisor's `__main__` again in every child, gives a child no standard input, log or process group of its own, reaps at
+once (so that the number of a group that is still to be killed can be given away), and its life is tied to
+multiprocessing's resource tracker.
+
+Standard input is the socket to the supervisor; its end is the supervisor's.
+"""
+
+import array
+import contextlib
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, from_json, read_message, to_json, write_message
+from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork, Order, Report, TemplateSpec
+from chunkvisor_worker.encoder import Encoder
+from chunkvisor_worker.faults import fault_of
+from chunkvisor_worker.forked import be_worker
+from chunkvisor_worker.job import make_encoder
+from chunkvisor_worker.liveness import be_first_victim, die_with_parent, outlive_parent
+from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.taint import find_taint
+from chunkvisor_worker.threads import find_pools
+
+_GRACE_S = 5.0
+"""Workers that have not ended so long after their supervisor are killed."""
+
+
+class Template:
+    """Forks workers and tells how they end."""
+
+    def __init__(self, orders: socket.socket, encoder: Encoder) -> None:
+        self._orders = orders
+        self._encoder = encoder
+        self._alive: dict[int, int] = {}
+        """Pid of each worker that has not ended, by its pidfd."""
+
+    def serve(self) -> None:
+        """Obey until the supervisor is gone."""
+        poll = select.poll()
+        poll.register(self._orders, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd != self._orders.fileno():
+                    poll.unregister(fd)
+                    self._tell_end(fd)
+                    continue
+                data, fds, _, _ = socket.recv_fds(self._orders, MESSAGE_LIMIT_BYTES, 2)
+                if not data:
+                    return
+                order = from_json(Order, data)
+                if order is not None and order.reap is not None:
+                    os.waitpid(order.reap, 0)
+                    gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
+                elif order is not None and order.fork is not None and len(fds) == 2:
+                    pidfd = self._fork(order.fork, fds)
+                    if pidfd is not None:
+                        poll.register(pidfd, select.POLLIN)
+                for received in fds:
+                    os.close(received)
+
+    def end_stragglers(self) -> None:
+        """The supervisor is gone: give the workers time to see it themselves, then kill their groups."""
+        deadline_s = time.monotonic() + _GRACE_S
+        while self._alive and (left_s := deadline_s - time.monotonic()) > 0:
+            for pidfd in select.select(list(self._alive), [], [], left_s)[0]:
+                del self._alive[pidfd]
+        for pid in self._alive.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _fork(self, fork: Fork, fds: list[int]) -> int | None:
+        """Start a worker, and tell; returns its pidfd, None where there is none."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._orders.send(to_json(Report(not_forked=str(error))))
+            return None
+        if pid == 0:
+            be_worker(fork, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
+        pidfd = os.pidfd_open(pid)
+        self._alive[pidfd] = pid
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
+        self._orders.sendmsg([to_json(Report(forked=pid))], beside)
+        return pidfd
+
+    def _tell_end(self, pidfd: int) -> None:
+        pid = self._alive.pop(pidfd)
+        os.close(pidfd)
+        # Not reaped: the supervisor kills its group first, by a number that nobody else can have meanwhile.
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        returncode = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        self._orders.send(to_json(Report(ended=Ended(pid, returncode))))
+
+
+def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
+    """(the loaded encoder, "") or (None, why no worker can be forked from this process)."""
+    spec = read_message(TemplateSpec, files.spec)
+    if spec is None:
+        return None, f"{files.spec} is missing or is no spec"
+    progress = BeatWriter(files.beat)
+    try:
+        encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
+        encoder.load(progress)
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
+        traceback.print_exc()
+        fault = fault_of(error, progress.current)
+        write_message(files.fault, fault, durable=False)
+        return None, f"it cannot be loaded: {fault.chain[0].name}: {fault.chain[0].message}"
+    find_pools()
+    taint = find_taint()
+    return (None, taint) if taint else (encoder, "")
+
+
+def main() -> None:
+    """Parse the one argument, load, serve."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m chunkvisor_worker.template FOLDER\n")
+        os._exit(WorkerExit.USAGE)
+    faulthandler.enable()
+    # While it loads it cannot see the end of the socket.
+    die_with_parent(int(os.environ[PARENT_PID]))
+    be_first_victim()
+    orders = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    started_s = time.monotonic()
+    encoder, unfit = load(AttemptFiles(Path(sys.argv[1])))
+    if encoder is None:
+        orders.send(to_json(Report(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
+        os._exit(WorkerExit.SETUP)
+    # What is here now stays: the collector must not write to its pages, which all workers share.
+    gc.collect()
+    gc.freeze()
+    # From now on it is the second line for its workers: it must outlive the supervisor for a moment to end them.
+    outlive_parent()
+    template = Template(orders, encoder)
+    with contextlib.suppress(ConnectionError):  # the supervisor is gone
+        orders.send(to_json(Report(loaded_s=round(time.monotonic() - started_s, 3))))
+        template.serve()
+    template.end_stragglers()
+    sys.stderr.flush()
+    os._exit(WorkerExit.DONE)
+
+
+if __name__ == "__main__":
+    main()
