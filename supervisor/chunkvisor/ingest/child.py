@@ -1,0 +1,110 @@
+"""The parent's side of an ingest: starts the child, waits for it, and puts its table in place.
+
+It never imports DuckDB, and never shows a table that is not whole.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor_worker.contract.files import read_bounded, sync_folder, write_atomic
+
+_WAIT_S = 0.1
+
+
+def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
+    """Stage the request into `folder`, replacing what is there, and open it.
+
+    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
+    bad input (78), a full disk (74), too little memory (69, 75) and a bug (1); OSError where `folder` cannot be made.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    _remove(partial)
+    partial.mkdir(mode=0o700, parents=True)
+    request_path = partial / "request.json"
+    write_atomic(request_path, request.to_json().encode(), durable=False)
+    status = _run(request_path, partial, on_wait)
+    if status:
+        halt = _halt(request, partial, status)
+        if halt.log is None:
+            _remove(partial)
+        raise halt
+    _remove(folder)
+    partial.rename(folder)
+    sync_folder(folder.parent)
+    return StagedTable.open(folder)
+
+
+def log_path(folder: Path) -> Path:
+    """What a child wrote that crashed while staging into `folder`."""
+    return folder.with_name(folder.name + ".partial") / "ingest.log"
+
+
+def _run(request_path: Path, partial: Path, on_wait: Callable[[], None]) -> int:
+    descriptor = os.open(partial / "ingest.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as log:
+        child = subprocess.Popen(
+            # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
+            [
+                *(sys.executable, "-P", "-m", "chunkvisor.ingest.stage"),
+                *(str(request_path), str(partial), str(os.getpid())),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        while True:
+            try:
+                return child.wait(_WAIT_S)
+            except subprocess.TimeoutExpired:
+                on_wait()
+    finally:
+        # Not reaped yet means that the group still is its own: the number cannot belong to anybody else.
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
+    log = partial / "ingest.log"
+    try:
+        message = json.loads(read_bounded(TableFiles(partial).error) or b"")
+        return Halt(ExitCode(message["code"]), message["what"], why=message["why"], remedy=message["remedy"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    if status == ExitCode.DISK:
+        return Halt(
+            ExitCode.DISK,
+            f"The disk is full or failing while the sources are read into {partial}.",
+            remedy="Free space, or move the workdir to another disk.",
+        )
+    if status == -signal.SIGKILL:
+        return Halt(
+            ExitCode.TRY_AGAIN,
+            "The process that reads the sources was killed.",
+            why="The machine's memory was probably short; the process itself keeps to about "
+            f"{request.memory_limit_bytes:,} bytes.",
+            remedy="Free memory, or lower ingest.memory_limit, and run again.",
+            log=log,
+        )
+    ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    return Halt(
+        ExitCode.BUG, f"The process that reads the sources {ended}.", remedy="Please report it with the log.", log=log
+    )
+
+
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)

@@ -1,0 +1,143 @@
+"""One SQL expression over the columns of a source, evaluated row by row.
+
+It never lets the expression drop, add, merge or move a row, whatever SQL it smuggles in: the rows are counted.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import duckdb
+
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.ingest.database import is_disk_fault, literal
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, missing_column, too_large
+from chunkvisor.ingest.sources import SourceFile
+
+ROW = "__chunkvisor_row"
+"""Column of a source that numbers its rows from 0."""
+_FETCH_ROWS = 4096
+_STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+
+
+def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raise Halt (exit 78) for what is no expression over one row, as far as the text alone can tell."""
+    tree = json.loads(_serialized(connection, sql))
+    if tree["error"]:
+        raise config_error(f"`sql` cannot be parsed: {tree['error_message']}", why=f"It is: {sql}")
+    node = tree["statements"][0]["node"]
+    if len(tree["statements"]) != 1 or len(node.get("select_list", ())) != 1 or node["from_table"]["type"] != "EMPTY":
+        raise config_error(f"`sql` is not one expression: {sql}")
+    if other := _other_rows(tree):
+        raise config_error(
+            f"`sql` has {other}: {sql}",
+            why="A text is made of the columns of its own row; only that can be told to be unchanged at a resume.",
+            remedy="Compute it beforehand and write it to a parquet file.",
+        )
+
+
+def evaluate(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str
+) -> Iterator[tuple[int, str | None]]:
+    """`ROW` and text of each row of `relation` (SQL that can stand after FROM), in its order.
+
+    Raises Halt (exit 78) where the expression does not fit the columns, or gives anything but one text for each row as
+    far as rows come (the caller counts them); OversizeError for a text that is too large; duckdb.Error where the
+    evaluation of some row fails, with no word about which.
+    """
+    inner = f"SELECT {ROW}, (\n{sql}\n) AS __chunkvisor_text FROM {relation}"  # noqa: S608 - the person's own SQL, in a process of their own
+    _check_type(connection, file, inner, relation)
+    cursor = connection.execute(
+        f"SELECT {ROW}, strlen(t), CASE WHEN strlen(t) <= {MAX_TEXT_BYTES} THEN t END "  # noqa: S608 - as above
+        f"FROM ({inner}) AS texts({ROW}, t)"
+    )
+    expected = 0
+    while batch := cursor.fetchmany(_FETCH_ROWS):
+        for row, size_bytes, text in batch:
+            if row != expected:
+                raise config_error(f"{file.path}: `sql` does not give one text for each row: {sql}")
+            expected += 1
+            if size_bytes is not None and size_bytes > MAX_TEXT_BYTES:
+                raise OversizeError(row, size_bytes)
+            yield row, text
+
+
+class OversizeError(Exception):
+    """The text of a row is too large; carries the row and the size in bytes."""
+
+    def __init__(self, row: int, size_bytes: int) -> None:
+        super().__init__(row, size_bytes)
+        self.row = row
+        self.size_bytes = size_bytes
+
+    def halt(self, file: SourceFile, *, line: int | None = None) -> Halt:
+        """The message, by line where the format has lines."""
+        return too_large(file.path, self.size_bytes, line=line, row=self.row if line is None else None)
+
+
+def first_failing(start: int, stop: int, fails: Callable[[int], bool]) -> int:
+    """The row in start..stop whose evaluation fails, where `fails(k)` says whether one before row k does."""
+    low, high = start, stop
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(middle) else (middle, high)
+    return low
+
+
+def reason(error: duckdb.Error) -> str:
+    """The first paragraph of DuckDB's message: the rest is advice about its own settings."""
+    return str(error).split("\n\n", 1)[0].replace("\n", " ")
+
+
+def is_about_data(error: duckdb.Error) -> bool:
+    """Whether the source made the evaluation fail, rather than memory or disk."""
+    return not isinstance(error, duckdb.OutOfMemoryException) and not is_disk_fault(error)
+
+
+def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, inner: str, relation: str) -> None:
+    try:
+        described = connection.execute(f"DESCRIBE {inner}").fetchall()
+    except _STATEMENT_FAULTS as error:
+        raise _unfit(connection, file, relation, error) from error
+    if len(described) != 2:
+        raise config_error("`sql` is not one expression: it gives several columns.")
+    kind = described[1][1]
+    if kind not in ("VARCHAR", '"NULL"'):
+        remedy = "Take the text out of it with ->> instead of ->." if kind == "JSON" else "Convert it: (...)::VARCHAR"
+        raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy=remedy)
+
+
+def _unfit(connection: duckdb.DuckDBPyConnection, file: SourceFile, relation: str, error: duckdb.Error) -> Halt:
+    message = reason(error)
+    described = connection.execute(f"DESCRIBE SELECT * EXCLUDE {ROW} FROM {relation}").fetchall()  # noqa: S608 - of quoted names
+    columns = [name for name, *_ in described]
+    if message.startswith("Binder Error: Referenced column ") and '"' in message:
+        return missing_column(file.path, message.split('"')[1], columns, why="`sql` asks for it.")
+    if "GROUP BY" in message:
+        message = "it has an aggregate, but a text is made of one row."
+    return input_error(
+        file.path,
+        f"`sql` does not fit its columns: {message}",
+        remedy=f"The columns are: {', '.join(repr(column) for column in columns)}.",
+    )
+
+
+def _serialized(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    statement = literal(f"SELECT (\n{sql}\n)")
+    # fetchall() wherever a result is small: one that is not fetched to its end blocks the connection.
+    ((tree,),) = connection.execute(f"SELECT json_serialize_sql({statement})").fetchall()
+    return str(tree)
+
+
+def _other_rows(node: Any) -> str:
+    """What in the tree looks at other rows than its own; empty for nothing."""
+    if isinstance(node, list):
+        return next(filter(None, map(_other_rows, node)), "")
+    if not isinstance(node, dict):
+        return ""
+    if node.get("class") == "WINDOW":
+        return "a window function"
+    table = node.get("type")
+    if table == "BASE_TABLE" or (table == "TABLE_FUNCTION" and node["function"]["function_name"] != "unnest"):
+        return "a table"
+    return next(filter(None, map(_other_rows, node.values())), "")

@@ -1,0 +1,113 @@
+"""JSON lines: one object a line, read as a stream with the line of each.
+
+It never converts a number: `Number` keeps it as the source writes it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NoReturn
+
+from chunkvisor.ingest.lines import decode, lines
+from chunkvisor.ingest.problem import input_error, missing_column
+from chunkvisor.ingest.sources import SourceFile
+from chunkvisor.ingest.values import Number, Row
+
+
+class _Ambiguous(dict[str, Any]):
+    """An object that has a key twice."""
+
+    __slots__ = ("keys_twice",)
+    keys_twice: set[str]
+
+
+def read_jsonl(
+    file: SourceFile, columns: Sequence[str], *, skip_blank: bool = False, limit: int | None = None
+) -> Iterator[Row]:
+    """The first `limit` rows with the values of `columns`; a key that a line lacks is None.
+
+    Raises Halt (exit 78) for bad input, and for a column that no line of the whole file has. Without columns the
+    lines are only counted.
+    """
+    if not columns:
+        yield from islice(((number, ()) for number, _ in _filled_lines(file, skip_blank=skip_blank)), limit)
+        return
+    missing = set(columns)
+    known: dict[str, None] = {}
+    rows = 0
+    for number, item in read_objects(file, skip_blank=skip_blank):
+        if missing:
+            missing -= item.keys()
+            if len(known) < 1000:  # enough to name the nearest; keys that are data must not fill the memory
+                known |= dict.fromkeys(item)
+        if rows != limit:
+            if isinstance(item, _Ambiguous) and (twice := item.keys_twice.intersection(columns)):
+                raise input_error(
+                    file.path, f"the object has the key {min(twice)!r} twice.", line=number, remedy="Keep one of them."
+                )
+            rows += 1
+            yield number, [item.get(column) for column in columns]
+        # Past the limit the rest is only searched for keys that the rows asked for happen to lack.
+        if rows == limit and not missing:
+            return
+    if rows and missing:
+        raise missing_column(file.path, min(missing), known, why="No line of the file has that key.")
+
+
+def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each row. Raises Halt (exit 78) for bad input."""
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=Number, parse_int=Number, parse_constant=_refuse_constant
+    )
+    for number, line in _filled_lines(file, skip_blank=skip_blank):
+        text = decode(file.path, number, line)
+        try:
+            item = decoder.decode(text)
+        except ValueError as error:
+            place = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            raise input_error(
+                file.path,
+                f"malformed JSON: {place}.",
+                line=number,
+                remedy="Each line must be one whole JSON object; an array or an indented file must be converted, "
+                "e.g. jq -c '.[]'",
+            ) from error
+        except RecursionError as error:
+            raise input_error(file.path, "the JSON is nested too deeply.", line=number) from error
+        if not isinstance(item, dict):
+            raise input_error(
+                file.path,
+                "the line is JSON, but no object.",
+                line=number,
+                remedy='Each line must be an object, such as {"text": "..."}.',
+            )
+        yield number, item
+
+
+def _filled_lines(file: SourceFile, *, skip_blank: bool) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank; blank ones may end the file, in the middle they are refused unless `skip_blank`."""
+    blank_number = 0
+    for number, line in lines(file):
+        if not line.strip(b" \t\r\n"):
+            blank_number = blank_number or number
+            continue
+        if blank_number and not skip_blank:
+            raise input_error(
+                file.path, "the line is blank, and rows follow.", line=blank_number, remedy="Remove the blank line."
+            )
+        yield number, line
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    item = dict(pairs)
+    if len(item) == len(pairs):
+        return item
+    # Refused only where it matters: a twin in some nested object that nobody reads is not the job's concern.
+    ambiguous = _Ambiguous(item)
+    seen: set[str] = set()
+    ambiguous.keys_twice = {key for key, _ in pairs if key in seen or seen.add(key)}  # type: ignore[func-returns-value] # add() returns None on purpose
+    return ambiguous
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

@@ -1,0 +1,94 @@
+"""Lines of a source file, plain or compressed, with their numbers.
+
+It never splits at anything but a line feed, and never holds more than one line.
+"""
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkvisor.errors import Halt
+from chunkvisor.ingest.problem import MAX_RECORD_BYTES, input_error
+from chunkvisor.ingest.sources import Compression, SourceFile
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_BUFFER_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
+
+
+def lines(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of each line, its line feed included; a byte order mark at the start is dropped.
+
+    Raises Halt (exit 78) for a file that cannot be opened, is empty or damaged, or has a line above `max_bytes`.
+    """
+    number, empty = 0, True
+    with _open(file) as stream:
+        try:
+            while line := stream.readline(max_bytes + 2):  # room for a carriage return and a line feed
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(_BOM)
+                if not line:
+                    break
+                empty = False
+                if len(line) > max_bytes and not line.endswith(b"\n"):
+                    raise input_error(
+                        file.path,
+                        f"the line is longer than {max_bytes:,} bytes, the most that is read.",
+                        line=number,
+                        remedy="Mend or shorten it in the source; most such lines are damage.",
+                    )
+                yield number, line
+        except _DAMAGE as error:
+            raise input_error(
+                file.path,
+                f"the {file.compression} data is damaged or cut short: {error}",
+                why=f"It was noticed after line {number}.",
+                remedy="Copy or compress the file again.",
+            ) from error
+    if empty:
+        raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
+
+
+def decode(path: Path, number: int, line: bytes) -> str:
+    """The line as text. Raises Halt (exit 78) where it is not UTF-8."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, number, line, error) from error
+
+
+def not_utf8(path: Path, number: int, line: bytes, error: UnicodeDecodeError) -> Halt:
+    """The Halt for a line that is not UTF-8."""
+    wide = number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return input_error(
+        path,
+        f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line.",
+        line=number,
+        why="It looks like UTF-16." if wide else "",
+        remedy=f"Convert the file, e.g. iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8",
+    )
+
+
+def _open(file: SourceFile) -> io.BufferedReader:
+    try:
+        raw = open(file.path, "rb", buffering=0)  # noqa: SIM115 - the caller closes what it is wrapped in
+    except OSError as error:
+        raise input_error(
+            file.path, f"the file cannot be read: {error.strerror}.", remedy="Check its permissions."
+        ) from error
+    match file.compression:
+        case Compression.NONE:
+            return io.BufferedReader(raw, _BUFFER_BYTES)
+        case Compression.GZIP:
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw, mode="rb"), _BUFFER_BYTES)
+        case Compression.ZSTD:
+            return io.BufferedReader(zstd.ZstdFile(raw, "r"), _BUFFER_BYTES)

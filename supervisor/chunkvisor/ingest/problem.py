@@ -1,0 +1,62 @@
+"""Messages about bad input: which file, where in it, and what is wrong.
+
+It never decides what is bad: readers do.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from chunkvisor.errors import Halt, config_error
+
+MAX_TEXT_BYTES = 16 << 20
+"""Of UTF-8, of one text."""
+MAX_RECORD_BYTES = 64 << 20
+"""Of one line or CSV record; above a text's limit, for its other columns and JSON's escapes."""
+_LISTED_COLUMNS = 60
+
+
+def input_error(
+    path: Path, what: str, *, line: int | None = None, row: int | None = None, why: str = "", remedy: str = ""
+) -> Halt:
+    """A Halt (exit 78) for a fault in a source; lines are counted from 1, rows of the file from 0."""
+    where = f", line {line}" if line is not None else f", row {row} (counted from 0)" if row is not None else ""
+    return config_error(f"{path}{where}: {what}", why=why, remedy=remedy)
+
+
+def missing_column(path: Path, name: str, columns: Iterable[str], *, why: str = "") -> Halt:
+    """A Halt for a column that the file does not have; names the nearest and lists them all."""
+    known = list(dict.fromkeys(column for column in columns if column))
+    folded = {column.casefold(): column for column in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1)
+    listed = ", ".join(repr(column) for column in known[:_LISTED_COLUMNS]) + ", ..." * (len(known) > _LISTED_COLUMNS)
+    suggestion = f"The nearest is {folded[near[0]]!r}. " if near else ""
+    return input_error(
+        path, f"there is no column {name!r}.", why=why, remedy=f"{suggestion}The columns are: {listed or 'none'}."
+    )
+
+
+def too_large(path: Path, size_bytes: int, *, line: int | None = None, row: int | None = None) -> Halt:
+    """A Halt for a text above `MAX_TEXT_BYTES`."""
+    return input_error(
+        path,
+        f"the text has {size_bytes:,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have.",
+        line=line,
+        row=row,
+        why="No model reads that much; most such rows are damage, such as a quote that is never closed.",
+        remedy="Mend or shorten it in the source, or use sql: left(column, 100000).",
+    )
+
+
+def refuse_case_twins(path: Path, columns: Iterable[str]) -> None:
+    """Raise a Halt where two names differ only in case: SQL would silently take one of them for the other."""
+    seen: dict[str, str] = {}
+    for column in columns:
+        # DuckDB folds ASCII only; folding more refuses at worst a file that it could tell apart.
+        twin = seen.setdefault(column.casefold(), column)
+        if twin != column:
+            raise input_error(
+                path,
+                f"the columns {twin!r} and {column!r} differ only in case, and SQL cannot tell them apart.",
+                remedy="Rename one of them, or use column or template, which can.",
+            )

@@ -1,0 +1,59 @@
+"""The request for one staged table: which sources, and which text each of their rows gives.
+
+It never looks at the file system: `sources` does.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chunkvisor.errors import config_error
+from chunkvisor.ingest.template import parse_template
+
+DEFAULT_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRequest:
+    """What to stage. Raises Halt (exit 78) where it asks for something impossible."""
+
+    sources: tuple[str, ...]
+    """Absolute paths or glob patterns, in the order of their rows."""
+    column: str | None = None
+    """Name of the column that holds the text; a .txt file has one column, `text`."""
+    template: str | None = None
+    """Text with {column} in it; {{ and }} are literal braces."""
+    sql: str | None = None
+    """SQL expression over the columns, of type VARCHAR."""
+    skip_blank: bool = False
+    """Blank lines of a source are no rows."""
+    max_rows: int | None = None
+    """Only the first so many rows of the concatenated sources; None = all."""
+    memory_limit_bytes: int = DEFAULT_MEMORY_BYTES
+    """Of the child process, about."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise config_error(
+                f"An output needs exactly one of column, template and sql, but has {' and '.join(given) or 'none'}.",
+                remedy="Keep one of them.",
+            )
+        if not getattr(self, given[0]).strip():
+            raise config_error(f"`{given[0]}` is empty.", remedy="Say where the text comes from.")
+        if not self.sources:
+            raise config_error("An output has no source.", remedy="Name a file, a list of files or a glob.")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
+        if self.template is not None:
+            parse_template(self.template)
+
+    def to_json(self) -> str:
+        """One JSON object, ASCII."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, data: str | bytes) -> "IngestRequest":
+        """The reverse of `to_json`. Raises ValueError, KeyError or TypeError on anything else."""
+        values: dict[str, Any] = json.loads(data)
+        return cls(**{**values, "sources": tuple(values["sources"])})

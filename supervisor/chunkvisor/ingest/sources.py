@@ -1,0 +1,124 @@
+"""Sources: what the person wrote, as a list of files with their formats.
+
+It never opens a file: `lines` and `parquet` do.
+"""
+
+import glob
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from chunkvisor.errors import Halt, config_error
+
+Signature: TypeAlias = list[list[str | int]]
+
+
+class Format(StrEnum):
+    """How a file's rows are written."""
+
+    CSV = "csv"
+    TSV = "tsv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    TXT = "txt"
+
+
+class Compression(StrEnum):
+    """What the file is wrapped in."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+
+_FORMATS = {
+    ".csv": Format.CSV,
+    ".tsv": Format.TSV,
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".parquet": Format.PARQUET,
+    ".txt": Format.TXT,
+}
+_COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file to read."""
+
+    path: Path
+    format: Format
+    compression: Compression
+
+
+def resolve(sources: Iterable[str]) -> list[SourceFile]:
+    """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
+
+    A name that exists is that file, whatever glob characters it holds; folders among the matches of a glob are
+    passed over. Raises Halt (exit 78) for a missing file, a folder, no match, or a suffix of no known format.
+    """
+    return [_source_file(path) for source in sources for path in _paths(source)]
+
+
+def signature(files: Sequence[SourceFile]) -> Signature:
+    """[path, size_bytes, mtime_ns, ctime_ns, inode] of each file: the same as long as no source was touched.
+
+    Raises Halt (exit 78) where a file is gone.
+    """
+    return [_state(file.path) for file in files]
+
+
+def _state(path: Path) -> list[str | int]:
+    try:
+        now = path.stat()
+    except OSError as error:
+        raise _unreachable(path, error) from error
+    return [str(path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+
+
+def _paths(source: str) -> list[Path]:
+    if Path(source).exists() or not glob.has_magic(source):
+        return [Path(source)]
+    matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]  # noqa: PTH207 - pathlib's glob wants a root apart from the pattern
+    files = [match for match in matches if not match.is_dir()]
+    if not files:
+        raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
+    return files
+
+
+def _source_file(path: Path) -> SourceFile:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _unreachable(path, error) from error
+    if stat.S_ISDIR(mode):
+        raise config_error(f"{path} is a folder, not a file.", remedy=f"Name its files, e.g. {path}/*.csv")
+    if not stat.S_ISREG(mode):
+        raise config_error(
+            f"{path} is not a regular file.", why="A source is read more than once.", remedy="Write it to a file first."
+        )
+    compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
+    bare = path.with_suffix("") if compression is not Compression.NONE else path
+    form = _FORMATS.get(bare.suffix.lower())
+    if form is Format.PARQUET and compression is not Compression.NONE:
+        raise config_error(
+            f"{path}: a parquet file in {compression} is not read.",
+            why="Parquet is compressed inside.",
+            remedy="Unpack it.",
+        )
+    if form is None:
+        raise config_error(
+            f"{path}: the suffix tells no format that is read.",
+            remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
+            f"and all but .parquet also with {' or '.join(_COMPRESSIONS)} behind.",
+        )
+    return SourceFile(path, form, compression)
+
+
+def _unreachable(path: Path, error: OSError) -> Halt:
+    if isinstance(error, FileNotFoundError):
+        return config_error(f"There is no file {path}.", remedy="Correct the path; it is relative to the config file.")
+    return config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check the path and its permissions.")

@@ -1,0 +1,239 @@
+"""The staged table: the distinct texts of an output, and which row has which.
+
+It never holds more of itself than was asked for: every read is by position, and no file stays open or mapped.
+"""
+
+import itertools
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.errors import Halt
+from chunkvisor.ingest.readers import read_rows
+from chunkvisor.ingest.sources import Format, Signature, resolve, signature
+from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.stamp import Stamp, stamp_file
+
+_VERSION = 1
+_ITEM_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """Every path in the folder of a table, named once."""
+
+    folder: Path
+
+    @property
+    def texts(self) -> Path:
+        """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
+        return self.folder / "texts.bin"
+
+    @property
+    def offsets(self) -> Path:
+        """uint64, little-endian, one more than there are texts: where each begins in `texts`, and the end."""
+        return self.folder / "offsets.bin"
+
+    @property
+    def row_text(self) -> Path:
+        """int64, little-endian: number of each row's text."""
+        return self.folder / "row_text.bin"
+
+    @property
+    def first_row(self) -> Path:
+        """int64, little-endian: first row of each text."""
+        return self.folder / "first_row.bin"
+
+    @property
+    def record(self) -> Path:
+        """Sealed JSON: counts, sources and the stamps of the others."""
+        return self.folder / "table.json"
+
+    @property
+    def error(self) -> Path:
+        """JSON, in a folder that never became a table: why not, as the parts of a Halt."""
+        return self.folder / "error.json"
+
+    @property
+    def arrays(self) -> tuple[Path, ...]:
+        """The files that `record` has stamps of."""
+        return self.texts, self.offsets, self.row_text, self.first_row
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """Where the rows of one source file stand in the table."""
+
+    path: Path
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
+
+    folder: Path
+    rows: int
+    distinct: int
+    digest: str
+    """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
+    files: tuple[TableSource, ...]
+    """In the order of their rows; those that were read."""
+    signature: Signature
+    """State of all source files when they were read, see `sources.signature`."""
+    skip_blank: bool
+    """Whether blank lines were taken for no rows."""
+
+    @classmethod
+    def open(cls, folder: Path) -> "StagedTable":
+        """The table in the folder. Raises DamagedError where anything of it is missing or altered.
+
+        The files are read only where they were touched since they were stamped, such as by a copy of the folder.
+        """
+        paths = TableFiles(folder)
+        try:
+            record = read_sealed(paths.record)
+            if record is None or record["version"] != _VERSION:
+                raise DamagedError(f"{folder} holds no table of this version")
+            stamps = {path: Stamp.from_json(record["stamps"][path.name]) for path in paths.arrays}
+            table = cls(
+                folder=folder,
+                rows=record["rows"],
+                distinct=record["distinct"],
+                digest=record["digest"],
+                files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
+                signature=record["signature"],
+                skip_blank=record["skip_blank"],
+            )
+            _check(table, [stamps[path].size_bytes for path in paths.arrays[1:]])
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            raise DamagedError(f"{paths.record}: {error}") from error
+        for path, stamp in stamps.items():
+            if not stamp.holds(path):
+                raise DamagedError(f"{path} is missing or altered")
+        if not all(stamp.untouched(path) for path, stamp in stamps.items()):
+            _restamp(paths, record)
+        return table
+
+    def texts(self, start: int, stop: int) -> list[str]:
+        """Distinct texts start..stop, by number."""
+        bounds = self._bounds(start, stop)
+        first = int(bounds[0])
+        data = _pread(TableFiles(self.folder).texts, int(bounds[-1]) - first, first)
+        ends = (bounds.astype(np.int64) - first).tolist()
+        return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+
+    def text_bytes(self, start: int, stop: int) -> int:
+        """Size of the distinct texts start..stop in UTF-8."""
+        bounds = self._bounds(start, stop)
+        return int(bounds[-1]) - int(bounds[0])
+
+    def row_text(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Numbers of the texts of rows start..stop; shape (stop - start,)."""
+        _check_range(start, stop, self.rows)
+        return _read_array(TableFiles(self.folder).row_text, "<i8", start, stop).astype(np.int64)
+
+    def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """First rows of the distinct texts start..stop; shape (stop - start,)."""
+        _check_range(start, stop, self.distinct)
+        return _read_array(TableFiles(self.folder).first_row, "<i8", start, stop).astype(np.int64)
+
+    def locate(self, row: int) -> tuple[Path, int]:
+        """The source file of a row, and the row's number in it, from 0."""
+        _check_range(row, row + 1, self.rows)
+        # The last file that begins at or before the row: files without rows begin where the next one does.
+        file = self.files[bisect_right(self.files, row, key=lambda source: source.first_row) - 1]
+        return file.path, row - file.first_row
+
+    def line_of(self, row: int) -> tuple[Path, int | None]:
+        """The source file of a row, and the line on which the row starts there, from 1.
+
+        Reads the file up to that row, so it is for messages. None where the format has no lines, or the file is not
+        the one that was read.
+        """
+        path, row_in_file = self.locate(row)
+        try:
+            (file,) = resolve([str(path)])
+            if file.format is Format.PARQUET or signature([file])[0] not in self.signature:
+                return path, None
+            found = next(itertools.islice(read_rows(file, (), skip_blank=self.skip_blank), row_in_file, None), None)
+        except (Halt, OSError):
+            return path, None
+        return path, found[0] if found else None
+
+    def _bounds(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
+        _check_range(start, stop, self.distinct)
+        return _read_array(TableFiles(self.folder).offsets, "<u8", start, stop + 1)
+
+
+def write_record(
+    folder: Path, *, rows: int, distinct: int, files: Sequence[TableSource], source_state: Signature, skip_blank: bool
+) -> None:
+    """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
+    paths = TableFiles(folder)
+    stamps = {path.name: stamp_file(path) for path in paths.arrays}
+    content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
+    record = {
+        "version": _VERSION,
+        "rows": rows,
+        "distinct": distinct,
+        "digest": digest_of(content),
+        "files": [[str(file.path), file.first_row, file.rows] for file in files],
+        "signature": source_state,
+        "skip_blank": skip_blank,
+        "stamps": {name: stamp.to_json() for name, stamp in stamps.items()},
+    }
+    write_sealed(paths.record, record)
+
+
+def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
+    """Raise ValueError where a record is whole but cannot be that of a table, such as another version's."""
+    counts = [table.rows, table.distinct, *(count for file in table.files for count in (file.first_row, file.rows))]
+    whole = all(type(count) is int and count >= 0 for count in counts) and isinstance(table.digest, str)
+    whole = whole and isinstance(table.signature, list) and isinstance(table.skip_blank, bool)
+    whole = whole and sizes_bytes == [
+        _ITEM_BYTES * (table.distinct + 1),
+        _ITEM_BYTES * table.rows,
+        _ITEM_BYTES * table.distinct,
+    ]
+    firsts = list(itertools.accumulate((file.rows for file in table.files), initial=0)) if whole else []
+    if firsts != [*(file.first_row for file in table.files), table.rows]:
+        raise ValueError("its numbers do not fit together")
+
+
+def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
+    fresh = {path.name: stamp_file(path) for path in paths.arrays}
+    if any(fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
+        raise DamagedError(f"{paths.folder} is being altered")
+    write_sealed(paths.record, {**record, "stamps": {name: stamp.to_json() for name, stamp in fresh.items()}})
+
+
+def _check_range(start: int, stop: int, length: int) -> None:
+    if not 0 <= start <= stop <= length:
+        raise IndexError(f"{start}..{stop} is outside 0..{length}")
+
+
+def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[Any]:
+    return np.frombuffer(_pread(path, (stop - start) * _ITEM_BYTES, start * _ITEM_BYTES), dtype=dtype)
+
+
+def _pread(path: Path, size_bytes: int, offset: int) -> bytes:
+    """Exactly so many bytes. Raises DamagedError where the file has fewer, OSError where it cannot be read."""
+    with open(path, "rb", buffering=0) as file:
+        parts = []
+        while size_bytes:
+            # One read(2) gives at most 2 GiB, and may give less at any time.
+            part = os.pread(file.fileno(), size_bytes, offset)
+            if not part:
+                raise DamagedError(f"{path} is shorter than it was")
+            parts.append(part)
+            size_bytes -= len(part)
+            offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
