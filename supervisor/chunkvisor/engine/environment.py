@@ -1,0 +1,97 @@
+"""The environment of a worker process.
+
+Pure: it never reads or changes the supervisor's own environment; the caller hands it in.
+"""
+
+from collections.abc import Mapping
+
+from chunkvisor.gpu import CPU, Device
+from chunkvisor_worker.contract.environment import PARENT_PID, RUN_ID
+
+_FIXED = {
+    # The stack of a native crash, and of a hang ended by SIGABRT, goes to the worker's log.
+    "PYTHONFAULTHANDLER": "1",
+    # The last lines before a kill are in the log, too.
+    "PYTHONUNBUFFERED": "1",
+    # The model was resolved before the first worker: none of them waits for, or is limited by, the hub.
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # CUDA's own order is fastest first; in this one, its indices are nvidia-smi's.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # With expandable segments, torch asks NVML for fabric handles and asserts where NVML is broken; nothing here
+    # shares memory between processes, which is all that it is needed for.
+    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
+}
+
+_THREADS_BESIDE_GPU = 8
+
+_REMOVED = frozenset(
+    {
+        # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        # Masks the switch above when it is 0 (huggingface_hub reads both as one).
+        "TRANSFORMERS_OFFLINE",
+        # Set by terminals and schedulers for the parent; a worker has no terminal.
+        "PYTHONINSPECT",
+        "PYTHONSTARTUP",
+    }
+)
+
+
+_ONE_THREAD = {
+    # A pool of threads does not survive a fork, so there must be none.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # transformers 5 loads weights in threads of its own.
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+}
+
+_NO_DEVICE = {
+    # With this check and no visible device, torch.cuda.is_available() says no without loading CUDA or NVML.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
+    """Threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores; a GPU keeps few of them busy.
+
+    It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
+    """
+    first = (wanted or "").partition(",")[0].strip()  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    if first.isascii() and first.isdigit() and int(first):
+        return int(first)
+    return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_BESIDE_GPU))
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    device: Device,
+    run_id: str,
+    parent_pid: int,
+    extra: Mapping[str, str],
+    *,
+    threads: int,
+    blocking_launches: bool = False,
+) -> dict[str, str]:
+    """The environment of a worker on `device`: the supervisor's, what we need, and the config's `env` over both.
+
+    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's manual); a worker
+    on the CPU sees none.
+    """
+    environment = {name: value for name, value in base.items() if name not in _REMOVED}
+    environment["OMP_NUM_THREADS"] = str(threads)
+    environment |= _FIXED
+    environment["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else device.uuid
+    environment |= extra
+    environment |= {RUN_ID: run_id, PARENT_PID: str(parent_pid)}
+    if blocking_launches:
+        environment["CUDA_LAUNCH_BLOCKING"] = "1"
+    return environment
+
+
+def template_environment(workers: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the template process from which workers with the environment `workers` are forked."""
+    return {**workers, **_ONE_THREAD, **_NO_DEVICE}

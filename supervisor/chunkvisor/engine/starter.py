@@ -1,0 +1,125 @@
+"""Starts the worker of each attempt, warm or fresh, and looks after the template.
+
+It never judges an attempt: of a warm worker it learns only whether its template is any good.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from chunkvisor.config import Start
+from chunkvisor.engine.fresh import FreshWorker
+from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
+from chunkvisor.engine.worker import Worker
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.taxonomy import diagnose
+
+TEMPLATES = 2
+"""A template that dies or gets stuck is replaced once; twice is no accident."""
+
+
+class Starter:
+    """Starts workers as `workers.start` says; a run has one."""
+
+    def __init__(self, start: Start, make_template: Callable[[], Template], emit: Callable[..., Any]) -> None:
+        """`make_template` starts a template process, and raises OSError where that cannot be done."""
+        self._start = start
+        self._make_template = make_template
+        self._emit = emit
+        self._template: Template | None = None
+        self._begun = 0
+
+    @property
+    def loading(self) -> bool:
+        """Whether a template is getting ready: workers started meanwhile load the model once more."""
+        return self._template is not None and self._template.state is TemplateState.LOADING
+
+    @property
+    def holding(self) -> bool:
+        """Whether nothing is to be started before the template is ready."""
+        return self.loading and self._start is Start.WARM
+
+    def open(self, pending: int, at_once: int) -> None:
+        """Begin to load a template, if it will be of use to so many pending chunks, `at_once` of them started now."""
+        if self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once):
+            self._begin()
+
+    def attend(self) -> None:
+        """Hear what the template has to say. Raises Halt where the config wants no other start."""
+        if self._template is not None:
+            loading = self.loading
+            self._template.attend()
+            if loading and self._template.state is TemplateState.READY:
+                self._emit("template_ready", pid=self._template.pid, loaded_s=self._template.loaded_s)
+            self._heed_failure()  # which a worker may have noticed before
+
+    def watched(self) -> list[int]:
+        """Descriptors that become readable when the template has news."""
+        return self._template.watched() if self._template is not None else []
+
+    def start(
+        self, files: AttemptFiles, environment: Mapping[str, str], command: Sequence[str], *, fresh: bool
+    ) -> Worker:
+        """Start a worker; `command` is for a fresh one, as `fresh` demands. Raises OSError, and Halt like `attend`."""
+        if not fresh and self._template is not None and self._template.state is TemplateState.READY:
+            try:
+                return self._template.fork(files, environment)
+            except NotForkedError as error:
+                if self._template.state is TemplateState.READY:
+                    raise BlockingIOError(f"the template could not fork: {error}") from None
+                self._heed_failure()
+        return FreshWorker(command, files, environment)
+
+    def mistrust(self, worker: Worker) -> None:
+        """The worker has refused to run from its template. Raises Halt like `attend`."""
+        if isinstance(worker, WarmWorker) and worker.template is self._template:
+            self._template.fail("a worker found that it had touched the GPU driver")
+            self._heed_failure()
+
+    def close(self) -> None:
+        """End the template; all workers have ended."""
+        if self._template is not None:
+            self._template.close()
+
+    def _begin(self) -> None:
+        self._begun += 1
+        try:
+            self._template = self._make_template()
+        except OSError as error:
+            self._give_up(f"no template process can be started: {error}", None)
+            return
+        self._emit("template_started", pid=self._template.pid)
+
+    def _heed_failure(self) -> None:
+        failed = self._template
+        if failed is None or failed.state is not TemplateState.FAILED:
+            return
+        self._emit("template_failed", pid=failed.pid, reason=failed.failure)
+        if failed.hopeless or self._begun >= TEMPLATES:
+            self._give_up(failed.failure, failed)
+        else:
+            self._begin()
+
+    def _give_up(self, why: str, failed: Template | None) -> None:
+        self._template = None
+        if self._start is Start.WARM:
+            raise _no_warm_start(why, failed)
+        self._emit("warm_given_up", reason=why)
+
+
+def _no_warm_start(why: str, failed: Template | None) -> Halt:
+    code, remedy = ExitCode.CONFIG, ""
+    if failed is None or not failed.hopeless:
+        code = ExitCode.MACHINE  # it died or hung: nothing in the config says so
+    elif (fault := failed.fault()) is not None:
+        rule = diagnose(fault).rule
+        memory = rule.outcome is Outcome.HOST_OOM
+        code, remedy = ExitCode(rule.exit_code or (ExitCode.MACHINE if memory else ExitCode.CONFIG)), rule.remedy
+    return Halt(
+        code,
+        "no worker can be started warm",
+        why=f"of the template process: {why}",
+        remedy=f"{remedy} Or write `workers.start: auto`, or fresh; then run the same command again.".strip(),
+        log=failed.files.log if failed else None,
+    )
