@@ -1,0 +1,40 @@
+"""The parent: splits the input into chunks, gives each a worker process, and assembles what they leave.
+
+It never imports torch, nor anything of the worker but `chunkvisor_worker.contract`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chunkvisor.api import FinalFile, QuarantinedRow, QuarantineWarning, Report, encode, run
+    from chunkvisor.errors import ChunkvisorError, ExitCode
+
+__all__ = [
+    "ChunkvisorError",
+    "ExitCode",
+    "FinalFile",
+    "QuarantineWarning",
+    "QuarantinedRow",
+    "Report",
+    "__version__",
+    "encode",
+    "run",
+]
+
+__version__ = "0.1.0"
+
+_IN_ERRORS = ("ChunkvisorError", "ExitCode")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are asked for: the command needs `__version__` alone, and is to be fast."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("chunkvisor.errors" if name in _IN_ERRORS else "chunkvisor.api"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

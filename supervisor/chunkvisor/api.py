@@ -1,0 +1,284 @@
+"""The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
+
+It never does the work in this process: workers are processes of their own, started as the command starts them, so
+that a script needs no `__main__` guard, and a notebook or a thread will do.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.configfile import LoadedConfig, from_values, load
+from chunkvisor.console import Console
+from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
+from chunkvisor.layout import Layout
+from chunkvisor.seal import read_sealed
+from chunkvisor.session import Request
+from chunkvisor.session import run as run_session
+
+Event: TypeAlias = Callable[[str, dict[str, Any]], None]
+"""Gets the name and the details of each event, as the journal has them; what it raises ends the run."""
+
+StrPath: TypeAlias = str | os.PathLike[str]
+
+_OUTPUT = "embeddings"
+_LOG_LINES = 20
+
+
+class QuarantineWarning(UserWarning):
+    """Some rows could not be encoded; they are NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A row that has no vector."""
+
+    row: int
+    """Its number in source and final file, from 0."""
+    outcome: str
+    reason: str
+    place: str
+    """File and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalFile:
+    """One complete output."""
+
+    path: Path
+    """The .npy: float32, rows x dimension."""
+    manifest: dict[str, Any]
+    """What <output>.json says: rows, dimension, model, versions, …"""
+    quarantined: tuple[QuarantinedRow, ...]
+
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """The vectors, mapped into memory, read-only; shape (rows, dimension). Raises OSError."""
+        array: npt.NDArray[np.float32] = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run."""
+
+    workdir: Path
+    outputs: dict[str, FinalFile]
+    """By name, in the order of the config."""
+
+    @property
+    def quarantined(self) -> int:
+        """Rows without a vector, in all outputs."""
+        return sum(len(output.quarantined) for output in self.outputs.values())
+
+
+def run(
+    config_path: StrPath,
+    *,
+    set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
+    max_rows: int | None = None,
+    from_scratch: bool = False,
+    on_event: Event | None = None,
+) -> Report:
+    """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
+
+    `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
+    `chunkvisor.console.Console().event` as such prints what the command prints. Rows that cannot be encoded are NaN,
+    listed in the report, and warned of (QuarantineWarning).
+
+    Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
+    under way are done. Outside the main thread signals are not caught.
+    """
+    loaded = load(Path(config_path), tuple(set))
+    return _run(Request(loaded, max_rows, from_scratch), on_event)
+
+
+def encode(
+    texts: Iterable[str | None],
+    *,
+    model: str,
+    workdir: StrPath | None = None,
+    chunk_size: int = 1000,
+    device: str | list[str] = "cuda",
+    encoder: str = "sentence-transformers",
+    revision: str | None = None,
+    dtype: str = "auto",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    batch_size: int | str = "auto",
+    batch_tokens: int | str | None = "auto",
+    normalize: bool = False,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    truncate_dim: int | None = None,
+    set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
+    from_scratch: bool = False,
+    on_event: Event | None = None,
+) -> npt.NDArray[np.float32]:
+    """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
+
+    None counts as an empty text. With `workdir` the array is mapped from a file there, the work survives any end, and
+    the same call goes on with it; without, it is done in a temporary folder and the array is in memory. The other
+    arguments are the config's keys, and `set` has those that are not named here, such as "recovery.attempts=5".
+    Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
+
+    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
+    no string is refused by its index (code 78).
+    """
+    values: dict[str, Any] = {
+        "model": {
+            "name": model,
+            "revision": revision,
+            "encoder": encoder,
+            "dtype": dtype,
+            "max_length": max_length,
+            "trust_remote_code": trust_remote_code,
+            "kwargs": dict(kwargs or {}),
+        },
+        "encode": {
+            "batch_size": batch_size,
+            "batch_tokens": batch_tokens,
+            "normalize": normalize,
+            "prompt": prompt,
+            "prompt_name": prompt_name,
+            "truncate_dim": truncate_dim,
+        },
+        "chunk": {"size": chunk_size},
+        "device": device,
+    }
+    folder, overrides = Path.cwd(), tuple(set)
+    with _workdir(workdir) as place:
+        values["workdir"] = str(place)
+        # Validated before the texts are written: a typing error costs nothing then.
+        values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
+        from_values(values, folder, overrides)
+        values["outputs"][_OUTPUT]["source"] = str(_write_texts(texts, place))
+        loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
+        final = _run(Request(loaded, from_scratch=from_scratch), on_event).outputs[_OUTPUT]
+        if workdir is not None:
+            return final.vectors()
+        vectors: npt.NDArray[np.float32] = np.load(final.path, allow_pickle=False)
+        return vectors
+
+
+class _Listener(Console):
+    """Hands events on instead of printing them."""
+
+    def __init__(self, on_event: Event | None) -> None:
+        super().__init__()
+        self._on_event = on_event
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """Call the function, if there is one."""
+        if self._on_event is not None:
+            self._on_event(event, details)
+
+
+def _run(request: Request, on_event: Event | None) -> Report:
+    config = request.loaded.config
+    try:
+        run_session(request, _Listener(on_event))
+    except ChunkvisorError as error:
+        if error.code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt(str(error)) from error
+        if error.code is not ExitCode.QUARANTINED:
+            raise
+    report = Report(config.workdir, {name: _final_file(Layout(config.workdir), name) for name in config.outputs})
+    if report.quarantined:
+        warnings.warn(_in_words(report), QuarantineWarning, stacklevel=3)
+    return report
+
+
+def _final_file(layout: Layout, name: str) -> FinalFile:
+    manifest = read_sealed(layout.output(name).manifest)
+    assert manifest is not None
+    rows = tuple(
+        QuarantinedRow(each["row"], each["outcome"], each["reason"], each["place"]) for each in manifest["quarantined"]
+    )
+    return FinalFile(layout.output(name).final, manifest, rows)
+
+
+def _in_words(report: Report) -> str:
+    rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
+    more = f", and {len(rows) - 3:,} more" if len(rows) > 3 else ""
+    listed = ", ".join(f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows[:3])
+    return f"{len(rows):,} rows have no vector and are NaN: {listed}{more}"
+
+
+@contextlib.contextmanager
+def _workdir(given: StrPath | None) -> Iterator[Path]:
+    """The folder to work in; a temporary one is removed, and what its log says at the end goes with the error."""
+    if given is not None:
+        place = Path(given).absolute()
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
+        try:
+            yield Path(name)
+        except ChunkvisorError as error:
+            error.add_note("The work was done in a temporary folder, which is removed; give a workdir to keep it.")
+            if error.log is not None:
+                with contextlib.suppress(OSError):
+                    lines = error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                    error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
+                error.log = None
+            raise
+
+
+def _write_texts(texts: Iterable[str | None], folder: Path) -> Path:
+    """Write the texts as JSON lines under a name made of their digest: equal texts are the same untouched file.
+
+    Raises ChunkvisorError (78) for what is no text, OSError.
+    """
+    if isinstance(texts, str | bytes):
+        raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
+    digest, count = hashlib.sha256(), 0
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
+    partial = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            for index, text in enumerate(texts):
+                line = _line(index, text)
+                digest.update(line)
+                file.write(line)
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        if not count:
+            raise config_error("there are no texts", remedy="give at least one")
+        path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
+        if not path.exists():
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _line(index: int, text: object) -> bytes:
+    if text is not None and not isinstance(text, str):
+        raise config_error(
+            f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
+            remedy="convert it, or give None for an empty text (pandas has NaN for a missing one: fillna(''))",
+        )
+    try:
+        return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise config_error(
+            f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
+            why="it is half of a character, which UTF-8 cannot hold",
+            remedy="mend it; it mostly comes from a text that was cut in the middle of an emoji",
+        ) from None

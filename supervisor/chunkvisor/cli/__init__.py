@@ -1,0 +1,85 @@
+"""The command `chunkvisor`: parses, calls, and turns the end into words and an exit code.
+
+It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
+"""
+
+import importlib
+import sys
+from typing import TypeVar
+
+import click
+
+from chunkvisor import __version__
+from chunkvisor.errors import ExitCode, Halt
+
+_Command = TypeVar("_Command", bound=click.Command)
+
+_COMMANDS = {
+    "run": "chunkvisor.cli.run",
+    "encode": "chunkvisor.cli.encode",
+    "plan": "chunkvisor.cli.plan",
+    "status": "chunkvisor.cli.status",
+    "verify": "chunkvisor.cli.verify",
+    "retry": "chunkvisor.cli.retry",
+    "clean": "chunkvisor.cli.clean",
+    "drill": "chunkvisor.cli.drill",
+    "init": "chunkvisor.cli.init",
+    "doctor": "chunkvisor.cli.doctor",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(_COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return _with_marks(command)
+
+
+def _with_marks(command: _Command) -> _Command:
+    r"""Turn the two characters \b of a raw docstring into the one that click takes for "do not rewrap"."""
+    command.help = (command.help or "").replace("\\b", "\b")
+    return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="chunkvisor")
+def cli() -> None:
+    r"""Bulk text embedding that always finishes: every chunk in a worker process of its own.
+
+    \b
+    chunkvisor init               write a starter config
+    chunkvisor run config.yaml    do the job; the same command again goes on
+    chunkvisor status WORKDIR     how far it is
+    """
+
+
+_with_marks(cli)
+
+
+def main() -> None:
+    """The entry point: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
+    try:
+        cli.main(prog_name="chunkvisor", standalone_mode=False)
+    except Halt as halt:
+        show(halt)
+        sys.exit(int(halt.code))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.USAGE))
+    except click.Abort:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+
+
+def show(halt: Halt) -> None:
+    """The last words of a command, on stderr."""
+    for line in halt.lines():
+        click.echo(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True)

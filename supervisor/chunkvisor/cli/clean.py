@@ -1,0 +1,20 @@
+"""`chunkvisor clean`: removes what finished outputs do not need any more."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("clean")
+@click.argument("workdir", type=click.Path(path_type=Path))
+def command(workdir: Path) -> None:
+    r"""Remove chunk and attempt files of the finished outputs in WORKDIR; never a final file.
+
+    \b
+    Example: chunkvisor clean cache/embeddings
+    """
+    from chunkvisor.clean import clean
+    from chunkvisor.console import human_bytes
+
+    removed, freed_bytes = clean(workdir)
+    click.echo(f"{removed:,} files removed, {human_bytes(freed_bytes)} freed")

@@ -1,0 +1,92 @@
+"""`chunkvisor encode`: one file, without a config."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from chunkvisor.errors import ExitCode, config_error
+
+
+@click.command("encode")
+@click.argument("source")
+@click.option("--model", required=True, metavar="NAME", help="Hub id or local folder of the model.")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
+@click.option("--column", help="Column whose text is encoded; not needed for .txt.")
+@click.option("--template", help='Text with columns in braces, such as "{title}: {body}".')
+@click.option("--sql", help="SQL expression over the columns, in DuckDB's dialect.")
+@click.option("--device", default="cuda", show_default=True, help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.")
+@click.option("--dtype", help="Of the weights: auto, float32, float16 or bfloat16.")
+@click.option("--revision", help="Branch, tag or commit of the hub.")
+@click.option("--max-length", help="Tokens after which a text is cut.")
+@click.option("--batch-size", help="Texts in a batch, at most.")
+@click.option("--batch-tokens", help="Padded tokens in a batch, at most.")
+@click.option("--chunk-size", help="Distinct texts in a chunk: what one worker process does.")
+@click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
+@click.option("--prompt", help="Put before every text.")
+@click.option("--prompt-name", help="One of the model's own prompts.")
+@click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of a config, by its dotted path.")
+@click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
+@click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
+@click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
+def command(
+    source: str,
+    out: Path,
+    device: str,
+    normalize: bool,
+    overrides: tuple[str, ...],
+    workdir: Path | None,
+    keep: bool,
+    from_scratch: bool,
+    **given: str | None,
+) -> None:
+    r"""Encode the texts of SOURCE into OUT.npy, and describe it in OUT.json; the same command again goes on.
+
+    \b
+    Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
+    """
+    from chunkvisor.console import Console
+    from chunkvisor.onefile import OneFile, encode, state_beside
+
+    if out.suffix != ".npy":
+        raise click.UsageError(f"-o {out}: the name must end in .npy")
+    one_text = {name: given[name] for name in ("column", "template", "sql")}
+    if not any(value is not None for value in one_text.values()):
+        _require_text(source)
+    values: dict[str, Any] = {
+        "model": _only(given, {"model": "name", "dtype": "dtype", "revision": "revision", "max_length": "max_length"})
+        | _only(given, {"encoder": "encoder"}),
+        "encode": _only(given, {name: name for name in ("batch_size", "batch_tokens", "prompt", "prompt_name")})
+        | {"normalize": normalize},
+        "chunk": _only(given, {"chunk_size": "size"}),
+        "device": device.split(",") if "," in device else device,
+        "outputs": {"embeddings": {"source": source} | _only(one_text, {name: name for name in one_text})},
+    }
+    out = out.absolute()
+    place = workdir.absolute() if workdir else state_beside(out)
+    code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch), Console())
+    if code is not ExitCode.COMPLETE:
+        sys.exit(int(code))
+
+
+def _only(given: dict[str, str | None], keys: dict[str, str]) -> dict[str, str]:
+    """What was given, under the config's names; the config knows the defaults and says what is wrong."""
+    return {key: value for option, key in keys.items() if (value := given[option]) is not None}
+
+
+def _require_text(source: str) -> None:
+    """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
+    import tempfile
+
+    from chunkvisor.ingest.columns import columns_in_words
+    from chunkvisor.ingest.sources import Format, resolve
+
+    files = [file for file in resolve([source]) if file.format is not Format.TXT]
+    if files:
+        with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
+            columns = columns_in_words(files[0], Path(scratch))
+        raise config_error(
+            f"which text of {files[0].path} is to be encoded?", remedy=f"add --column, --template or --sql. {columns}"
+        )

@@ -1,0 +1,22 @@
+"""`chunkvisor retry`: quarantined rows become pending again."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("retry")
+@click.argument("workdir", type=click.Path(path_type=Path))
+def command(workdir: Path) -> None:
+    r"""Make the quarantined rows in WORKDIR pending again; the next run tries them, and only them.
+
+    \b
+    Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
+    """
+    from chunkvisor.retry import retry
+
+    count = retry(workdir)
+    if count:
+        click.echo(f"{count:,} texts are pending again; run the same `chunkvisor run` to try them")
+    else:
+        click.echo("nothing is in quarantine")

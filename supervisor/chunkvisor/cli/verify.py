@@ -1,0 +1,33 @@
+"""`chunkvisor verify`: re-checks every file of vectors."""
+
+from pathlib import Path
+
+import click
+
+from chunkvisor.errors import ExitCode, Halt
+
+
+@click.command("verify")
+@click.argument("workdir", type=click.Path(path_type=Path))
+def command(workdir: Path) -> None:
+    r"""Check every final and chunk file in WORKDIR against its record: shape, dtype, digest, finite, not zero.
+
+    \b
+    Example: chunkvisor verify cache/embeddings
+    """
+    from chunkvisor.verify import verify
+
+    good = bad = 0
+    for finding in verify(workdir):
+        if finding.problem is None:
+            good += 1
+        else:
+            bad += 1
+            click.echo(f"{finding.path}: {finding.problem}", err=True)
+    if bad:
+        raise Halt(
+            ExitCode.DISK,
+            f"{bad} of {good + bad} files are not as they were written",
+            remedy="run the same `chunkvisor run` again: what is damaged is computed again",
+        )
+    click.echo(f"{good} files, all as they were written")

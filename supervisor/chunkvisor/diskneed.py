@@ -1,0 +1,31 @@
+"""How much disk an output still needs, and whether it is there.
+
+Pure: it never asks the file system; the caller says what is free.
+"""
+
+import errno
+
+from chunkvisor.console import human_bytes
+from chunkvisor.errors import ExitCode, Halt
+
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
+"""Errors of a disk that is full or failing."""
+
+RESERVE_BYTES = 64 << 20
+"""For attempts under way, logs and the journal."""
+
+
+def need_bytes(rows: int, texts_left: int, dimension: int) -> int:
+    """Bytes of the chunks that are still to come and of the final file, which is written beside them."""
+    return 4 * dimension * (texts_left + rows) + RESERVE_BYTES
+
+
+def check_disk(output: str, need: int, free: int | None, place: str) -> None:
+    """Raises Halt (74) where the output cannot fit: said now, not when the disk is full at four in the morning."""
+    if free is not None and free < need:
+        raise Halt(
+            ExitCode.DISK,
+            f"output {output} does not fit on the disk of {place}",
+            why=f"it still needs {human_bytes(need)} ({need:,} bytes), and {human_bytes(free)} are free",
+            remedy="free some space, or choose a workdir on a larger disk; then run again; what is done stays done",
+        )

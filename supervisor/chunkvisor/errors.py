@@ -1,0 +1,67 @@
+"""Exit codes of the command, and the one exception that carries one to the person.
+
+It never decides which code a fault gets: the code that raises knows.
+"""
+
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `chunkvisor`; docs/exit-codes.md says which of them are worth a restart."""
+
+    COMPLETE = 0
+    BUG = 1
+    USAGE = 2
+    QUARANTINED = 3
+    MACHINE = 69
+    DISK = 74
+    TRY_AGAIN = 75
+    CONFIG = 78
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class ChunkvisorError(Exception):
+    """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
+
+    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. It is
+    the one error that the Python interface raises, under the name `chunkvisor.ChunkvisorError`.
+    """
+
+    def __init__(self, code: ExitCode, what: str, *, why: str = "", remedy: str = "", log: Path | None = None) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+        self.log = log
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process pool.
+        return _rebuilt, (self.code, self.what, self.why, self.remedy, self.log)
+
+    def lines(self) -> list[str]:
+        """The message, one part a line, without colour or decoration."""
+        parts = [("", self.what), ("why: ", self.why), ("do:  ", self.remedy), ("log: ", str(self.log or ""))]
+        return [label + text for label, text in parts if text]
+
+
+# So that a traceback names it as a person would import it.
+ChunkvisorError.__module__ = "chunkvisor"
+
+Halt = ChunkvisorError
+"""What the program itself calls it: the end of a run in good order."""
+
+
+def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None) -> ChunkvisorError:
+    return ChunkvisorError(code, what, why=why, remedy=remedy, log=log)
+
+
+def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:
+    """A Halt for a wrong config, model or input (exit 78)."""
+    return Halt(ExitCode.CONFIG, what, why=why, remedy=remedy)

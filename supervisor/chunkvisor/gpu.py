@@ -1,0 +1,145 @@
+"""GPUs as nvidia-smi sees them, asked in a child process with a time limit.
+
+It never imports torch or NVML: a hung driver would hang the supervisor with it. A hung nvidia-smi is itself a
+symptom, and is left behind.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkvisor.errors import ExitCode, Halt
+
+_TIMEOUT_S = 20.0
+_LOST = 15
+"""nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a worker computes."""
+
+    kind: str
+    """"cpu" or "cuda"."""
+    uuid: str = ""
+    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or its index where nvidia-smi cannot tell."""
+    name: str = ""
+    memory_bytes: int = 0
+    bus_id: str = ""
+    """PCI address, as nvidia-smi writes it."""
+
+    def __str__(self) -> str:
+        return f"{self.name or 'GPU'} ({self.uuid[:12]})" if self.kind == "cuda" else "cpu"
+
+
+CPU = Device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class SmiAnswer:
+    """What nvidia-smi said."""
+
+    returncode: int | None
+    """None = it does not exist, or gave no answer in time."""
+    text: str
+
+
+def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+    """The devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
+
+    Raises Halt (69) where there is no such GPU. It never falls back to the CPU by itself.
+    """
+    if "cpu" in wanted:
+        return (CPU,)
+    everything = "cuda" in wanted
+    indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
+    answer = ask_smi(("--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"))
+    if answer.returncode == 0:
+        visible = select_visible(parse_devices(answer.text), environment.get("CUDA_VISIBLE_DEVICES"))
+        if everything and visible:
+            return tuple(visible)
+        if not everything and indices[-1] < len(visible):
+            return tuple(visible[index] for index in indices)
+        asked = "device: cuda asks for any" if everything else f"cuda:{indices[-1]} asks for number {indices[-1]}"
+        raise _no_gpu(
+            f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
+            "check `device` in the config, CUDA_VISIBLE_DEVICES, and: nvidia-smi -L",
+        )
+    if answer.returncode == _LOST:
+        raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
+    if not Path("/dev/nvidiactl").exists():
+        reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
+        raise _no_gpu(
+            f"no NVIDIA driver is loaded or visible here; {reason}",
+            "install or load the driver; in a container, start it with GPU access; or write `device: cpu`",
+        )
+    # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the worker finds out.
+    visible_now = environment.get("CUDA_VISIBLE_DEVICES")
+    return tuple(Device("cuda", _visible_index(visible_now, index)) for index in indices or [0])
+
+
+def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
+    """Run nvidia-smi with the arguments; never waits longer than its time limit."""
+    try:
+        process = subprocess.Popen(
+            ["nvidia-smi", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    except OSError:
+        return SmiAnswer(None, "")
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        # In uninterruptible sleep it survives the kill; waiting for it would hang us as well.
+        process.kill()
+        return SmiAnswer(None, f"no answer within {_TIMEOUT_S:.0f} s")
+    return SmiAnswer(process.returncode, output.decode(errors="replace"))
+
+
+def parse_devices(text: str) -> list[Device]:
+    """Devices of `--query-gpu=index,uuid,name,memory.total,pci.bus_id --format=csv,noheader,nounits`, in PCI order.
+
+    A line that does not parse is left out; memory.total is in MiB, or [N/A].
+    """
+    devices = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5 and fields[1].startswith(("GPU-", "MIG-")):
+            memory = int(fields[3]) << 20 if fields[3].isdecimal() else 0
+            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4]))
+    return devices
+
+
+def select_visible(devices: Sequence[Device], visible: str | None) -> list[Device]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves, in its order.
+
+    As CUDA reads it: indices or UUID prefixes; the first entry that names no device hides all after it (CUDA C++
+    Programming Guide, environment variables). A MIG id is taken over as it is.
+    """
+    if visible is None:
+        return list(devices)
+    chosen: list[Device] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isdecimal() and int(entry) < len(devices):
+            chosen.append(devices[int(entry)])
+        elif entry.startswith("MIG-"):
+            chosen.append(Device("cuda", entry, "MIG slice"))
+        elif entry.startswith("GPU-") and (match := [device for device in devices if device.uuid.startswith(entry)]):
+            chosen.append(match[0])
+        else:
+            break
+    return chosen
+
+
+def _visible_index(visible: str | None, index: int) -> str:
+    entries = [part.strip() for part in visible.split(",")] if visible else []
+    return entries[index] if index < len(entries) else str(index)
+
+
+def _first_line(answer: SmiAnswer) -> str:
+    return next((line.strip() for line in answer.text.splitlines() if line.strip()), f"exit code {answer.returncode}")
+
+
+def _no_gpu(why: str, remedy: str) -> Halt:
+    return Halt(ExitCode.MACHINE, "this machine has no GPU for this config", why=why, remedy=remedy)

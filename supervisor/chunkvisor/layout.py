@@ -1,0 +1,182 @@
+"""Every path under a workdir, named once.
+
+It never creates, reads or deletes anything.
+
+    workdir/
+      lock                              who runs here; held by flock while a run lives
+      model.json                        the model's resolved revision
+      lessons.json                      batch limits learnt from out-of-memory faults
+      template/                         what the template process was asked to load, and its log
+      events.jsonl                      the story: one event a line, for people and for `status`
+      <output>.npy  <output>.json       final file and manifest, each there only when complete
+      outputs/<output>/
+        identity.json                   what the vectors depend on; fixed by the first run
+        staged.json                     what the table was made from
+        table/                          the texts, staged and de-duplicated
+        facts.json                      what the first worker found out about the model
+        chunks/000/000012-<digest>.npy  vectors of a committed chunk
+        parts/000012/                   what is good of a chunk that is being taken apart
+        quarantine/000012.json          texts of a committed chunk that have no vector, and why
+        attempts/000012/003/            one attempt at a chunk; gone once the chunk is committed
+        done.json                       the final file's stamp and the manifest once more
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkvisor_worker.contract.files import AttemptFiles
+
+CHUNKS_PER_FOLDER = 1000
+"""Chunk files are spread over folders of so many: listing and creating stay fast with 100,000 chunks."""
+
+DIGEST_LENGTH = 32
+"""Hex digits of the digest in a chunk file's name: 128 bits."""
+
+_CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayout:
+    """Paths of one output."""
+
+    workdir: Path
+    name: str
+
+    @property
+    def final(self) -> Path:
+        """The final file: float32, rows x dimension."""
+        return self.workdir / f"{self.name}.npy"
+
+    @property
+    def manifest(self) -> Path:
+        """The final file's description, for people and programs."""
+        return self.workdir / f"{self.name}.json"
+
+    @property
+    def partial(self) -> Path:
+        """The final file while it is being assembled; in the same folder, so that one rename publishes it."""
+        return self.workdir / f".{self.name}.npy.partial"
+
+    @property
+    def state(self) -> Path:
+        """Everything else of this output."""
+        return self.workdir / "outputs" / self.name
+
+    @property
+    def identity(self) -> Path:
+        """What the vectors depend on."""
+        return self.state / "identity.json"
+
+    @property
+    def table(self) -> Path:
+        """The staged texts."""
+        return self.state / "table"
+
+    @property
+    def staged(self) -> Path:
+        """Which request and which files the table was staged from."""
+        return self.state / "staged.json"
+
+    @property
+    def facts(self) -> Path:
+        """Dimension, dtype and versions, from the first committed chunk."""
+        return self.state / "facts.json"
+
+    @property
+    def chunks(self) -> Path:
+        """Folder of the committed chunks."""
+        return self.state / "chunks"
+
+    @property
+    def parts(self) -> Path:
+        """Folder of the chunks that are being taken apart to find bad texts."""
+        return self.state / "parts"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of the records of bad texts, one a chunk."""
+        return self.state / "quarantine"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of the attempts under way and of those that failed."""
+        return self.state / "attempts"
+
+    @property
+    def done(self) -> Path:
+        """Record of the finished output."""
+        return self.state / "done.json"
+
+    def chunk(self, number: int, digest: str) -> Path:
+        """File of a committed chunk; the name carries the digest, so that one rename commits file and record."""
+        folder = self.chunks / f"{number // CHUNKS_PER_FOLDER:03d}"
+        return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
+
+    def parts_of(self, chunk: int) -> Path:
+        """Parts of one chunk."""
+        return self.parts / f"{chunk:06d}"
+
+    def quarantine_of(self, chunk: int) -> Path:
+        """Record of the bad texts of one chunk."""
+        return self.quarantine / f"{chunk:06d}.json"
+
+    def attempts_of(self, chunk: int) -> Path:
+        """Folder of all attempts at one chunk."""
+        return self.attempts / f"{chunk:06d}"
+
+    def attempt(self, chunk: int, attempt: int) -> AttemptFiles:
+        """Files of one attempt; attempts count from 1."""
+        return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of a workdir."""
+
+    workdir: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by flock while a run lives; says who."""
+        return self.workdir / "lock"
+
+    @property
+    def events(self) -> Path:
+        """The journal."""
+        return self.workdir / "events.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """Which revision of the model this workdir is bound to, and where its files are."""
+        return self.workdir / "model.json"
+
+    @property
+    def lessons(self) -> Path:
+        """Batch limits learnt from out-of-memory faults."""
+        return self.workdir / "lessons.json"
+
+    @property
+    def fetch(self) -> Path:
+        """Where the child that asks the hub leaves its result or fault."""
+        return self.workdir / "fetch"
+
+    @property
+    def template(self) -> Path:
+        """Folder of the template process, from which workers are forked."""
+        return self.workdir / "template"
+
+    @property
+    def outputs(self) -> Path:
+        """Folder of the state of all outputs."""
+        return self.workdir / "outputs"
+
+    def output(self, name: str) -> OutputLayout:
+        """Paths of one output."""
+        return OutputLayout(self.workdir, name)
+
+
+def parse_chunk_name(name: str) -> tuple[int, str] | None:
+    """(chunk number, digest) of a committed chunk's file name, or None for any other file."""
+    match = _CHUNK_NAME.fullmatch(name)
+    return (int(match[1]), match[2]) if match else None

@@ -1,0 +1,40 @@
+"""Ends workers that a killed supervisor left behind.
+
+It never touches a process that does not bear the run id of a run that is known to be over: not by pid, which may be
+anybody's by now, nor by name.
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+from chunkvisor_worker.contract.environment import RUN_ID
+
+_PATIENCE_S = 10.0
+
+
+def end_orphans(run_id: str) -> list[int]:
+    """Kill every process that the finished run `run_id` started; returns their pids.
+
+    Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
+    the kernel. Waits until they are gone, 10 s at most.
+    """
+    if not run_id:  # no run yet, only a `clean`
+        return []
+    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, run_id)]
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_S
+    psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
+    return [process.pid for process in found]
+
+
+def _bears(process: psutil.Process, run_id: str) -> bool:
+    try:
+        return process.environ().get(RUN_ID) == run_id
+    except (psutil.Error, OSError):
+        return False

@@ -1,0 +1,190 @@
+"""Turns the evidence of an ended attempt into a verdict.
+
+Pure: it never looks at a file, a process or a clock. The same judgement serves a worker that has just ended and an
+attempt that is found at a resume.
+"""
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
+from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
+from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
+
+
+class EndedBy(StrEnum):
+    """What the supervisor itself had to do with the end of a worker."""
+
+    ITSELF = "itself"
+    STOP = "stop"
+    """The run was asked to stop."""
+    HANG = "hang"
+    """It made no progress."""
+
+
+_ONE_ROW = Limits(rows=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of an ended attempt."""
+
+    returncode: int | None
+    """As subprocess gives it: negative for a signal; or STATUS_LOST. None for an attempt found at a resume."""
+    ended_by: EndedBy = EndedBy.ITSELF
+    ended_why: str = ""
+    """In words, where the supervisor ended it."""
+    result: Result | None = None
+    """Only if it answers the attempt's own spec."""
+    vectors_problem: str | None = None
+    """What is wrong with the vectors that the result speaks of; None = they are verified."""
+    bad_rows: tuple[int, ...] = ()
+    """Positions of the rows that are wrong, where nothing else is."""
+    fault: Fault | None = None
+    beat: Beat | None = None
+    log_tail: str = ""
+    oom_kills: int = 0
+    """Rise of the cgroup's oom_kill counter while the attempt lived."""
+    disk_free_bytes: int | None = None
+    limits: Limits = _ONE_ROW
+    """Batch limits that the attempt ran under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of an attempt, and what that means for the next."""
+
+    outcome: Outcome
+    reason: str
+    """One sentence for the person."""
+    remedy: str = ""
+    rule: str = ""
+    """Which row of the taxonomy, where one matched; docs/failures.md has an entry for each."""
+    exit_code: int | None = None
+    """With which code the run ends if this fault ends it; None = the policy's own for the outcome."""
+    smaller_batch_helps: bool = True
+    """Of an out-of-memory fault; False where what ran out has nothing to do with batches."""
+    row_can_cause: bool = False
+    bad_rows: tuple[int, ...] = ()
+    """Positions, in the attempt, of rows with bad vectors, where all others are good."""
+    asked_for: bool = False
+    """An interruption that the supervisor itself brought about."""
+    limits: Limits = _ONE_ROW
+    batch_rows: int = 0
+    batch_tokens: int = 0
+    phase: Phase | None = None
+
+
+STATUS_LOST = 1 << 16
+"""Return code of a worker whose exit status nobody knows, its parent having died first; no process can have it."""
+
+NEARLY_FULL_BYTES = 16 << 20
+"""Less free space than this beside a SIGBUS means that a mapped write met a full disk."""
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict; total: every evidence has one."""
+    code = evidence.returncode
+    if evidence.result is not None and evidence.vectors_problem is None:
+        # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats the status.
+        return _verdict(evidence, Outcome.COMMITTED, "done")
+    if evidence.ended_by is EndedBy.STOP:
+        return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
+    if evidence.ended_by is EndedBy.HANG:
+        stack = _stack_head(evidence.log_tail)
+        return _verdict(evidence, Outcome.HUNG, f"made no progress and was ended: {evidence.ended_why}{stack}")
+    if evidence.result is not None:
+        reason = f"its vectors {evidence.vectors_problem}"
+        # Where no row is named, the file as a whole is wrong (dimension, type, digest): that is no text's doing.
+        return _verdict(evidence, Outcome.BAD_OUTPUT, reason, row_can_cause=bool(evidence.bad_rows))
+    if evidence.fault is not None:
+        return _diagnosed(evidence, diagnose(evidence.fault))
+    if code is None:
+        return _verdict(evidence, Outcome.INTERRUPTED, "left behind by an earlier run", asked_for=True)
+    if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        return _verdict(evidence, Outcome.INTERRUPTED, f"was told to stop by somebody else ({describe_exit(code)})")
+    if code == -signal.SIGKILL and evidence.oom_kills > 0:
+        reason = "was killed by the kernel because the machine, or its memory limit, ran out of memory"
+        return _verdict(
+            evidence,
+            Outcome.HOST_OOM,
+            reason,
+            remedy="give it more memory, or smaller batches and chunks",
+            row_can_cause=True,
+        )
+    free_bytes = evidence.disk_free_bytes
+    if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
+        return _verdict(evidence, Outcome.DISK_FULL, "a write met a full disk (SIGBUS)", remedy="free some space")
+    diagnosis = diagnose_log(evidence.log_tail, code)
+    if diagnosis is not None:
+        return _diagnosed(evidence, diagnosis)
+    if code == 0:
+        return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
+    outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
+    means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
+    reason = f"ended with {describe_exit(code)}{means} and left no record"
+    return _verdict(evidence, outcome, reason, row_can_cause=code < 0)
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words: `exit code 3`, `signal 9 (SIGKILL)`."""
+    if code == STATUS_LOST:
+        return "an exit status that was lost with its template process"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _stack_head(log_tail: str) -> str:
+    """Where a hung worker was, from the stack that faulthandler wrote when SIGABRT came."""
+    _, found, stack = log_tail.rpartition("(most recent call first):\n")
+    frames = [line.strip() for line in stack.splitlines()[:3] if line.strip().startswith("File ")]
+    return "; it was at " + ", called from ".join(frames) if found and frames else ""
+
+
+def _diagnosed(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
+    rule = diagnosis.rule
+    return _verdict(
+        evidence,
+        rule.outcome,
+        f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
+        remedy=rule.remedy,
+        rule=rule.name,
+        exit_code=rule.exit_code,
+        smaller_batch_helps=rule.smaller_batch_helps,
+        row_can_cause=rule.row_can_cause,
+    )
+
+
+def _verdict(
+    evidence: Evidence,
+    outcome: Outcome,
+    reason: str,
+    *,
+    remedy: str = "",
+    rule: str = "",
+    exit_code: int | None = None,
+    smaller_batch_helps: bool = True,
+    row_can_cause: bool = False,
+    asked_for: bool = False,
+) -> Verdict:
+    beat, fault = evidence.beat, evidence.fault
+    return Verdict(
+        outcome,
+        reason,
+        remedy,
+        rule,
+        exit_code,
+        smaller_batch_helps,
+        row_can_cause,
+        evidence.bad_rows if outcome is Outcome.BAD_OUTPUT else (),
+        asked_for,
+        evidence.limits,
+        (fault and fault.batch_rows) or (beat.batch_rows if beat else 0),
+        (fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
+        fault.phase if fault else beat.phase if beat else None,
+    )

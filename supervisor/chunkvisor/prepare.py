@@ -1,0 +1,242 @@
+"""Opens one output for a run: stages its source, holds its identity against the state folder, reads what is done.
+
+It never starts a worker, and never changes what an earlier run has fixed.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from chunkvisor.assemble import Final, assemble
+from chunkvisor.attempt import Job
+from chunkvisor.config import Config, EncodeConfig
+from chunkvisor.configfile import LoadedConfig
+from chunkvisor.engine.environment import thread_count
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.identity import Identity, differences, identity_of
+from chunkvisor.ingest import stage_table
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.layout import OutputLayout
+from chunkvisor.ledger import Ledger
+from chunkvisor.manifest import Origin, build_manifest, publish_manifest, read_finished
+from chunkvisor.modelsource import ModelSource
+from chunkvisor.outputrun import Emit, OutputRun
+from chunkvisor.plan import Plan
+from chunkvisor.seal import DamagedError
+from chunkvisor.staging import asked, request_of, staged_before
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+AUTO_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Padded tokens of a batch for `encode.batch_tokens: auto`, by device. On a CPU larger ones only pad more; on a GPU
+this is 32 texts of 512 tokens."""
+
+_MAX_LINES = 100
+"""For so many quarantined rows, the line of the source is looked up."""
+
+AUTO_ROWS = 32
+"""Rows of a batch where no token budget holds, as sentence-transformers has it."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """What all outputs of a run have in common while they are opened."""
+
+    loaded: LoadedConfig
+    source: ModelSource
+    device_kind: str
+    run_id: str
+    max_rows: int | None
+    emit: Emit
+    on_wait: Callable[[], None]
+    """Called while a source is read; raises to stop."""
+
+    @property
+    def config(self) -> Config:
+        """The validated config."""
+        return self.loaded.config
+
+
+def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str, Any]:
+    """The output, ready to run; or its manifest where it is complete already.
+
+    Raises Halt where the source is wrong, or the config differs from what the state folder was begun with; OSError.
+    """
+    name, config = layout.name, opening.config
+    fixed = _read_fixed(layout)
+    if fixed is None and layout.final.exists():
+        raise config_error(
+            f"{layout.final} is there already, and no run of this workdir has made it",
+            remedy="move it away, or choose another workdir or another name for the output",
+        )
+    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+        folder.mkdir(mode=0o700, exist_ok=True)
+    staged = staged_before(request_of(config, name, opening.max_rows), layout)
+    if fixed is not None and staged is None:
+        # Refuse a changed config before minutes are spent on reading the source anew.
+        as_before = identity_of(config, name, _revision(opening), fixed.identity.source_digest, fixed.identity.rows)
+        _refuse_changes(layout, fixed, as_before)
+    if staged is None:
+        staged = _stage(opening, layout, fixed)
+    identity = identity_of(config, name, _revision(opening), staged.digest, staged.rows)
+    if fixed is not None:
+        _refuse_changes(layout, fixed, identity)
+    else:
+        fixed = Fixed(identity, config.effective_chunk_size(name))
+        write_fixed(layout, fixed)
+    fingerprint = identity.fingerprint
+    manifest = read_finished(layout)
+    if manifest is not None and manifest.get("fingerprint") == fingerprint:
+        if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
+            shutil.rmtree(layout.chunks)
+        return manifest
+    _set_damaged_aside(opening, layout)
+    table = _open_table(opening, layout, fixed)
+    if fixed.chunk_size != config.effective_chunk_size(name):
+        opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+    ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint)
+    ledger.load()
+    opening.emit(
+        "output_opened",
+        output=name,
+        rows=staged.rows,
+        distinct=staged.distinct,
+        chunks=ledger.plan.count,
+        chunk_size=fixed.chunk_size,
+        chunks_done=ledger.chunks_done,
+    )
+    job = _job(opening, name, fingerprint)
+    origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
+
+    def finish(on_block: Callable[[], None]) -> dict[str, Any]:
+        final = assemble(ledger, table, on_block)
+        assert ledger.facts is not None
+        rows = _quarantined_rows(ledger, table, final)
+        manifest = build_manifest(fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
+        publish_manifest(layout, manifest, final.stamp)
+        # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
+        if not config.chunk.keep and not rows:
+            ledger.remove_chunks()
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(layout.final)}
+
+    limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
+    return OutputRun(ledger, table, job, limits, finish)
+
+
+def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
+    """Batch limits of the config, `auto` resolved; a plug-in batches by rows alone."""
+    rows = None if encode.batch_size == "auto" else int(encode.batch_size)
+    if plugin or encode.batch_tokens is None:
+        return Limits(rows or AUTO_ROWS)
+    tokens = AUTO_TOKENS[device_kind] if encode.batch_tokens == "auto" else int(encode.batch_tokens)
+    # No text has less than one token, so a row cap of as many rows as tokens caps nothing.
+    return Limits(rows or tokens, tokens)
+
+
+def _read_fixed(layout: OutputLayout) -> Fixed | None:
+    try:
+        fixed, problem = read_fixed(layout), "missing"
+    except DamagedError:
+        fixed, problem = None, "damaged"
+    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
+        raise config_error(
+            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
+            remedy="restore the file, or begin this config anew by adding --from-scratch",
+        )
+    return fixed
+
+
+def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+    if fixed.identity.fingerprint == now.fingerprint:
+        return
+    changes = differences(fixed.identity, now)
+    raise config_error(
+        f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
+        why="vectors of both would be mixed in one file",
+        remedy="undo the change, or choose another workdir, or discard what is done by adding --from-scratch",
+    )
+
+
+def _revision(opening: Opening) -> str:
+    return opening.source.revision or ""
+
+
+def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+    opening.emit("staging", output=layout.name)
+    request = request_of(opening.config, layout.name, opening.max_rows)
+    depends_on = asked(request)
+    fresh = layout.table.with_name("table.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    table = stage_table(request, fresh, opening.on_wait)
+    staged = Staged(table.rows, table.distinct, table.digest, tuple(str(file.path) for file in table.files))
+    if fixed is not None:
+        try:
+            identity = identity_of(opening.config, layout.name, _revision(opening), staged.digest, staged.rows)
+            _refuse_changes(layout, fixed, identity)
+        except Halt:
+            shutil.rmtree(fresh)
+            raise
+    shutil.rmtree(layout.table, ignore_errors=True)
+    fresh.rename(layout.table)
+    write_staged(layout, StagedRecord(depends_on, staged))
+    opening.emit("staged", output=layout.name, rows=staged.rows, distinct=staged.distinct)
+    return staged
+
+
+def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
+    try:
+        table = StagedTable.open(layout.table)
+        if table.digest != fixed.identity.source_digest:
+            raise DamagedError("they are those of another output, or of other settings")
+        return table
+    except DamagedError as error:
+        opening.emit("note", text=f"{layout.name}: the staged texts are damaged ({error}); reading the source again")
+        _stage(opening, layout, fixed)
+        return StagedTable.open(layout.table)
+
+
+def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[dict[str, Any]]:
+    found = []
+    for number, (row, text) in enumerate(final.bad_rows):
+        bad = ledger.bad[text]
+        # To find a line, the source is read up to it.
+        path, line = table.line_of(row) if number < _MAX_LINES else (table.locate(row)[0], None)
+        place = f"{path}:{line}" if line is not None else f"{path}, row {table.locate(row)[1]}"
+        found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
+    return found
+
+
+def _set_damaged_aside(opening: Opening, layout: OutputLayout) -> None:
+    """A final file that does not hold any more is kept under another name; it is computed again."""
+    if layout.final.exists() and layout.done.exists():
+        aside = layout.final.with_suffix(".npy.damaged")
+        layout.final.replace(aside)
+        opening.emit("note", text=f"{layout.final} has changed since it was made; it is now {aside.name}")
+    layout.done.unlink(missing_ok=True)
+    layout.manifest.unlink(missing_ok=True)
+
+
+def _job(opening: Opening, name: str, fingerprint: str) -> Job:
+    model, encode = opening.config.model, opening.config.effective_encode(name)
+    cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
+    wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+    return Job(
+        run_id=opening.run_id,
+        fingerprint=fingerprint,
+        output=name,
+        model=ModelSpec(
+            name=model.name,
+            path=opening.source.path,
+            revision=opening.source.revision,
+            dtype=str(model.dtype),
+            max_length=model.max_length,
+            trust_remote_code=model.trust_remote_code,
+            kwargs=model.kwargs,
+            encoder=model.encoder,
+        ),
+        encode=EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim),
+        import_path=(str(opening.loaded.folder),),
+        threads=thread_count(wanted, opening.device_kind, cores),
+    )

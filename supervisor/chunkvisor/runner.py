@@ -1,0 +1,294 @@
+"""The loop: starts workers, opens their gates, and attends to them until nothing is pending.
+
+It never judges an attempt and never decides what follows: `aftermath` has that done.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from chunkvisor.aftermath import Aftermath, GivenUp
+from chunkvisor.attempt import Place, write_attempt
+from chunkvisor.backlog import Backlog, Task
+from chunkvisor.config import Start
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.engine.fresh import keep_log_end, worker_command
+from chunkvisor.engine.starter import Starter
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.gpu import Device
+from chunkvisor.hostmemory import oom_kills, resident_bytes
+from chunkvisor.joiner import Joiner
+from chunkvisor.keeper import check_space
+from chunkvisor.lastwords import BadRows
+from chunkvisor.lessonbook import LessonBook
+from chunkvisor.outcome import STATUS_LOST, EndedBy
+from chunkvisor.outputrun import Emit, OutputRun
+from chunkvisor.policy import Budget
+from chunkvisor.seal import DamagedError
+from chunkvisor.signals import Signals
+from chunkvisor.slot import GateState, Slot
+from chunkvisor.stations import Station, Stations
+from chunkvisor.watch import Patience, Pulse
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Spec
+
+_PAUSE_S = 0.25
+"""The loop looks around so often, even if nobody calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the loop needs of the config."""
+
+    devices: tuple[Device, ...]
+    per_device: int
+    """Workers that compute on one device at a time."""
+    standby: int
+    """Workers prepared beside those, per device."""
+    budget: Budget
+    bad_rows: BadRows
+    patience: Patience
+    env: Mapping[str, str]
+    run_id: str
+    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
+    """The command line of an attempt; a fire drill puts a saboteur in its place."""
+
+
+class Runner:
+    """Runs the pending chunks of all outputs on all devices."""
+
+    def __init__(
+        self,
+        outputs: Sequence[OutputRun],
+        settings: Settings,
+        book: LessonBook,
+        starter: Starter,
+        signals: Signals,
+        emit: Emit,
+    ) -> None:
+        self._outputs = outputs
+        self._settings = settings
+        self._book = book
+        self._starter = starter
+        self._signals = signals
+        self._emit = emit
+        self._slots: list[Slot] = []
+        self._draining = False
+        self._backlog = Backlog([output.ledger for output in outputs])
+        self._joiner = Joiner(outputs, self._backlog, settings.budget.wait_timeout_s, signals, emit)
+        self._stations = Stations(settings.devices, settings.budget.wait_timeout_s, emit)
+        self._aftermath = Aftermath(
+            outputs, self._backlog, self._joiner, book, self._stations, settings.budget, settings.bad_rows, emit
+        )
+
+    def run(self) -> list[GivenUp]:
+        """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
+
+        Raises Halt where every further worker would fail; OSError. Whatever happens, no worker is left behind.
+        """
+        try:
+            self._stations.open()
+            for number, output in enumerate(self._outputs):
+                check_space(output)
+                self._aftermath.adopt(number)
+            pending = sum(output.ledger.plan.count - output.ledger.chunks_done for output in self._outputs)
+            if pending:
+                at_once = len(self._settings.devices) * (self._settings.per_device + self._settings.standby)
+                self._starter.open(pending, at_once)
+            while not self._finished():
+                self._turn(time.monotonic())
+        finally:
+            self._end_all()
+            self._starter.close()
+            self._joiner.close()
+            self._stations.close()
+        return self._aftermath.given_up
+
+    def _finished(self) -> bool:
+        if self._slots or self._joiner.working:
+            return False
+        return self._draining or (self._backlog.empty and not self._joiner.waiting)
+
+    def _turn(self, now_s: float) -> None:
+        self._heed_signals(now_s)
+        for slot in list(self._slots):
+            self._attend(slot, now_s)
+        self._joiner.collect()
+        self._starter.attend()
+        if not self._draining:
+            # First of all a device gets the worker that was prepared for it.
+            self._open_gates(now_s)
+            self._fill(now_s)
+            self._open_gates(now_s)
+        if not self._finished():
+            self._sleep(*self._starter.watched())
+
+    def _sleep(self, *others: int) -> None:
+        self._signals.sleep(_PAUSE_S, [*others, *(fd for slot in self._slots for fd in slot.worker.watched())])
+
+    def _on(self, station: Station) -> list[Slot]:
+        return [slot for slot in self._slots if slot.station is station]
+
+    def _computing(self, station: Station) -> int:
+        return sum(slot.gate is GateState.OPEN for slot in self._on(station))
+
+    def _fill(self, now_s: float) -> None:
+        """Start workers: first one for every place that computes, then those that are prepared ahead."""
+        if self._starter.holding:
+            return
+        ahead = self._settings.per_device + max(0, self._settings.standby - self._aftermath.host_ooms)
+        # While the template loads, but one worker of each device does so as well: cores and memory are for no more.
+        for places in range(1, 2 if self._starter.loading else ahead + 1):
+            for station in self._stations.working(now_s):
+                if len(self._on(station)) >= places:
+                    continue
+                if places > self._settings.per_device and not self._memory_suffices():
+                    return
+                task = self._backlog.take(now_s)
+                if task is None:
+                    return
+                if task.start == task.stop:
+                    self._aftermath.keeper.finish_if_known(task.output, task.chunk)
+                    continue
+                self._try_start(task, station, now_s)
+
+    def _memory_suffices(self) -> bool:
+        """Whether the host has room for one more worker like those that are there."""
+        sizes = [resident_bytes(slot.worker.pid) for slot in self._slots]
+        return psutil.virtual_memory().available > 1.5 * max(sizes, default=0)
+
+    def _try_start(self, task: Task, station: Station, now_s: float) -> None:
+        try:
+            self._slots.append(self._start(task, station, now_s))
+        except OSError as error:
+            self._aftermath.not_started(task, error)
+        except DamagedError as error:
+            raise Halt(
+                ExitCode.DISK,
+                "the staged texts were changed while the run was reading them",
+                why=str(error),
+                remedy="run the same command again: it reads the source anew",
+            ) from error
+
+    def _start(self, task: Task, station: Station, now_s: float) -> Slot:
+        output, settings = self._outputs[task.output], self._settings
+        number, files = output.ledger.new_attempt(task.chunk)
+        texts, limits = output.table.texts(task.start, task.stop), self._book.limits(output.limits, task.tier)
+        place = Place(task.chunk, number, task.start, station.device.kind)
+        spec = write_attempt(files, output.job, place, texts, limits)
+        environment = worker_environment(
+            os.environ,
+            station.device,
+            settings.run_id,
+            os.getpid(),
+            settings.env,
+            threads=spec.threads,
+            blocking_launches=task.blocking_launches,
+        )
+        kills = oom_kills()
+        worker = self._starter.start(files, environment, settings.command(files, spec), fresh=task.fresh)
+        self._emit(
+            "attempt_started",
+            output=output.name,
+            chunk=task.chunk,
+            attempt=number,
+            pid=worker.pid,
+            device=station.number,
+            start=str(Start.WARM if worker.warm else Start.FRESH),
+        )
+        return Slot(task, station, number, files, spec, worker, kills, Pulse.begin(now_s), limits)
+
+    def _open_gates(self, now_s: float) -> None:
+        for station in self._stations.working(now_s):
+            self._open_gate(station, now_s)
+
+    def _open_gate(self, station: Station, now_s: float) -> None:
+        """Let the first worker of the device that is ready compute, if a place is free."""
+        if self._computing(station) >= self._settings.per_device:
+            return
+        for slot in self._on(station):
+            slot.look(now_s, closely=True)
+            if slot.ready:
+                if not self._fit(station):
+                    return
+                limits = self._book.limits(self._outputs[slot.task.output].limits, slot.task.tier)
+                slot.go(limits)
+                self._aftermath.keeper.gone(slot.go_s)
+                self._emit("go", output=slot.spec.output, chunk=slot.task.chunk, attempt=slot.attempt, **asdict(limits))
+                return
+
+    def _fit(self, station: Station) -> bool:
+        try:
+            computing = (slot.worker.pid for slot in self._on(station) if slot.gate is GateState.OPEN)
+            return station.gate.fit(frozenset(computing))
+        except Halt as halt:
+            self._stations.drop(station, halt)
+            return False
+
+    def _attend(self, slot: Slot, now_s: float) -> None:
+        returncode = slot.worker.poll()
+        if returncode is not None:
+            self._slots.remove(slot)
+            keep_log_end(slot.files.log)
+            if slot.gate is GateState.OPEN:
+                slot.station.freed_s = now_s
+            self._emit(
+                "worker_ended",
+                output=slot.spec.output,
+                chunk=slot.task.chunk,
+                attempt=slot.attempt,
+                returncode=returncode,
+                **slot.figures(now_s),
+            )
+            if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
+                self._aftermath.refused(slot)
+                if returncode == WorkerExit.TAINTED_TEMPLATE:
+                    self._starter.mistrust(slot.worker)
+                return
+            if returncode:
+                slot.station.gate.suspect()
+            elif not self._draining and slot.station in self._stations.working(now_s):
+                # The next one computes while this one's vectors are verified; nothing is to be learnt from a success.
+                self._open_gate(slot.station, now_s)
+            self._aftermath.conclude(slot, returncode)
+            return
+        if slot.station.dropped:
+            slot.end(EndedBy.STOP, "its device was dropped", now_s)
+        slot.look(now_s, closely=False)
+        slot.check(now_s, self._settings.patience)
+        if slot.stuck(now_s):
+            raise Halt(
+                ExitCode.MACHINE,
+                f"worker {slot.worker.pid} of {slot.spec.output} chunk {slot.task.chunk} cannot be killed",
+                why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
+                remedy="reboot the machine, then run the same command again",
+                log=slot.files.log,
+            )
+
+    def _heed_signals(self, now_s: float) -> None:
+        signals = self._signals
+        if signals.draining and not self._draining:
+            self._draining = True
+            self._emit("draining", signal=signals.first.name if signals.first else "")
+            for slot in self._slots:
+                if slot.gate is GateState.SHUT:
+                    slot.end(EndedBy.STOP, "the run is draining", now_s)
+        if signals.stopping:
+            for slot in self._slots:
+                slot.end(EndedBy.STOP, "the run was stopped", now_s)
+
+    def _end_all(self) -> None:
+        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
+        while self._slots and not all(slot.stuck(time.monotonic()) for slot in self._slots):
+            now_s = time.monotonic()
+            for slot in list(self._slots):
+                if slot.worker.poll() is None:
+                    slot.end(EndedBy.STOP, "the run has ended", now_s)
+                else:
+                    self._slots.remove(slot)  # if it got done after all, the next run finds its result
+            if self._slots:
+                self._sleep()

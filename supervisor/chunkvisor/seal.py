@@ -1,0 +1,76 @@
+"""Sealed JSON: state files that know whether they are whole.
+
+It never repairs anything: a damaged file is reported as such, and the caller decides.
+"""
+
+import errno
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chunkvisor_worker.contract.files import open_regular, write_atomic
+from chunkvisor_worker.contract.messages import from_json
+
+_SEAL = "seal"
+_Record = TypeVar("_Record")
+
+
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO})
+"""Errors of opening what is a folder, a loop of links, a pipe or a socket."""
+
+
+class DamagedError(Exception):
+    """The file is there, but it is not what was written."""
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of the value's canonical JSON form, as hex."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` and its digest under the key `seal`, atomically. Raises OSError."""
+    sealed = {**content, _SEAL: digest_of(content)}
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n")
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The content, or None where the file does not exist.
+
+    Raises DamagedError where it is torn or altered, or is no file, OSError where it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise DamagedError(str(path)) from None
+        raise
+    try:
+        content = json.loads(data)
+        seal = content.pop(_SEAL)
+        whole = seal == digest_of(content)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise DamagedError(str(path))
+    assert isinstance(content, dict)
+    return content
+
+
+def read_record(kind: type[_Record], path: Path) -> _Record | None:
+    """The record of a dataclass's shape, or None where the file does not exist.
+
+    Raises DamagedError also where the file is whole but of another shape, such as another version's; OSError.
+    """
+    content = read_sealed(path)
+    if content is None:
+        return None
+    record = from_json(kind, json.dumps(content))
+    if record is None:
+        raise DamagedError(str(path))
+    return record

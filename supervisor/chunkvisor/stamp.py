@@ -1,0 +1,71 @@
+"""Digests of files that need not be computed again while the file is untouched.
+
+It never trusts a file whose size, times or inode differ from the stamp. The change time cannot be set back by any
+call (inode(7)), so a rewritten file never passes as the old one; bit rot beneath the file system does, and
+`chunkvisor verify` is there for that.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A file's digest, and the state of the file when it was computed."""
+
+    digest: str
+    """sha256, hex."""
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    def untouched(self, path: Path) -> bool:
+        """Whether the file is still in the state in which it was stamped."""
+        try:
+            now = path.stat()
+        except OSError:
+            return False
+        return (self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode) == _state(now)
+
+    def holds(self, path: Path) -> bool:
+        """Whether the file has the stamped content; reads it only when it was touched."""
+        if self.untouched(path):
+            return True
+        try:
+            return path.stat().st_size == self.size_bytes and digest_file(path) == self.digest
+        except OSError:
+            return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values under the attribute names."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Stamp":
+        """The reverse of `to_json`. Raises TypeError where keys differ."""
+        return cls(**value)
+
+
+def stamp_file(path: Path) -> Stamp:
+    """Digest and stamp the file. Raises OSError."""
+    before = path.stat()
+    return Stamp(digest_file(path), *_state(before))
+
+
+def stamp_as(path: Path, digest: str) -> Stamp:
+    """Stamp a file whose digest has just been computed. Raises OSError."""
+    return Stamp(digest, *_state(path.stat()))
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state(stat: os.stat_result) -> tuple[int, int, int, int]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
