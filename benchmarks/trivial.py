@@ -1,0 +1,23 @@
+"""A plug-in encoder that costs next to nothing, or waits as if for a GPU: what is left is chunkvisor itself."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+
+class Trivial:
+    """Eight numbers a text."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+
+    def encode(self, texts: list[str], batch_size: int) -> np.ndarray:  # noqa: ARG002 - the contract's signature
+        """Lengths and counts; never zero."""
+        time.sleep(self._wait_s)
+        return np.asarray([[len(text) + column + 1 for column in range(8)] for text in texts], dtype=np.float32)
+
+
+def make(model: Any, device: str) -> Trivial:  # noqa: ARG001 - the contract's signature
+    """The factory that the config names; model.kwargs.wait_s seconds for each call."""
+    return Trivial(float(model.kwargs.get("wait_s", 0.0)))
