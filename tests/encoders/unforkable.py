@@ -1,0 +1,36 @@
+"""Encoders that must not be forked after their import: UNFORKABLE in the environment says why."""
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from good import make
+
+__all__ = ["make"]
+
+
+def load_driver():
+    # What counts is the name of what is mapped.
+    path = Path(tempfile.mkdtemp(), "libcuda.so.1")
+    path.write_bytes(bytes(4096))
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+
+
+def start_thread():
+    threading.Thread(target=time.sleep, args=(3600,), name="pool", daemon=True).start()
+
+
+def fail():
+    raise ImportError("no such library")
+
+
+def hang():
+    if os.environ.get("HF_DEACTIVATE_ASYNC_LOAD"):  # as in a template alone
+        time.sleep(3600)
+
+
+KEPT = globals()[os.environ["UNFORKABLE"]]()

@@ -1,0 +1,140 @@
+"""Runs `chunkvisor` as a person would, in a folder of its own, on texts whose right vectors are known."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).parent.parent
+ENCODERS = Path(__file__).parent / "encoders"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Workplace:
+    """A folder with a config, a source and a workdir."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_path = folder / "config.yaml"
+        self.workdir = folder / "work"
+        self.source = folder / "rows.jsonl"
+
+    def write_source(self, texts: Sequence[str | None]) -> None:
+        """One JSON object a line, the text under `text`."""
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        self.source.write_text("".join(lines))
+
+    def write_config(self, encoder: str, **changes: Any) -> None:
+        """A config for one output `out` over the source, with a plug-in of tests/encoders; dotted keys override."""
+        config: dict[str, Any] = {
+            "workdir": "work",
+            "model": {"name": "test", "encoder": encoder},
+            "device": "cpu",
+            "chunk": {"size": 10},
+            "workers": {"start": "fresh", "standby": 0},
+            "env": {"PYTHONPATH": os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])},
+            "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
+        }
+        for key, value in changes.items():
+            node = config
+            *parents, last = key.replace("__", ".").split(".")
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = value
+        self.config_path.write_text(yaml.safe_dump(config))
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a chunkvisor command, under this interpreter."""
+        return [sys.executable, "-c", "from chunkvisor.cli import main; main()", *arguments]
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command; both streams are pipes."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            # numpy's threads are a third of the price of a worker that does nothing.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **(env or {})},
+        )
+
+    def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run a command to its end."""
+        process = self.start(*arguments, env=env)
+        return finish(process)
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """`chunkvisor run` of the config."""
+        return self.call("run", str(self.config_path), *arguments, env=env)
+
+    def vectors(self) -> np.ndarray:
+        """The final file."""
+        return np.load(self.workdir / "out.npy", allow_pickle=False)
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the final file."""
+        return json.loads((self.workdir / "out.json").read_text())
+
+    def status(self) -> dict[str, Any]:
+        """`chunkvisor status --json`."""
+        ended = self.call("status", str(self.workdir), "--json")
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The journal."""
+        return [json.loads(line) for line in (self.workdir / "events.jsonl").read_text().splitlines() if line]
+
+
+def vector_of(text: str) -> np.ndarray:
+    """What tests/encoders make of a text: eight numbers from its sha256, none of them zero."""
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8].astype(np.float32) + 1
+
+
+def expected(texts: Sequence[str | None]) -> np.ndarray:
+    """The right final array."""
+    return np.stack([vector_of(text or "") for text in texts])
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+    """Poll until the condition is truthy, and return it; fails at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+    return value
+
+
+def finish(process: subprocess.Popen[str]) -> Ended:
+    """Wait for the end; a command that takes two minutes is killed, and fails the test with what it has said."""
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"no end in sight: {process.communicate()}") from None
+    return Ended(process.returncode, stdout, stderr)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL, and wait for the end."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)

@@ -1,0 +1,57 @@
+"""Files in every format, for the ingest tests."""
+
+import csv
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import duckdb
+
+from chunkvisor.ingest.table import StagedTable
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+Stage = Callable[..., StagedTable]
+"""What the fixture `stage_here` gives."""
+
+
+def wrap(name: str, data: bytes) -> bytes:
+    """The data as a file of that name holds it."""
+    if name.endswith(".gz"):
+        return gzip.compress(data)
+    return zstd.compress(data) if name.endswith(".zst") else data
+
+
+def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -> None:
+    """A file whose suffix says the format, with the texts and a column `id` before them (not in .txt)."""
+    bare = path.name.removesuffix(".gz").removesuffix(".zst")
+    if bare.endswith(".parquet"):
+        write_parquet(path, f"id, text AS {column}", texts)
+        return
+    out = io.StringIO(newline="")
+    if bare.endswith((".csv", ".tsv")):
+        writer = csv.writer(out, delimiter="\t" if bare.endswith(".tsv") else ",")
+        writer.writerow(["id", column])
+        writer.writerows([f"{index:03}", text] for index, text in enumerate(texts))
+    elif bare.endswith((".jsonl", ".ndjson")):
+        out.writelines(json.dumps({"id": index, column: text}) + "\n" for index, text in enumerate(texts))
+    else:
+        out.writelines((text or "") + "\n" for text in texts)
+    path.write_bytes(wrap(path.name, out.getvalue().encode()))
+
+
+def write_parquet(path: Path, select: str, texts: Sequence[str | None] = ("",)) -> None:
+    """A parquet file, uncompressed so that tests can alter its bytes; `select` may use `id` and `text`."""
+    plain = path.with_name("plain.parquet")  # DuckDB has its own idea of what a quote in a name is
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE source (id BIGINT, text VARCHAR)")
+        if texts:
+            connection.executemany("INSERT INTO source VALUES (?, ?)", list(enumerate(texts)))
+        connection.execute(f"COPY (SELECT {select} FROM source) TO '{plain}' (COMPRESSION uncompressed)")
+    plain.rename(path)

@@ -1,0 +1,83 @@
+"""A workplace whose encoder plays faults and counts its calls, and in which commands run inside the test's process."""
+
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from chunkvisor import policy, runner
+from chunkvisor.cli import main
+from harness import ENCODERS, Ended, Workplace
+
+
+class ScriptedWorkplace(Workplace):
+    """The folder can be copied and used elsewhere; only what the encoder is asked counts as computing."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._faults = folder / "faults"
+        self._calls = folder / "calls.jsonl"
+
+    @classmethod
+    def make(cls, folder: Path, texts: Sequence[str | None], **changes: Any) -> "ScriptedWorkplace":
+        """A new one over the texts; `changes` as in `write_config`."""
+        made = cls(folder)
+        made._faults.mkdir(parents=True)
+        shutil.copy(ENCODERS / "scripted.py", folder)
+        made.write_source(texts)
+        made.write_config("scripted:make", **changes)
+        return made
+
+    def copy(self, folder: Path) -> "ScriptedWorkplace":
+        """A copy of everything, as it is now."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return ScriptedWorkplace(folder)
+
+    def lay(self, text: str, fault: str) -> None:
+        """Have the fault happen when the text comes; see tests/encoders/scripted.py."""
+        (self._faults / _script(text)).write_text(fault)
+
+    def lift(self, text: str) -> None:
+        """Take the fault back."""
+        (self._faults / _script(text)).unlink()
+
+    def calls(self) -> list[list[str]]:
+        """The texts of each call of the encoder so far."""
+        return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
+
+    def here(self, *arguments: str) -> Ended:
+        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
+
+        Pauses that a person does not notice are cut short.
+        """
+        stdout, stderr, code = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
+            mock.patch.object(runner, "_PAUSE_S", 0.02),
+            mock.patch.object(policy, "BACKOFF_S", 0.01),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+    def run_here(self, *arguments: str) -> Ended:
+        """`chunkvisor run` of the config, in this process."""
+        return self.here("run", str(self.config_path), *arguments)
+
+
+def _script(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""The example configs, loaded, planned and run on small sources of the same shape."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import ENCODERS, ROOT, Workplace, expected
+
+TESTCASES = [("log in", "open, type, enter", "fix login"), ("", "", "typo"), ("log out", "click", "fix login")]
+ROWS = "".join(f'{summary},"{steps}",{commit}\n' for summary, steps, commit in TESTCASES)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "qodo_tc_commit", "debug_cuda"])
+def test_example_config_runs(workplace: Workplace, name: str) -> None:
+    """With sources in place, and a small encoder instead of the model, each example is planned and finishes."""
+    folder = workplace.folder / "configs"
+    folder.mkdir()
+    config = folder / f"{name}.yaml"
+    config.write_text((ROOT / "configs" / f"{name}.yaml").read_text())
+    write_sources(workplace.folder)
+    path = os.pathsep.join(filter(None, [str(ENCODERS), os.environ.get("PYTHONPATH")]))
+    changes = ["model.encoder=good:make", "device=cpu", "workdir=../work", f"env.PYTHONPATH={path}"]
+    options = [part for change in changes for part in ("--set", change)]
+
+    planned = workplace.call("plan", str(config), *options, "--json")
+    ended = workplace.call("run", str(config), *options)
+
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["outputs"]
+    assert ended.returncode == 0, ended.stderr
+    finals = {path.stem: np.load(path) for path in workplace.workdir.glob("*.npy")}
+    if name == "qodo_tc_commit":
+        assert len(finals) == 6
+        prompts = [f"Summary: {summary}\nSteps: {steps}" for summary, steps, _ in TESTCASES]
+        # The config normalises.
+        right = expected(prompts)
+        right /= np.linalg.norm(right, axis=1, keepdims=True)
+        np.testing.assert_allclose(finals["train_tc_embeddings"], right, atol=1e-6)
+    assert all(len(final) == 3 for final in finals.values())
+
+
+def write_sources(folder: Path) -> None:
+    """What the example configs name as sources, three rows each."""
+    for datasets in (folder / "datasets", folder / "configs" / "datasets"):
+        datasets.mkdir()
+        for part in ("train", "val", "test"):
+            (datasets / f"{part}.csv").write_text("tc_summary,tc_steps,commit\n" + ROWS)
+    data = folder / "quickstart" / "data"
+    data.mkdir(parents=True)
+    rows = [{"name": f"module.f{number}", "kind": "function", "doc": f"Does {number}."} for number in range(3)]
+    (data / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

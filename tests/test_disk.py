@@ -1,0 +1,207 @@
+"""A disk that is full: said before it is, waited for when it is, and nothing that is done is lost."""
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.diskneed import RESERVE_BYTES, check_disk, need_bytes
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.ledger import Ledger
+from chunkvisor.parts import Parts
+from harness import expected, finish, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = [f"t{number}" for number in range(8)]
+"""Two chunks of four."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "texts_left", "dimension", "need"),
+    [
+        (0, 0, 384, RESERVE_BYTES),
+        (1000, 0, 384, 1000 * 384 * 4 + RESERVE_BYTES),
+        (1000, 600, 384, 1600 * 384 * 4 + RESERVE_BYTES),
+        (10_000_000, 9_000_000, 1536, 19_000_000 * 1536 * 4 + RESERVE_BYTES),
+    ],
+)
+def test_need(rows: int, texts_left: int, dimension: int, need: int) -> None:
+    """Float32 for the chunks to come and for the final file beside them, and a reserve."""
+    assert need_bytes(rows, texts_left, dimension) == need
+
+
+@pytest.mark.parametrize(("free", "fits"), [(None, True), (100, True), (101, True), (99, False), (0, False)])
+def test_check(free: int | None, fits: bool) -> None:
+    """Too little space is exit 74 with need, free space and place; space that cannot be told is taken for enough."""
+    if fits:
+        check_disk("out", 100, free, "/data/work")
+        return
+    with pytest.raises(Halt) as caught:
+        check_disk("out", 100, free, "/data/work")
+    assert caught.value.code is ExitCode.DISK
+    words = " ".join(caught.value.lines())
+    assert all(word in words for word in ("output out", "/data/work", "100 bytes", f"{free} B are free"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """Two chunks, short patience."""
+    return ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, recovery__wait_timeout=1)
+
+
+def full_disk() -> OSError:
+    """As write(2) says it."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def failing(times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a method meet a full disk so many times."""
+    method, left = getattr(owner, name), [times]
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise full_disk()
+        return method(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the dimension is known the run says that the rest does not fit, keeps what is done, and goes on later."""
+    monkeypatch.setattr("chunkvisor.keeper.free_bytes", lambda folder: 1000)
+    ended = place.run_here()
+    assert ended.returncode == 74, ended.stderr
+    assert "output out does not fit on the disk" in ended.stderr
+    assert place.status()["outputs"]["out"]["chunks_done"] == 1
+    monkeypatch.undo()
+    assert place.run_here().returncode == 0
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert len(place.calls()) == 2
+
+
+def test_commit_waits_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that meets a full disk is waited for; the chunk is done again, and the run is completed."""
+    failing(1, Ledger, "commit", monkeypatch)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing is started for 1 s" in ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not computed again."""
+    assert place.run_here("--max-rows", "8").returncode == 0
+    shutil.rmtree(place.workdir)
+    place.lay("t4", "terminate!")
+    assert place.run_here("--set", "recovery.attempts=1").returncode == 75
+    place.lift("t4")
+    with monkeypatch.context() as patch:
+        failing(1000, Ledger, "commit", patch)
+        ended = place.run_here()
+    assert ended.returncode == 74, ended.stderr
+    assert "No space left on device" in ended.stderr
+    assert "what is done stays done" in ended.stderr
+    calls = len(place.calls())
+    assert place.run_here().returncode == 0
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert place.calls()[calls:] == [TEXTS[4:]]
+
+
+def test_parts_wait_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that cannot be joined for want of space are joined later, and none of them is computed again."""
+    place.lay("t1", "nan!")
+    failing(1, Parts, "compose", monkeypatch)
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert "nothing is started for 1 s" in ended.stderr
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
+    assert sorted(place.calls()) == [["t0", "t1", "t2", "t3"], ["t1"], ["t4", "t5", "t6", "t7"]]
+
+
+def test_parts_wait_for_the_disk_at_a_resume(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where a run finds all parts of a chunk there, and a full disk."""
+    place.lay("t1", "nan!")
+    with monkeypatch.context() as patch:
+        failing(1000, Parts, "compose", patch)
+        assert place.run_here().returncode == 74
+    calls = len(place.calls())
+    failing(1, Parts, "compose", monkeypatch)
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert [text for call in place.calls()[calls:] for text in call if text in TEXTS[:4]] == []
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
+
+
+@pytest.mark.parametrize("method", ["add", "add_bad", "settle"])
+def test_state_of_parts_waits_for_the_disk(
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Whatever is written while a chunk is taken apart, a full disk delays it and spoils nothing."""
+    place.lay("t1", "nan!")
+    place.lay("t6", "value_error!")
+    place.lay("t7", "nan_beside!")
+    failing(1, Parts, method, monkeypatch)
+    ended = place.run_here("--set", "recovery.attempts=1")
+    assert ended.returncode == 3, ended.stderr
+    right = expected(TEXTS)
+    vectors = place.vectors()
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 6]
+    others = [0, 2, 3, 4, 5, 7]
+    assert vectors[others].tobytes() == right[others].tobytes()
+
+
+@pytest.fixture
+def small_disk(place: ScriptedWorkplace) -> Iterator[Path]:
+    """The workdir on a file system of its own of 96 MiB; skips where nothing can be mounted."""
+    place.workdir.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place.workdir)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place.workdir
+    subprocess.run(["umount", "--lazy", str(place.workdir)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the space there is."""
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    with open(ballast, "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(512))
+    return ballast
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) -> None:
+    """A real disk that is full when the second chunk comes to be stored is waited for, or the run ends with 74."""
+    place.write_config("scripted:make", chunk__size=4, recovery__wait_timeout=60 if freed else 1)
+    place.lay("t4", "wait_for_release")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    ballast = fill(small_disk)
+    (place.folder / "release").touch()
+    assert process.stderr is not None
+    waiting = next(line for line in process.stderr if "nothing is started for" in line)
+    # The worker has no room for its record either: its exit code has to say it.
+    assert "disk_full" in waiting or "No space left on device" in waiting
+    if freed:
+        ballast.unlink()
+    ended = finish(process)
+    assert ended.returncode == (0 if freed else 74), ended.stderr
+    if not freed:
+        ballast.unlink()
+        calls = len(place.calls())
+        assert place.run_here().returncode == 0
+        assert place.calls()[calls:] == [TEXTS[4:]]
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()

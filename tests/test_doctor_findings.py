@@ -1,0 +1,531 @@
+"""What the readings of the doctor mean, as tables."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chunkvisor.doctor import examine, exit_code
+from chunkvisor.doctor.finding import Blame, Finding, State
+from chunkvisor.doctor.readings import (
+    DriverReading,
+    FolderReading,
+    GpuProcess,
+    GpuReading,
+    HostReading,
+    HubReading,
+    JobReading,
+    ProbeReading,
+    Readings,
+    SampleReading,
+    SmiReading,
+    Wanted,
+    Whereabouts,
+)
+from chunkvisor.doctor.torchbuild import runs_on
+from chunkvisor.doctor.variables import allocator_problems
+from chunkvisor.errors import ExitCode
+from chunkvisor.outcome import Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+
+OK, NOTE, WARNING, FAULT = State
+GIB = 1 << 30
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER_UUID = "GPU-99999999-2222-3333-4444-555555555555"
+
+
+def failed(message: str, phase: Phase = Phase.CUDA_INIT, name: str = "builtins.RuntimeError") -> Fault:
+    """A fault with one exception."""
+    return Fault(phase, (Cause(name, ("builtins.Exception",), message),), "")
+
+
+GPU = GpuReading(UUID, "NVIDIA A100", 40 * GIB, 3 << 20, "Default", ecc_uncorrectable=0, recovery_action="None")
+REPORT = ProbeReport(
+    Phase.DONE,
+    {"torch": "2.14.1+cu130"},
+    cuda="13.0",
+    arch_list=("sm_80", "sm_90", "sm_100", "compute_100"),
+    gpus=(ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB, 39 * GIB),),
+)
+FOLDER = FolderReading("/data/work", 100 * GIB, 10**6)
+GOOD = SampleReading(Verdict(Outcome.COMMITTED, "done"), dimension=384)
+JOB = JobReading("some/model", Whereabouts.CACHED, workers=2, workdir=FOLDER, samples=(GOOD,))
+WELL = Readings(
+    wanted=Wanted.CUDA,
+    chosen=(UUID,),
+    smi=SmiReading(0, driver="580.65.06", cuda="13.0", gpus=(GPU,)),
+    driver=DriverReading("580.65.06", ("/dev/nvidia0", "/dev/nvidiactl")),
+    probe=ProbeReading(REPORT, 0),
+    host=HostReading(8, 64 * GIB, 60 * GIB, 8 * GIB, None, "", 65536),
+    hub=HubReading(FOLDER, has_token=True),
+    job=JOB,
+)
+"""A machine and a job in perfect health."""
+
+NO_DRIVER = replace(WELL, chosen=(), smi=SmiReading(), driver=DriverReading())
+
+
+def with_gpu(**changes: Any) -> Readings:
+    """WELL with another GPU."""
+    return replace(WELL, smi=replace(WELL.smi, gpus=(replace(GPU, **changes),)))
+
+
+def with_smi(**changes: Any) -> Readings:
+    """WELL with another answer of nvidia-smi."""
+    return replace(WELL, smi=replace(WELL.smi, **changes))
+
+
+def with_report(**changes: Any) -> Readings:
+    """WELL with another report of the probe."""
+    return replace(WELL, probe=ProbeReading(replace(REPORT, **changes), 0))
+
+
+def with_host(**changes: Any) -> Readings:
+    """WELL with another machine."""
+    return replace(WELL, host=replace(WELL.host, **changes))
+
+
+def with_job(**changes: Any) -> Readings:
+    """WELL with another job."""
+    return replace(WELL, job=replace(JOB, **changes))
+
+
+def with_variables(**variables: str) -> Readings:
+    """WELL with these variables in both environments."""
+    return replace(WELL, own=variables, workers=variables)
+
+
+def with_sample(outcome: Outcome, **changes: Any) -> Readings:
+    """WELL with a sample that ended otherwise."""
+    return with_job(samples=(SampleReading(Verdict(outcome, "why", "mend it", **changes)),))
+
+
+def find(readings: Readings, check: str) -> list[Finding]:
+    """The findings of one check."""
+    return [finding for finding in examine(readings) if finding.check == check]
+
+
+def worst(readings: Readings, check: str) -> Finding:
+    """The finding of a check that matters most."""
+    return max(find(readings, check), key=lambda finding: list(State).index(finding.state))
+
+
+def test_a_well_machine_is_all_well() -> None:
+    """With nothing wrong, every finding is `ok`, and the exit code is 0."""
+    findings = examine(WELL)
+
+    assert [finding for finding in findings if finding.state is not OK] == []
+    assert {"driver", "nvml", "gpu-health", "gpu-memory", "torch", "torch-driver", "torch-gpu", "gpu-generation"} < {
+        finding.check for finding in findings
+    }
+    assert exit_code(findings) is ExitCode.COMPLETE
+
+
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+STRANGER = GpuProcess(4711, "python", 30 * GIB)
+SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+NO_DEVICE = ("this machine has no GPU for this config: it has 0 visible GPUs", "check device")
+
+CASES: dict[str, tuple[Readings, str, State, str]] = {
+    # driver and nvidia-smi
+    "no driver": (NO_DRIVER, "driver", FAULT, "no NVIDIA driver"),
+    "no driver, no config": (replace(NO_DRIVER, wanted=Wanted.ANYTHING, job=None), "driver", NOTE, "no NVIDIA driver"),
+    "config on the CPU": (replace(NO_DRIVER, wanted=Wanted.CPU), "gpu", NOTE, "asks for the CPU"),
+    "container without GPUs": (replace(WELL, driver=DriverReading("580.65.06")), "driver", FAULT, "no /dev/nvidia"),
+    "no permission on the device": (
+        replace(WELL, driver=replace(WELL.driver, forbidden=("/dev/nvidia0",))),
+        "driver",
+        FAULT,
+        "cannot open /dev/nvidia0",
+    ),
+    "nvml broken, cuda works": (
+        with_smi(returncode=18, line=MISMATCH, gpus=()),
+        "nvml",
+        WARNING,
+        "CUDA works all the same",
+    ),
+    "nvml and cuda broken": (
+        replace(
+            with_report(
+                gpus=(), fault=failed("Error 803: system has unsupported display driver / cuda driver combination")
+            ),
+            smi=SmiReading(18, MISMATCH),
+        ),
+        "nvml",
+        FAULT,
+        "different versions",
+    ),
+    "smi without permission": (
+        replace(with_report(gpus=()), smi=SmiReading(4, "Insufficient Permissions")),
+        "nvml",
+        FAULT,
+        "may not ask",
+    ),
+    "smi unknown code": (replace(with_report(gpus=()), smi=SmiReading(99)), "nvml", FAULT, "exit code 99"),
+    "gpu lost": (replace(with_report(gpus=()), smi=SmiReading(15)), "nvml", FAULT, "fallen off the bus"),
+    "smi hangs": (with_smi(returncode=None, line="no answer within 20 s"), "nvml", FAULT, "hangs"),
+    "smi hangs, no config": (
+        replace(with_smi(returncode=None, line="no answer within 20 s"), wanted=Wanted.ANYTHING),
+        "nvml",
+        WARNING,
+        "hangs",
+    ),
+    "smi not installed": (with_smi(returncode=None, gpus=()), "nvml", WARNING, "not on PATH"),
+    "device not there": (replace(WELL, no_device=NO_DEVICE), "gpu", FAULT, "has no GPU for this config"),
+    # CUDA_VISIBLE_DEVICES and MIG
+    "visible all": (with_variables(CUDA_VISIBLE_DEVICES="0"), "visible-gpus", OK, "shows 1 GPU"),
+    "visible by uuid": (with_variables(CUDA_VISIBLE_DEVICES="GPU-1111"), "visible-gpus", OK, "shows 1 GPU"),
+    "visible none": (with_variables(CUDA_VISIBLE_DEVICES=""), "visible-gpus", FAULT, "hides every GPU"),
+    "visible wrong": (with_variables(CUDA_VISIBLE_DEVICES="7"), "visible-gpus", FAULT, "'7' names no GPU"),
+    "visible partly wrong": (with_variables(CUDA_VISIBLE_DEVICES="0,7"), "visible-gpus", WARNING, "'7' names no GPU"),
+    "visible twice": (with_variables(CUDA_VISIBLE_DEVICES="0,0"), "visible-gpus", FAULT, "twice"),
+    "visible mixed": (with_variables(CUDA_VISIBLE_DEVICES=f"0,{UUID}"), "visible-gpus", WARNING, "mixes"),
+    "mig without slices": (with_gpu(mig=True), "mig", FAULT, "no slice"),
+    "mig not chosen": (with_gpu(mig=True, mig_slices=2), "mig", WARNING, "one slice"),
+    "mig chosen": (
+        replace(with_gpu(mig=True, mig_slices=2), own={"CUDA_VISIBLE_DEVICES": "MIG-1"}, chosen=("MIG-1",)),
+        "mig",
+        OK,
+        "slice",
+    ),
+    # health and memory
+    "reset needed": (with_gpu(recovery_action="Reset"), "gpu-health", FAULT, "recovery action: Reset"),
+    "drain p2p": (with_gpu(recovery_action="Drain P2P"), "gpu-health", WARNING, "Drain P2P"),
+    "ecc errors": (with_gpu(ecc_uncorrectable=2), "gpu-health", WARNING, "2 uncorrectable memory errors"),
+    "remap pending": (with_gpu(remap_pending=True), "gpu-health", WARNING, "waits for a reset"),
+    "remap failed": (with_gpu(remap_failed=True), "gpu-health", FAULT, "could not be replaced"),
+    "health unknown": (with_gpu(recovery_action="N/A", ecc_uncorrectable=None), "gpu-health", NOTE, "tells nothing"),
+    "stranger": (
+        with_gpu(used_bytes=30 * GIB, processes=(STRANGER,)),
+        "gpu-memory",
+        WARNING,
+        "pid 4711 python (30.0 GiB)",
+    ),
+    "small stranger": (with_gpu(used_bytes=GIB, processes=(STRANGER,)), "gpu-memory", NOTE, "pid 4711"),
+    "unseen stranger": (with_gpu(used_bytes=30 * GIB), "gpu-memory", WARNING, "cannot be seen from here"),
+    "own worker": (
+        with_gpu(used_bytes=30 * GIB, processes=(replace(STRANGER, is_worker=True),)),
+        "gpu-memory",
+        NOTE,
+        "run of chunkvisor",
+    ),
+    "exclusive": (
+        with_gpu(compute_mode="Exclusive_Process", processes=(STRANGER,)),
+        "gpu-memory",
+        FAULT,
+        "one process at a time",
+    ),
+    "prohibited": (with_gpu(compute_mode="Prohibited"), "gpu-memory", FAULT, "forbids CUDA"),
+    # torch
+    "torch missing": (
+        with_report(phase=Phase.IMPORT, versions={}, fault=failed("No module named 'torch'")),
+        "torch",
+        FAULT,
+        "not installed",
+    ),
+    "torch hangs": (
+        replace(WELL, probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT), None)),
+        "torch",
+        FAULT,
+        "hangs",
+    ),
+    "torch crashes": (
+        replace(
+            WELL,
+            probe=ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n"),
+        ),
+        "torch",
+        FAULT,
+        "older than the build",
+    ),
+    "torch missing for a plug-in": (
+        replace(
+            with_job(whereabouts=Whereabouts.PLUGIN),
+            probe=ProbeReading(ProbeReport(Phase.IMPORT, fault=failed("x")), 1),
+        ),
+        "torch",
+        WARNING,
+        "not installed",
+    ),
+    "cpu build": (with_report(cuda=None, gpus=()), "torch-gpu", FAULT, "build for the CPU only"),
+    "cpu build, no config": (
+        replace(with_report(cuda=None, gpus=()), wanted=Wanted.ANYTHING),
+        "torch-gpu",
+        WARNING,
+        "CPU only",
+    ),
+    "rocm build": (with_report(cuda=None, hip="6.4", gpus=()), "torch-gpu", FAULT, "ROCm 6.4"),
+    "driver too old": (
+        replace(
+            with_report(gpus=(), fault=failed("The NVIDIA driver on your system is too old (found version 12020).")),
+            smi=replace(WELL.smi, cuda="12.2"),
+        ),
+        "torch-driver",
+        FAULT,
+        "driver is too old",
+    ),
+    "driver too old, as torch says": (
+        with_report(gpus=(), fault=failed("The NVIDIA driver on your system is too old (found version 12020).")),
+        "torch-gpu",
+        FAULT,
+        "older than the CUDA",
+    ),
+    "driver of the same major": (with_report(cuda="13.2"), "torch-driver", NOTE, "compatible"),
+    "old driver with compatibility package": (with_smi(cuda="12.9"), "torch-driver", NOTE, "compatible"),
+    "driver tells no cuda": (with_smi(cuda=""), "torch-gpu", OK, "computes on NVIDIA A100"),
+    "cuda crashes": (
+        replace(WELL, probe=ProbeReading(replace(REPORT, phase=Phase.CUDA_INIT, gpus=()), -11)),
+        "torch-gpu",
+        FAULT,
+        "SIGSEGV",
+    ),
+    "gpu generation unknown to torch": (
+        with_report(gpus=(ProbedGpu("Tesla P100", (6, 0), 16 * GIB, 15 * GIB),)),
+        "gpu-generation",
+        FAULT,
+        "capability 6.0",
+    ),
+    # variables
+    "bad allocator key": (
+        replace(with_variables(PYTORCH_ALLOC_CONF="max_split_mb:128"), probe=ProbeReading()),
+        "allocator",
+        FAULT,
+        "did you mean",
+    ),
+    "bad allocator key, no config": (
+        replace(with_variables(PYTORCH_ALLOC_CONF="foo:1"), wanted=Wanted.ANYTHING, probe=ProbeReading()),
+        "allocator",
+        WARNING,
+        "foo is not known",
+    ),
+    "allocator key that torch took": (
+        with_variables(PYTORCH_ALLOC_CONF="brand_new_key:1"),
+        "allocator",
+        NOTE,
+        "took it",
+    ),
+    "both allocator variables": (
+        with_variables(PYTORCH_CUDA_ALLOC_CONF="backend:native", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync"),
+        "allocator",
+        WARNING,
+        "PYTORCH_CUDA_ALLOC_CONF wins",
+    ),
+    "both allocator variables alike": (
+        with_variables(PYTORCH_CUDA_ALLOC_CONF="backend:native", PYTORCH_ALLOC_CONF="backend:native"),
+        "allocator",
+        NOTE,
+        "both set",
+    ),
+    "good allocator setting": (with_variables(**SEGMENTS), "allocator", OK, "nothing that torch would refuse"),
+    "expandable segments, nvml broken": (
+        replace(
+            with_smi(returncode=18, line=MISMATCH), workers={**SEGMENTS, "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
+        ),
+        "allocator",
+        WARNING,
+        "asks NVML",
+    ),
+    "expandable segments without ipc": (
+        replace(
+            with_smi(returncode=18, line=MISMATCH), workers={**SEGMENTS, "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0"}
+        ),
+        "allocator",
+        OK,
+        "",
+    ),
+    "folklore": (with_variables(PYTORCH_NO_NVML="1"), "environment", NOTE, "no part of torch reads it"),
+    "uncached, from the shell": (
+        replace(WELL, own={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+        "environment",
+        NOTE,
+        "workers do not get it",
+    ),
+    "uncached, from the config": (
+        replace(WELL, workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+        "environment",
+        WARNING,
+        "very slow",
+    ),
+    "blocking launches": (with_variables(CUDA_LAUNCH_BLOCKING="1"), "environment", WARNING, "slow"),
+    "blocking launches off": (with_variables(CUDA_LAUNCH_BLOCKING="0"), "environment", OK, "stands in the way"),
+    "stub library": (with_variables(LD_LIBRARY_PATH="/usr/local/cuda/lib64/stubs"), "environment", WARNING, "stubs"),
+    "tf32 override": (with_variables(NVIDIA_TF32_OVERRIDE="0"), "environment", NOTE, "last digits"),
+    # machine
+    "small shm": (with_host(shm_bytes=64 << 20), "shm", NOTE, "64.0 MiB"),
+    "small shm, plug-in": (
+        replace(with_host(shm_bytes=64 << 20), job=replace(JOB, whereabouts=Whereabouts.PLUGIN)),
+        "shm",
+        WARNING,
+        "plug-in",
+    ),
+    "no shm": (with_host(shm_bytes=None), "shm", NOTE, "no /dev/shm"),
+    "low fds": (with_host(files=256), "files", WARNING, "256 open files"),
+    "very low fds": (with_host(files=64), "files", FAULT, "too few"),
+    "no fd limit": (with_host(files=None), "files", OK, "no limit"),
+    "low pids": (with_host(tasks_left=100, tasks_limit="ulimit -u"), "processes", WARNING, "ulimit -u"),
+    "very low pids": (with_host(tasks_left=20, tasks_limit="pids.max"), "processes", FAULT, "20 more processes"),
+    "little memory": (with_host(memory_available_bytes=GIB // 2), "memory", FAULT, "killed by the kernel"),
+    "memory for one worker of two": (
+        replace(with_job(weights_bytes=3 * GIB), host=replace(WELL.host, memory_available_bytes=5 * GIB)),
+        "memory",
+        WARNING,
+        "2 workers at once",
+    ),
+    "memory unknown": (with_host(memory_bytes=None), "memory", NOTE, "cannot be told"),
+    "disk too small": (with_job(rows=10**9), "disk", FAULT, "1,000,000,000 rows of 384 dimensions"),
+    "disk large enough": (with_job(rows=1000), "disk", OK, "need up to"),
+    "disk, dimension from an earlier run": (
+        with_job(rows=10**9, dimension=1536, samples=()),
+        "disk",
+        FAULT,
+        "1536 dimensions",
+    ),
+    "disk nearly full": (with_job(workdir=replace(FOLDER, free_bytes=1 << 20)), "disk", WARNING, "1.0 MiB free"),
+    "workdir not writable": (with_job(workdir=replace(FOLDER, writable=False)), "disk", FAULT, "cannot be written"),
+    "no inodes": (with_job(workdir=replace(FOLDER, free_files=3)), "disk", FAULT, "3 more files"),
+    # model
+    "cache not writable, needed": (
+        replace(with_job(whereabouts=Whereabouts.HUB), hub=HubReading(replace(FOLDER, writable=False))),
+        "hub-cache",
+        FAULT,
+        "cannot be written",
+    ),
+    "cache not writable, not needed": (
+        replace(WELL, hub=HubReading(replace(FOLDER, writable=False))),
+        "hub-cache",
+        NOTE,
+        "downloaded",
+    ),
+    "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
+    "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
+    "model to be downloaded, offline": (
+        replace(with_job(whereabouts=Whereabouts.HUB, samples=()), hub=HubReading(FOLDER, offline=True)),
+        "model",
+        FAULT,
+        "forbids",
+    ),
+    "model nowhere": (
+        with_job(whereabouts=Whereabouts.NOWHERE, problem="there is no model folder /m", samples=()),
+        "model",
+        FAULT,
+        "/m",
+    ),
+    "wrong tokenizer": (with_sample(Outcome.SETUP, rule="tokenizer-mismatch"), "tokenizer", FAULT, "why"),
+    "worker crashed": (with_sample(Outcome.CRASHED), "encoding", FAULT, "failed: crashed: why"),
+    "bad vectors": (with_sample(Outcome.BAD_OUTPUT), "encoding", FAULT, "bad_output"),
+    "vectors differ": (with_job(samples=(replace(GOOD, difference=0.1),)), "encoding", FAULT, "differ by 0.1"),
+    "vectors differ by rounding": (with_job(samples=(replace(GOOD, difference=1e-6),)), "encoding", OK, "rounding"),
+    "texts do not matter": (with_job(samples=(replace(GOOD, tells_apart=False),)), "encoding", WARNING, "same vector"),
+    "a run is at work": (with_job(busy_pid=99, samples=()), "encoding", NOTE, "pid 99"),
+    "config wrong": (replace(WELL, config_problem=("c.yaml:3: no", "correct this")), "config", FAULT, "c.yaml:3"),
+}
+
+
+@pytest.mark.parametrize(("readings", "check", "state", "words"), CASES.values(), ids=CASES.keys())
+def test_what_readings_mean(readings: Readings, check: str, state: State, words: str) -> None:
+    """Each reading gives its check the state and the words of the table, and a mend where one is needed."""
+    finding = worst(readings, check)
+
+    assert finding.state is state
+    assert words in finding.meaning
+    assert finding.mend or state not in (WARNING, FAULT)
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        (with_gpu(recovery_action="Reset"), ExitCode.MACHINE),
+        (with_job(whereabouts=Whereabouts.NOWHERE, samples=()), ExitCode.CONFIG),
+        (with_sample(Outcome.SETUP, rule="weights-missing", exit_code=78), ExitCode.CONFIG),
+        (with_sample(Outcome.SETUP, rule="driver-too-old", exit_code=69), ExitCode.MACHINE),
+        (with_sample(Outcome.CRASHED), ExitCode.MACHINE),
+        (replace(with_sample(Outcome.SETUP, exit_code=78), host=replace(WELL.host, files=10)), ExitCode.MACHINE),
+        (
+            replace(
+                with_variables(PYTORCH_ALLOC_CONF="x:1"),
+                probe=ProbeReading(REPORT, 0),
+                from_config=frozenset({"PYTORCH_ALLOC_CONF"}),
+            ),
+            ExitCode.COMPLETE,
+        ),
+        (with_gpu(ecc_uncorrectable=5), ExitCode.COMPLETE),
+    ],
+)
+def test_exit_code(readings: Readings, expected: ExitCode) -> None:
+    """69 for a fault of the machine, also beside one of the config; 78 for the config's alone; 0 without a fault."""
+    assert exit_code(examine(readings)) is expected
+
+
+def test_a_bad_allocator_setting_of_the_config_is_the_configs_fault() -> None:
+    """Who wrote the setting is to blame for it."""
+    setting = with_variables(PYTORCH_ALLOC_CONF="expandable_segments:true")
+    readings = replace(setting, probe=ProbeReading(replace(REPORT, gpus=()), 0))
+
+    assert worst(readings, "allocator").blame is Blame.MACHINE
+    readings = replace(readings, from_config=frozenset({"PYTORCH_ALLOC_CONF"}))
+    assert worst(readings, "allocator").blame is Blame.CONFIG
+
+
+def test_other_gpus_than_the_chosen_one_do_not_matter() -> None:
+    """A broken GPU that the job does not use is not reported."""
+    broken = replace(GPU, uuid=OTHER_UUID, recovery_action="Reset")
+    readings = with_smi(gpus=(GPU, broken))
+
+    assert exit_code(examine(readings)) is ExitCode.COMPLETE
+    assert exit_code(examine(replace(readings, chosen=(UUID, OTHER_UUID)))) is ExitCode.MACHINE
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("expandable_segments:True", ""),
+        ("max_split_size_mb:128,garbage_collection_threshold:0.8", ""),
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:native", ""),
+        ("roundup_power2_divisions:16", ""),
+        ("expandable_segments: True, per_process_memory_fraction:0.5", ""),
+        ("expandable_segments:true", "True or False, in this spelling"),
+        ("expandable_segments=True", "'=' is not understood"),
+        ("expandable_segments:True;backend:native", "';' is not understood"),
+        ("max_split_size_mb:8", "20 or more"),
+        ("garbage_collection_threshold:1.5", "between 0 and 1"),
+        ("garbage_collect_threshold:0.8", "did you mean garbage_collection_threshold?"),
+        ("roundup_power2_divisions:3", "a power of 2"),
+        ("roundup_power2_divisions:[256:3]", "a power of 2"),
+        ("backend:cudamallocasync", "native or cudaMallocAsync"),
+        ("max_split_size_mb", "has no value"),
+        ("max_split_size_mb:128:backend:native", "is not understood"),
+        ("expandable_segments_handle_type:posix_fd", "refuses as unknown"),
+        ("foo:1", "foo is not known"),
+        ("", ""),
+    ],
+)
+def test_allocator_settings(value: str, problem: str) -> None:
+    """Every key, value and separator that torch refuses is told, and none that it takes."""
+    problems = allocator_problems(value)
+
+    assert problem in "; ".join(problems)
+    assert bool(problems) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "fits"),
+    [
+        ((8, 0), ["sm_80"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_80"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((9, 1), ["sm_90a"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((6, 0), ["sm_70", "compute_70"], False),
+        ((10, 3), ["sm_100f"], True),
+        ((12, 0), ["sm_120"], True),
+        ((8, 0), [], False),
+        ((8, 0), ["gfx90a"], False),
+    ],
+)
+def test_code_for_a_generation(capability: tuple[int, int], arch_list: list[str], fits: bool) -> None:
+    """Machine code serves its own major generation from its minor on, PTX everything later."""
+    assert runs_on(capability, arch_list) is fits

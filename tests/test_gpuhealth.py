@@ -1,0 +1,180 @@
+"""Whether a GPU may be given to the next worker, as a table of what nvidia-smi and the kernel's log say."""
+
+import pytest
+
+from chunkvisor.gpuhealth import (
+    SLACK_BYTES,
+    Health,
+    Holder,
+    Reading,
+    judge_gpu,
+    parse_holders,
+    parse_memory,
+    parse_recovery_action,
+    parse_xids,
+)
+
+GIB = 1 << 30
+BASE = 3 << 20
+STRANGER = Holder(77, "/usr/bin/python3", 20 * GIB)
+OURS = Holder(11, "python", 4 * GIB)
+
+
+def good(used_bytes: int | None = BASE, **more: object) -> Reading:
+    """A reading of an nvidia-smi that works."""
+    return Reading(0, used_bytes, **more)  # type: ignore[arg-type]  # keywords of every type
+
+
+TABLE: dict[str, tuple[Reading, int | None, set[int], Health, str]] = {
+    "as before": (good(), BASE, set(), Health.GOOD, ""),
+    "within the slack": (good(BASE + SLACK_BYTES), BASE, set(), Health.GOOD, ""),
+    "less than before": (good(0), 5 * GIB, set(), Health.GOOD, ""),
+    "no baseline": (good(70 * GIB), None, set(), Health.GOOD, ""),
+    "held by a stranger": (
+        good(20 * GIB + BASE, holders=(STRANGER,)),
+        BASE,
+        set(),
+        Health.BUSY,
+        "20.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77)",
+    ),
+    "held by many": (
+        good(90 * GIB, holders=tuple(Holder(pid, "p", None) for pid in range(100, 120))),
+        0,
+        set(),
+        Health.BUSY,
+        "held by p (pid 100), p (pid 101), p (pid 102)",
+    ),
+    "held, in a container that names nobody": (good(2 * GIB), 0, set(), Health.BUSY, "a process that cannot be named"),
+    "our own worker computes": (good(4 * GIB, holders=(OURS,)), BASE, {11}, Health.GOOD, ""),
+    "our own worker, and a stranger": (
+        good(24 * GIB, holders=(OURS, STRANGER)),
+        0,
+        {11},
+        Health.BUSY,
+        "20.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77)",
+    ),
+    "our own worker, in a container that names nobody": (good(4 * GIB), 0, {11}, Health.GOOD, ""),
+    "our own worker, in a container that names the host's pids": (
+        good(4 * GIB, holders=(Holder(40404, "python", 4 * GIB),)),
+        0,
+        {11},
+        Health.GOOD,
+        "",
+    ),
+    "our own worker, whose memory is not told": (
+        good(4 * GIB, holders=(Holder(11, "python", None),)),
+        0,
+        {11},
+        Health.GOOD,
+        "",
+    ),
+    "off the bus": (Reading(15), BASE, set(), Health.BROKEN, "fallen off the bus"),
+    **{
+        f"Xid {xid}": (good(xids=(13, xid, xid)), BASE, set(), Health.BROKEN, f"Xid {xid} of this GPU: {mend}")
+        for xid, mend in ((48, "have the GPU reset"), (95, "have the GPU reset"), (79, "reboot"), (151, "reboot"))
+    },
+    "several Xids": (good(xids=(119, 48)), BASE, set(), Health.BROKEN, "Xid 48, 119 of"),
+    **{
+        f"Xid {xid}, an application's": (good(xids=(xid,)), BASE, set(), Health.GOOD, "")
+        for xid in (13, 31, 43, 45, 63)
+    },
+    **{
+        f"recovery action {action}": (good(recovery_action=action), BASE, set(), Health.BROKEN, action.strip())
+        for action in ("Reset", "Reboot", "Drain P2P", "Drain and Reset", " GPU Reset ")
+    },
+    **{
+        f"recovery action {action}": (good(recovery_action=action), BASE, set(), Health.GOOD, "")
+        for action in ("None", "none", "N/A", "[N/A]", "", None, "Unknown Error")
+    },
+    "driver/library mismatch": (Reading(18), BASE, set(), Health.BLIND, "exit code 18"),
+    "unknown NVML error": (Reading(255), BASE, set(), Health.BLIND, "exit code 255"),
+    "no answer in time": (Reading(None), BASE, set(), Health.BLIND, "None"),
+    "memory not told": (good(None), BASE, set(), Health.BLIND, ""),
+    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), BASE, set(), Health.BROKEN, "Xid 79"),
+}
+
+
+@pytest.mark.parametrize(("reading", "baseline", "ours", "health", "words"), TABLE.values(), ids=list(TABLE))
+def test_opinion(reading: Reading, baseline: int | None, ours: set[int], health: Health, words: str) -> None:
+    """Broken beats blind, blind beats busy; memory of our own workers is not held against the GPU."""
+    opinion = judge_gpu(reading, baseline, frozenset(ours))
+    assert opinion.health is health, opinion
+    assert words in opinion.why
+    assert bool(opinion.why) == (health is not Health.GOOD)
+
+
+@pytest.mark.parametrize(
+    ("text", "used_bytes"),
+    [
+        ("3\n", 3 << 20),
+        (" 143771 \n", 143771 << 20),
+        ("WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n17\n", 17 << 20),
+        ("[N/A]\n", None),
+        ("No devices were found\n", None),
+        ("", None),
+        ("\ufffd\ufffd", None),
+    ],
+)
+def test_memory(text: str, used_bytes: int | None) -> None:
+    """MiB, on a line of its own among whatever else is said."""
+    assert parse_memory(text) == used_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "holders"),
+    [
+        ("", ()),
+        ("77, /usr/bin/python3, 20480\n", (STRANGER,)),
+        ("77, /opt/a, b/python, 20480\n", (Holder(77, "/opt/a,b/python", 20 * GIB),)),
+        ("77, [Not Found], [N/A]\n", (Holder(77, "[Not Found]", None),)),
+        ("[N/A], python, 5\n77, /usr/bin/python3, 20480\n", (STRANGER,)),
+        ("No running processes found\n", ()),
+        ("\u00b2, x, 5\n", ()),
+    ],
+    ids=["nobody", "one", "comma", "container", "no pid", "words", "no digit"],
+)
+def test_holders(text: str, holders: tuple[Holder, ...]) -> None:
+    """One line a process; lines that are none are skipped, names that cannot be told do no harm."""
+    assert parse_holders(text) == holders
+
+
+@pytest.mark.parametrize(
+    ("xml", "action"),
+    [
+        ("<gpu><gpu_recovery_action>None</gpu_recovery_action></gpu>", "None"),
+        ("<gpu_recovery_action> Drain and Reset </gpu_recovery_action>", "Drain and Reset"),
+        ("<gpu_recovery_action></gpu_recovery_action>", ""),
+        ("<nvidia_smi_log></nvidia_smi_log>", None),
+        ("", None),
+        ("<gpu_recovery_action>" + "x" * 1000 + "</gpu_recovery_action>", None),
+    ],
+)
+def test_recovery_action(xml: str, action: str | None) -> None:
+    """The driver's own advice, where it gives one."""
+    assert parse_recovery_action(xml) == action
+
+
+LOG = [
+    "4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "4,1235,5678902,-;NVRM: Xid (PCI:0000:5e:00): 48, pid=77, name=python, DBE (double bit error) has occurred",
+    "4,1236,5678903,-;NVRM: Xid (PCI:0000:3B:00): 45, pid=78, name=python, Ch 00000008",
+    "4,1237,5678904,-;NVRM: Xid (PCI:0000:3b:00.0): 13, pid=79, Graphics Exception",
+    "6,1238,5678905,-;usb 1-1: new device, no Xid (PCI:0000:3b:00): 79 of ours",
+    "4,1239,5678906,-;NVRM: Xid (PCI:0001:3b:00): 94, another domain",
+]
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "xids"),
+    [
+        ("00000000:3B:00.0", (79, 45, 13)),
+        ("00000000:5E:00.0", (48,)),
+        ("00000000:AF:00.0", ()),
+        ("00000001:3B:00.0", (94,)),
+        ("", ()),
+        ("[N/A]", ()),
+    ],
+)
+def test_xids(bus_id: str, xids: tuple[int, ...]) -> None:
+    """Only those of the GPU at that address; the log and nvidia-smi write it differently."""
+    assert parse_xids(LOG, bus_id) == xids

@@ -1,0 +1,150 @@
+"""What belongs to the identity of an output, and how a change of it is told."""
+
+import json
+from typing import Any
+
+import pytest
+
+from chunkvisor.config import Config
+from chunkvisor.identity import Identity, differences, from_json, identity_of
+
+BASE: dict[str, Any] = {
+    "workdir": "/w",
+    "model": {"name": "org/model"},
+    "outputs": {"a": {"source": "/a.csv", "template": "{x}"}},
+}
+
+
+def identity(revision: str = "abc", digest: str = "d1", rows: int = 1502, **sections: Any) -> Identity:
+    """The identity of output `a`."""
+    return identity_of(Config.model_validate(BASE | sections), "a", revision, digest, rows)
+
+
+def output(**keys: Any) -> dict[str, Any]:
+    """The section `outputs` with more keys in `a`."""
+    return {"a": {"source": "/a.csv", "template": "{x}", **keys}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workdir": "/elsewhere"},
+        {"encode": {"batch_size": 4, "batch_tokens": None}},
+        {"chunk": {"size": 3, "keep": True}},
+        {"device": "cpu"},
+        {"workers": {"standby": 0}},
+        {"recovery": {"attempts": 9}},
+        {"ingest": {"memory_limit": "2GiB"}},
+        {"env": {"OMP_NUM_THREADS": "2"}},
+        {"outputs": output(source="/moved.csv")},
+        {"outputs": output(encode={"batch_size": 2}, chunk={"size": 5})},
+        {"model": {"name": "org/model", "revision": "main"}},
+    ],
+)
+def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
+    """What gives the same vectors leaves the fingerprint alone."""
+    assert identity(**change).fingerprint == identity().fingerprint
+    assert differences(identity(), identity(**change)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": {"name": "org/other"}}, 'model.name: "org/model" before, "org/other" now'),
+        ({"revision": "def"}, 'model.revision: "abc" before, "def" now'),
+        ({"model": {"name": "org/model", "dtype": "float16"}}, 'model.dtype: "auto" before, "float16" now'),
+        ({"model": {"name": "org/model", "max_length": 256}}, "model.max_length: not set before, 256 now"),
+        ({"model": {"name": "org/model", "kwargs": {"a": 1}}}, 'model.kwargs: {} before, {"a": 1} now'),
+        (
+            {"model": {"name": "org/model", "trust_remote_code": True}},
+            "model.trust_remote_code: false before, true now",
+        ),
+        (
+            {"model": {"name": "org/model", "encoder": "mine:build"}},
+            'model.encoder: "sentence-transformers" before, "mine:build" now',
+        ),
+        ({"encode": {"normalize": True}}, "encode.normalize: false before, true now"),
+        ({"encode": {"prompt": ""}}, 'encode.prompt: not set before, "" now'),
+        ({"encode": {"prompt_name": "query"}}, 'encode.prompt_name: not set before, "query" now'),
+        ({"outputs": output(encode={"truncate_dim": 8})}, "encode.truncate_dim: not set before, 8 now"),
+        ({"outputs": output(template="{y}")}, 'template: "{x}" before, "{y}" now'),
+        ({"outputs": output(skip_blank=True)}, "skip_blank: false before, true now"),
+        ({"env": {"NVIDIA_TF32_OVERRIDE": "1"}}, 'env.NVIDIA_TF32_OVERRIDE: not set before, "1" now'),
+        ({"rows": 1503, "digest": "d2"}, "source: 1,502 rows before, 1,503 now"),
+        ({"digest": "d2"}, "source: same number of rows, other content"),
+    ],
+)
+def test_what_shapes_vectors_is_identity(change: dict[str, Any], sentence: str) -> None:
+    """What gives other vectors changes the fingerprint, and is told in one sentence."""
+    assert identity(**change).fingerprint != identity().fingerprint
+    assert differences(identity(), identity(**change)) == [sentence]
+
+
+def local(folder: str, **change: Any) -> Identity:
+    """The identity of a model in a local folder."""
+    return identity(model={"name": folder}, **change)
+
+
+def test_moved_local_model_is_the_same() -> None:
+    """A local model counts by its content, not by its folder, and the folder is still shown."""
+    assert local("/here").fingerprint == local("/there").fingerprint
+    assert differences(local("/here"), local("/there")) == []
+    assert local("/here").values["model.name"] == "/here"
+    assert differences(local("/here"), local("/there", revision="def")) == ['model.revision: "abc" before, "def" now']
+
+
+def test_name_of_a_plugin_always_counts() -> None:
+    """A plug-in makes of its name what it likes, so even a path is part of its identity."""
+    one, other = (identity(model={"name": name, "encoder": "mine:build"}) for name in ("/here", "/there"))
+    assert one.fingerprint != other.fingerprint
+    assert differences(one, other) == ['model.name: "/here" before, "/there" now']
+
+
+def test_order_of_kwargs_does_not_count() -> None:
+    """Arguments in another order are the same arguments."""
+    one = identity(model={"name": "m", "kwargs": {"a": 1, "b": 2}})
+    assert one.fingerprint == identity(model={"name": "m", "kwargs": {"b": 2, "a": 1}}).fingerprint
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, True), (1, 1.0), (None, "null")])
+def test_types_of_kwargs_count(before: Any, now: Any) -> None:
+    """Values that Python takes for equal but a model may not are told apart."""
+    old, new = (identity(model={"name": "m", "kwargs": {"a": value}}) for value in (before, now))
+    assert old.fingerprint != new.fingerprint
+    assert len(differences(old, new)) == 1
+
+
+def test_long_texts_are_shortened() -> None:
+    """Long templates are shortened in the middle, but never so far that the difference is lost."""
+    ends = identity(outputs=output(template="A" + "x" * 500)), identity(outputs=output(template="B" + "x" * 500))
+    (sentence,) = differences(*ends)
+    assert len(sentence) < 200
+    assert '"A' in sentence
+    middles = [identity(outputs=output(template="x" * 300 + letter + "y" * 300)) for letter in "AB"]
+    (sentence,) = differences(*middles)
+    assert len(sentence) < 200
+    assert "A" in sentence
+    assert "B" in sentence
+
+
+def test_json_round_trip() -> None:
+    """An identity written and read again is the same one, with the same fingerprint."""
+    one = identity(env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, model={"name": "é", "kwargs": {"a": [1.5, None]}})
+    again = from_json(json.loads(json.dumps(one.to_json())))
+    assert again == one
+    assert again is not None
+    assert again.fingerprint == one.fingerprint
+
+
+@pytest.mark.parametrize(
+    "content", [None, [], {}, {"source.rows": "3"}, {1: 2}, identity().to_json() | {"source.rows": True}]
+)
+def test_other_json_is_no_identity(content: Any) -> None:
+    """Anything else than a written identity is None, not an exception."""
+    assert from_json(content) is None
+
+
+def test_identity_of_an_older_version() -> None:
+    """A key that an older version did not write is told as not set."""
+    old = Identity({name: value for name, value in identity().values.items() if name != "skip_blank"})
+    assert differences(old, identity()) == ["skip_blank: not set before, false now"]

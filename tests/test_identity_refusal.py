@@ -1,0 +1,195 @@
+"""What would give other vectors is refused with words for the old and the new; what would not, is not."""
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2"]
+OUT = {"source": "rows.jsonl", "column": "text"}
+
+
+@pytest.fixture(scope="module", params=["unfinished", "complete"])
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """A workdir that a first run has left behind: with a chunk given up, or complete."""
+    place = ScriptedWorkplace.make(
+        tmp_path_factory.mktemp("begun") / "place", TEXTS, chunk__size=2, recovery__attempts=1
+    )
+    if request.param == "unfinished":
+        place.lay("t2", "terminate!")
+    assert place.run_here().returncode == (75 if request.param == "unfinished" else 0)
+    if request.param == "unfinished":
+        place.lift("t2")
+    return place
+
+
+@pytest.fixture
+def place(begun: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it."""
+    return begun.copy(tmp_path / "place")
+
+
+def configure(place: ScriptedWorkplace, **changes: Any) -> None:
+    """The first run's config, with changes."""
+    place.write_config("scripted:make", **{"chunk__size": 2, "recovery__attempts": 1, **changes})
+
+
+def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
+    """All files of the workdir but the lock and the journal."""
+    files = (path for path in place.workdir.rglob("*") if path.is_file() and path.name not in {"lock", "events.jsonl"})
+    return {str(path.relative_to(place.workdir)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__name": "other"}, ['model.name: "test" before, "other" now']),
+        ({"model__dtype": "float16"}, ['model.dtype: "auto" before, "float16" now']),
+        ({"model__max_length": 77}, ["model.max_length: not set before, 77 now"]),
+        ({"model__kwargs": {"depth": 3}}, ['model.kwargs: {} before, {"depth": 3} now']),
+        ({"model__encoder": "good:make"}, ['model.encoder: "scripted:make" before, "good:make" now']),
+        ({"encode__normalize": True}, ["encode.normalize: false before, true now"]),
+        ({"encode__prompt": "query: "}, ['encode.prompt: not set before, "query: " now']),
+        ({"encode__truncate_dim": 4}, ["encode.truncate_dim: not set before, 4 now"]),
+        ({"outputs": {"out": {**OUT, "encode": {"normalize": True}}}}, ["encode.normalize: false before, true now"]),
+        (
+            {"outputs": {"out": {"source": "rows.jsonl", "template": "x {text}"}}},
+            ['column: "text" before, not set now', 'template: not set before, "x {text}" now'],
+        ),
+        ({"env__NVIDIA_TF32_OVERRIDE": "0"}, ['env.NVIDIA_TF32_OVERRIDE: not set before, "0" now']),
+    ],
+    ids=str,
+)
+def test_changed_config(place: ScriptedWorkplace, changes: dict[str, Any], words: list[str]) -> None:
+    """A key that shapes the vectors is named with its old and its new value, and nothing is touched."""
+    before = snapshot(place)
+    configure(place, **changes)
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    for each in words:
+        assert each in ended.stderr
+    assert "--from-scratch" in ended.stderr
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["t0", "t1", "t0", "tX"], "source: same number of rows, other content"),
+        (["t0", "t1", "t2", "t0"], "source: same number of rows, other content"),
+        (["t0", "t1", "t0", "t2", "t3"], "source: 4 rows before, 5 now"),
+        (["t0", "t1", "t0"], "source: 4 rows before, 3 now"),
+        (["t0", "t1", "t0", ""], "source: same number of rows, other content"),
+        (["t0", "t1", "t0t2", ""], "source: same number of rows, other content"),
+    ],
+)
+def test_changed_source(place: ScriptedWorkplace, texts: list[str], words: str) -> None:
+    """Other texts, or the same in another order, are refused; the staged table of the first run stays."""
+    before = snapshot(place)
+    place.write_source(texts)
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert words in ended.stderr
+    assert snapshot(place) == before
+
+
+def test_another_column(place: ScriptedWorkplace) -> None:
+    """Another column is named, even where it holds the same texts."""
+    place.source.write_text("".join(json.dumps({"text": text, "other": text}) + "\n" for text in TEXTS))
+    configure(place, outputs={"out": {"source": "rows.jsonl", "column": "other"}})
+    ended = place.run_here()
+    assert ended.returncode == 78
+    assert 'column: "text" before, "other" now' in ended.stderr
+
+
+def test_fewer_rows_asked_for(place: ScriptedWorkplace) -> None:
+    """`--max-rows` makes another output of the same source."""
+    before = snapshot(place)
+    ended = place.run_here("--max-rows", "3")
+    assert ended.returncode == 78
+    assert "source: 4 rows before, 3 now" in ended.stderr
+    assert snapshot(place) == before
+
+
+def touch(place: ScriptedWorkplace) -> None:
+    """Another modification time."""
+    os.utime(place.source, ns=(1, 1))
+
+
+def rewrite(place: ScriptedWorkplace) -> None:
+    """A new file."""
+    place.source.unlink()
+    place.write_source(TEXTS)
+
+
+def convert(place: ScriptedWorkplace) -> None:
+    """Another format."""
+    with open(place.folder / "rows.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in TEXTS)])
+    place.source.unlink()
+    configure(place, outputs={"out": {"source": "rows.csv", "column": "text"}})
+
+
+def move(place: ScriptedWorkplace) -> None:
+    """Another folder and name."""
+    (place.folder / "elsewhere").mkdir()
+    place.source.rename(place.folder / "elsewhere" / "renamed.jsonl")
+    configure(place, outputs={"out": {"source": "elsewhere/renamed.jsonl", "column": "text"}})
+
+
+def split(place: ScriptedWorkplace) -> None:
+    """Two files."""
+    lines = place.source.read_text().splitlines(keepends=True)
+    (place.folder / "a.jsonl").write_text("".join(lines[:1]))
+    (place.folder / "b.jsonl").write_text("".join(lines[1:]))
+    configure(place, outputs={"out": {"source": ["a.jsonl", "b.jsonl"], "column": "text"}})
+
+
+@pytest.mark.parametrize("change", [touch, rewrite, convert, move, split])
+def test_same_content(place: ScriptedWorkplace, change: Callable[[ScriptedWorkplace], None]) -> None:
+    """The same texts in the same order go on, whatever became of the files that hold them."""
+    done_before = [text for call in place.calls() for text in call]
+    change(place)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    done = [text for call in place.calls() for text in call]
+    assert set(done[len(done_before) :]) <= {"t2"}
+
+
+def test_workdir_moved(place: ScriptedWorkplace) -> None:
+    """The whole workdir may move; nothing in it is bound to its place."""
+    place.workdir.rename(place.folder / "moved")
+    configure(place, workdir="moved")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(np.load(place.folder / "moved" / "out.npy"), expected(TEXTS))
+
+
+def test_from_scratch_takes_the_change(place: ScriptedWorkplace) -> None:
+    """`--from-scratch` is the way out: the new settings hold."""
+    configure(place, encode__truncate_dim=4)
+    ended = place.run_here("--from-scratch", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS)[:, :4])
+
+
+@pytest.mark.parametrize("arguments", [(), ("--from-scratch", "--yes")], ids=str)
+def test_foreign_final_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A file of the output's name that no run has made is refused, and left alone."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    place.workdir.mkdir()
+    foreign = place.workdir / "out.npy"
+    foreign.write_bytes(b"somebody's life's work")
+    ended = place.run_here(*arguments)
+    assert ended.returncode == 78
+    assert str(foreign) in ended.stderr
+    assert foreign.read_bytes() == b"somebody's life's work"

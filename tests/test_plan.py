@@ -1,0 +1,177 @@
+"""`chunkvisor plan` as a person runs it: reads, counts, says; changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chunkvisor.planning.samples import MOST_TEXTS
+from harness import Workplace
+
+TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below, with size and time of change."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def plan_of(place: Workplace, *arguments: str, **environment: str) -> dict[str, Any]:
+    """What `plan --json` says."""
+    ended = place.call("plan", str(place.config_path), "--json", *arguments, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
+    """Before any run, rows, texts and chunks are known; nothing is left behind, and no workdir is made."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make", chunk__size=2)
+    (tmp_path / "tmp").mkdir()
+    found = plan_of(workplace, TMPDIR=str(tmp_path / "tmp"))
+    out = found["outputs"]["out"]
+    assert (out["rows"], out["distinct_texts"], out["chunks"], out["chunks_done"]) == (6, 4, 2, 0)
+    assert out["duplicate_share"] == pytest.approx(1 / 3)
+    assert (out["length_unit"], out["lengths"]["longest"], out["dimension"]) == ("characters", 560, None)
+    assert out["longest"][0] == {"length": 560, "row": 4, "place": f"{workplace.source}:5"}
+    assert (found["time_s"], found["peak_disk_bytes"], found["host_memory_bytes"]) == (None, None, None)
+    assert "only the plug-in encoder itself knows its tokens" in found["notes"][0]
+    assert not workplace.workdir.exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_beside_a_finished_run(workplace: Workplace) -> None:
+    """After a run its table, dimension and rate are made use of; the workdir is not touched."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make", chunk__size=2)
+    assert workplace.run().returncode == 0
+    before = tree(workplace.workdir)
+    ended = workplace.call("plan", str(workplace.config_path))
+    assert ended.returncode == 0
+    assert "nothing is left to be done" in ended.stdout
+    assert "reading its source" not in ended.stderr
+    found = plan_of(workplace)
+    assert (found["outputs"]["out"]["dimension"], found["peak_disk_bytes"], found["time_s"]) == (8, 0, 0.0)
+    assert found["texts_per_s"] > 0
+    assert found["final_disk_bytes"] == (workplace.workdir / "out.npy").stat().st_size
+    assert tree(workplace.workdir) == before
+
+
+def test_in_the_middle(workplace: Workplace) -> None:
+    """With some chunks done, only the rest counts; a change of the chunk size has no effect any more."""
+    workplace.write_source([f"text {number}" for number in range(10)])
+    kwargs = {"plan": {"out/1": "segfault@encode"}, "times": None}
+    workplace.write_config("misbehaving:make", model__kwargs=kwargs, chunk__size=4, recovery__on_bad_row="fail")
+    assert workplace.run().returncode == 78
+    found = plan_of(workplace, "--set", "chunk.size=1")
+    out = found["outputs"]["out"]
+    assert (out["chunks"], out["chunks_done"], out["chunk_size"], out["texts_left"]) == (3, 2, 4, 4)
+    assert found["time_s"] == pytest.approx(4 / found["texts_per_s"])
+    assert found["peak_disk_bytes"] == 4 * 8 * (4 + 10)
+
+
+def test_another_source_than_before(workplace: Workplace) -> None:
+    """Where the source has changed since, the plan is of the new one, and says that a run would refuse."""
+    workplace.write_source(["a", "b"])
+    workplace.write_config("good:make")
+    assert workplace.run().returncode == 0
+    workplace.write_source(["a", "b", "c"])
+    found = plan_of(workplace)
+    assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)
+    assert any("a run would refuse" in note for note in found["notes"])
+
+
+def test_rows_can_be_limited(workplace: Workplace) -> None:
+    """`--max-rows` and `--set` mean what they mean to a run."""
+    workplace.write_source([f"text {number}" for number in range(10)])
+    workplace.write_config("good:make")
+    out = plan_of(workplace, "--max-rows", "7", "--set", "chunk.size=3")["outputs"]["out"]
+    assert (out["rows"], out["chunks"]) == (7, 3)
+
+
+def test_a_pipe_that_knows_no_blocks(workplace: Workplace) -> None:
+    """Bars are of ASCII where the stream cannot encode more."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make")
+    ended = workplace.call("plan", str(workplace.config_path), env={"PYTHONIOENCODING": "ascii"})
+    assert ended.returncode == 0, ended.stderr
+    assert "####" in ended.stdout
+    assert all(len(line) <= 80 for line in ended.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"outputs__out__column": "txt"}, "there is no column 'txt'"),
+        ({"model": {"name": "/no/such/folder"}}, "there is no model folder /no/such/folder"),
+        ({"model": {"name": "."}}, "holds no model"),
+    ],
+    ids=str,
+)
+def test_wrong_configs(workplace: Workplace, changes: dict[str, Any], words: str) -> None:
+    """What a run would refuse, plan refuses with the same code."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make")
+    if "model" in changes:
+        config = yaml.safe_load(workplace.config_path.read_text())
+        workplace.config_path.write_text(yaml.safe_dump(config | changes))
+    else:
+        workplace.write_config("good:make", **changes)
+    ended = workplace.call("plan", str(workplace.config_path))
+    assert (ended.returncode, words in ended.stderr) == (78, True), ended.stderr
+
+
+def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
+    """Where tokens cannot be counted, the plan says why, and tells the rest."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make")
+    config = yaml.safe_load(workplace.config_path.read_text()) | {"model": {"name": "no-such-owner/no-such-model"}}
+    workplace.config_path.write_text(yaml.safe_dump(config))
+    found = plan_of(workplace, HF_HUB_OFFLINE="1", HF_HOME=str(workplace.folder / "hub"))
+    assert found["outputs"]["out"]["length_unit"] == "characters"
+    assert any(note.startswith("lengths are in characters, tokens could not be counted:") for note in found["notes"])
+
+
+@pytest.mark.model
+def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
+    """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before any run."""
+    workplace.write_source([*(f"commit number {number}" for number in range(50)), "word " * 999])
+    config = {
+        "workdir": "work",
+        "model": {"name": str(minilm_path)},
+        "device": "cpu",
+        "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
+    }
+    workplace.config_path.write_text(yaml.safe_dump(config))
+    found = plan_of(workplace)
+    out = found["outputs"]["out"]
+    assert (out["length_unit"], out["max_length"], out["dimension"]) == ("tokens", 256, 384)
+    assert (out["lengths"]["median"], out["lengths"]["longest"], out["lengths"]["truncated"]) == (5, 1001, 1)
+    assert 0 < out["padding_share"] < 1
+    assert out["batches"] == 2
+    assert found["weights_bytes"] == (minilm_path / "model.safetensors").stat().st_size
+    assert found["host_memory_bytes"] == 2 * (found["weights_bytes"] + (1 << 30))
+    assert found["final_disk_bytes"] == 51 * 384 * 4 + 128
+    assert found["peak_disk_bytes"] > 2 * 51 * 384 * 4
+    text = workplace.call("plan", str(workplace.config_path)).stdout
+    assert "max_length 256: longer texts are cut" in text
+
+
+def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit evenly spread chunks are measured, and the plan says so."""
+    from chunkvisor.configfile import load
+    from chunkvisor.planning import samples, survey
+
+    assert MOST_TEXTS == 1_000_000
+    monkeypatch.setattr(samples, "MOST_TEXTS", 10)
+    workplace.write_source(["x" * (number + 1) for number in range(40)])
+    workplace.write_config("good:make", chunk__size=2)
+    forecast = survey(load(workplace.config_path), None, lambda _step: None)
+    out = forecast.outputs["out"]
+    assert (out.distinct_texts, out.texts_measured, out.lengths.count) == (40, 10, 10)
+    assert [text.length for text in out.longest] == [34, 33, 26]
+    assert [text.row for text in out.longest] == [33, 32, 25]
+    assert any("10 of 40 distinct texts were measured" in note for note in forecast.notes)

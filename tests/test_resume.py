@@ -1,0 +1,160 @@
+"""Running again is resuming: whatever was killed, whenever, the same command ends with the same bytes."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+DRIVER = Path(__file__).parent / "drivers" / "kill_at.py"
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t2"]
+MORE = ["u0", "u1"]
+EVENTS = {
+    *("run_started", "staging", "staged", "output_opened", "attempt_started", "go", "attempt_failed", "limits_lowered"),
+    *("chunk_committed", "assembling", "output_complete", "run_ended"),
+}
+
+
+def eventful(folder: Path) -> ScriptedWorkplace:
+    """Two outputs, three chunks, a standby, an out-of-memory fault and a crash: every kind of event occurs."""
+    more = {"source": "more.jsonl", "column": "text"}
+    place = ScriptedWorkplace.make(
+        folder, TEXTS, chunk__size=2, encode__batch_size=2, workers__standby=1, outputs__more=more
+    )
+    (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in MORE))
+    place.lay("t0", "oom!")
+    place.lay("t3", "crash")
+    return place
+
+
+def sweep(mode: str, when: str, template: ScriptedWorkplace, scratch: Path, *targets: str) -> list[dict[str, Any]]:
+    """What tests/drivers/kill_at.py tells."""
+    scratch.mkdir()
+    command = [sys.executable, str(DRIVER), mode, when, str(template.folder), str(scratch), *targets]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=250)
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def assert_whole(folder: Path) -> None:
+    """Both final files have the right bytes, and nothing that was half-written lies about."""
+    workdir = folder / "work"
+    for name, texts in {"out": TEXTS, "more": MORE}.items():
+        vectors = np.load(workdir / f"{name}.npy", allow_pickle=False)
+        np.testing.assert_array_equal(vectors, expected(texts))
+        assert json.loads((workdir / f"{name}.json").read_text())["rows"] == len(texts)
+        assert (workdir / f"{name}.npy").read_bytes() == _npy(vectors)
+    left = [path for path in workdir.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
+    assert not left
+
+
+def _npy(vectors: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, vectors, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def test_killed_after_each_event(tmp_path: Path) -> None:
+    """A run killed right after any event of its journal leaves a folder in which the next run completes."""
+    told = sweep(
+        "each", "after", eventful(tmp_path / "template"), tmp_path / "each", "chunkvisor.journal:Journal.write"
+    )
+    for line in told:
+        assert line["returncode"] == 0, line
+        assert_whole(Path(line["folder"]))
+    # Events of several workers come in another order from run to run: one may be met twice, and another not.
+    assert len(EVENTS - {line["call"].split()[2] for line in told if line["call"]}) <= 2
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [("chunkvisor.journal:Journal.write",), ("os:replace", "os:rename", "os:fsync", "os:rmdir")],
+    ids=["events", "renames and syncs"],
+)
+def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...]) -> None:
+    """A folder in which every run was killed at a new place, once before each of them, still comes out right."""
+    told = sweep("chain", "before", eventful(tmp_path / "template"), tmp_path / "chain", *targets)
+    assert told[-1]["returncode"] == 0, told[-1]["stderr"]
+    assert not [line for line in told if "Traceback" in line["stderr"]]
+    assert_whole(Path(told[-1]["folder"]))
+    killed_at = [line["call"].split()[0] for line in told[:-1]]
+    assert set(killed_at) == {re.split("[:.]", target)[-1] for target in targets}
+    assert len(killed_at) >= 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "first"), [("kill_worker", 0), ("kill_supervisor", -9), ("kill_both", -9)], ids=lambda value: str(value)
+)
+def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
+    """A worker that is killed is replaced at once; where the supervisor is killed, the next run goes on."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t2", fault)
+    assert place.run().returncode == first
+    assert place.run().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert Counter(map(tuple, place.calls())) == {("t0", "t1"): 1, ("t2", "t3"): 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encode__batch_size": 1},
+        {"recovery__attempts": 5},
+        {"workers__standby": 2},
+        {"chunk__size": 1},
+        {"chunk__size": 1000},
+        {"chunk__keep": True},
+        {"recovery__stall_timeout": 77},
+        {"env__OTHER": "1"},
+    ],
+    ids=str,
+)
+def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
+    """What only changes how the work is done may change at a resume; only what is missing is computed."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    place.lay("t0", "terminate!")
+    assert place.run_here().returncode == 75
+    place.lift("t0")
+    done_before = len(place.calls())
+    place.write_config("scripted:make", **{"chunk__size": 2, "recovery__attempts": 1, **change})
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert [text for call in place.calls()[done_before:] for text in call] == ["t0", "t1"]
+    assert ("keeps chunks of 2 texts" in ended.stderr) == ("chunk__size" in change)
+    assert (place.workdir / "outputs" / "out" / "chunks").exists() == ("chunk__keep" in change)
+
+
+def test_result_without_a_judge(tmp_path: Path) -> None:
+    """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.aftermath:Aftermath.conclude")
+    assert [line["returncode"] for line in told] == [0, 0]
+    killed = ScriptedWorkplace(Path(told[0]["folder"]))
+    np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))
+    assert len(killed.calls()) == 1
+    assert [event["event"] for event in killed.events()].count("attempt_started") == 1
+
+
+def test_result_made_by_hand(tmp_path: Path) -> None:
+    """An attempt that a person finished by the worker's own command line is adopted like any other."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    place.lay("t0", "kill_supervisor")
+    assert place.run().returncode == -9
+    (attempt,) = (place.workdir / "outputs" / "out" / "attempts" / "000000").iterdir()
+    by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
+    assert subprocess.run(by_hand, env=os.environ, check=False, timeout=60).returncode == 0
+    assert len(place.calls()) == 2
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert len(place.calls()) == 2

@@ -1,0 +1,148 @@
+"""State files know whether they are whole, and files whether they were touched."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.stamp import Stamp, digest_file, stamp_as, stamp_file
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+CONTENT = {"rows": 5, "name": "ä\ud800", "nested": {"list": [1, None, 2.5]}}
+
+
+@given(content=st.dictionaries(st.text().filter(lambda key: key != "seal"), PLAIN, max_size=5))
+def test_any_content(tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]) -> None:
+    """What was written is read, for all that JSON can hold."""
+    path = tmp_path_factory.getbasetemp() / "sealed.json"
+    write_sealed(path, content)
+    assert read_sealed(path) == content
+
+
+def test_any_byte_changed(tmp_path: Path) -> None:
+    """Each single byte that is changed is noticed, unless it leaves the meaning as it was."""
+    path = tmp_path / "sealed.json"
+    write_sealed(path, CONTENT)
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            assert read_sealed(path) == CONTENT, at
+        except DamagedError:
+            continue
+        assert data[at : at + 1].isspace(), at
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"null", b"[]", b"5", b'"seal"', b"{}", b'{"seal": 5}', b"\0" * 50, b"\xff", b"[" * 100_000],
+    ids=lambda content: repr(content[:10]),
+)
+def test_garbage(tmp_path: Path, content: bytes) -> None:
+    """Garbage is damage, whatever it is."""
+    path = tmp_path / "sealed.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=str(path)):
+        read_sealed(path)
+
+
+def test_missing(tmp_path: Path) -> None:
+    """A file that is not there is no damage."""
+    assert read_sealed(tmp_path / "none") is None
+
+
+def test_any_length_lost(tmp_path: Path) -> None:
+    """A file cut anywhere is damaged, but for the line's end."""
+    path = tmp_path / "sealed.json"
+    write_sealed(path, CONTENT)
+    data = path.read_bytes()
+    for length in range(len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(DamagedError):
+            read_sealed(path)
+
+
+def test_digest_of_equal_values() -> None:
+    """The order of keys does not count; the order of items, and every type, does."""
+    assert digest_of({"a": 1, "b": [1, 2]}) == digest_of({"b": [1, 2], "a": 1})
+    different = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": None}, {}, {"A": 1}]
+    assert len({digest_of(value) for value in different}) == len(different)
+
+
+def rewrite(path: Path) -> None:
+    """The same size, another content, and the old modification time."""
+    before = path.stat()
+    path.write_bytes(b"y" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    """Another file of the same size and modification time."""
+    before = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(b"y" * before.st_size)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+
+
+def copy(path: Path) -> None:
+    """Another file of the same content."""
+    shutil.copy2(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "untouched", "holds"),
+    [
+        (lambda path: None, True, True),
+        (lambda path: path.read_bytes(), True, True),
+        (os.utime, False, True),
+        (copy, False, True),
+        (rewrite, False, False),
+        (replace, False, False),
+        (lambda path: path.write_bytes(b""), False, False),
+        (lambda path: path.write_bytes(b"x" * 101), False, False),
+        (Path.unlink, False, False),
+    ],
+)
+def test_stamp(tmp_path: Path, change: Callable[[Path], object], untouched: bool, holds: bool) -> None:
+    """A file that was touched is read again, and holds where its content is what it was."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    os.utime(path, ns=(1, 1))
+    stamp = stamp_file(path)
+    change(path)
+    assert (stamp.untouched(path), stamp.holds(path)) == (untouched, holds)
+
+
+def test_stamp_of_a_folder(tmp_path: Path) -> None:
+    """A folder where the file was does not hold."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    stamp = stamp_file(path)
+    path.unlink()
+    path.mkdir()
+    assert not stamp.untouched(path)
+    assert not stamp.holds(path)
+
+
+def test_stamp_survives_json(tmp_path: Path) -> None:
+    """A stamp comes back from JSON as it was; other keys are refused."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    stamp = stamp_as(path, digest_file(path))
+    assert stamp == stamp_file(path)
+    value = json.loads(json.dumps(stamp.to_json()))
+    assert Stamp.from_json(value) == stamp
+    with pytest.raises(TypeError):
+        Stamp.from_json({**value, "more": 1})

@@ -1,0 +1,132 @@
+"""Stopping a run by signals, as a terminal, a scheduler or a person does."""
+
+import signal
+import subprocess
+from signal import SIGHUP, SIGINT, SIGTERM
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import Workplace, expected, finish, wait_for
+
+TEXTS = [f"text {number}" for number in range(12)]
+"""Three chunks of four; the second waits until it is released."""
+
+
+@pytest.fixture
+def waiting(workplace: Workplace) -> subprocess.Popen[str]:
+    """A run whose second chunk is on the device."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4, workers__standby=1)
+    process = workplace.start("run", str(workplace.config_path))
+    wait_for((workplace.folder / "waiting").exists)
+    # It computes while the one before it, if there was one, is being committed.
+    wait_for(lambda: {event["chunk"] for event in events(workplace, "go")} == committed(workplace) | {1})
+    return process
+
+
+def events(workplace: Workplace, *names: str) -> list[dict[str, Any]]:
+    """The journal's events of these names."""
+    return [event for event in workplace.events() if event["event"] in names]
+
+
+def release(workplace: Workplace) -> None:
+    """Let the second chunk be finished."""
+    (workplace.folder / "release").touch()
+
+
+def committed(workplace: Workplace) -> set[int]:
+    """The chunks that are committed; which of two was ready first is left to chance."""
+    return {event["chunk"] for event in events(workplace, "chunk_committed")}
+
+
+def check_resume(workplace: Workplace) -> None:
+    """The same command goes on, does no chunk again, and ends with the right vectors."""
+    release(workplace)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert committed(workplace) == {0, 1, 2}
+    assert len(events(workplace, "chunk_committed")) == 3
+    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_first_signal_drains(
+    workplace: Workplace, waiting: subprocess.Popen[str], number: signal.Signals, code: int
+) -> None:
+    """The chunk on the device is finished and committed, nothing new is begun, and a standby is not charged."""
+    before = committed(workplace)
+    waiting.send_signal(number)
+    wait_for(lambda: events(workplace, "draining"))
+    release(workplace)
+    ended = finish(waiting)
+    assert ended.returncode == code
+    assert f"stopped by {number.name}" in ended.stderr
+    assert "run the same command again" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert committed(workplace) == before | {1}
+    status = workplace.status()
+    assert status["state"] == "stopped"
+    assert status["outputs"]["out"]["chunks_done"] == len(before) + 1
+    assert not events(workplace, "attempt_failed")
+    check_resume(workplace)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [((SIGINT, SIGINT), 130), ((SIGTERM, SIGTERM), 143), ((SIGINT, SIGTERM), 130), ((SIGTERM, SIGINT), 143)],
+    ids=lambda value: "+".join(number.name for number in value) if isinstance(value, tuple) else None,
+)
+def test_second_signal_stops_at_once(
+    workplace: Workplace,
+    waiting: subprocess.Popen[str],
+    numbers: tuple[signal.Signals, signal.Signals],
+    code: int,
+) -> None:
+    """The worker is ended without its result, the first signal decides the exit code, and no try is charged."""
+    before = committed(workplace)
+    waiting.send_signal(numbers[0])
+    wait_for(lambda: events(workplace, "draining"))
+    waiting.send_signal(numbers[1])
+    ended = finish(waiting)
+    assert ended.returncode == code, ended.stderr
+    assert committed(workplace) == before
+    assert not events(workplace, "attempt_failed")
+    assert not list((workplace.workdir / "outputs" / "out" / "attempts").glob("*/*"))
+    check_resume(workplace)
+
+
+def test_hangup_is_ignored(workplace: Workplace, waiting: subprocess.Popen[str]) -> None:
+    """A closed terminal does not end the run."""
+    worker = psutil.Process(waiting.pid).children()
+    waiting.send_signal(SIGHUP)
+    release(workplace)
+    ended = finish(waiting)
+    assert ended.returncode == 0, ended.stderr
+    assert worker
+    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+def test_signal_ends_a_wait(workplace: Workplace) -> None:
+    """A run that waits for the hub or the disk does not wait to the end before it obeys."""
+    workplace.write_source(TEXTS)
+    workplace.write_config(
+        "misbehaving:make", model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None}, chunk__size=4
+    )
+    process = workplace.start("run", str(workplace.config_path))
+    wait_for(lambda: (workplace.workdir / "events.jsonl").exists() and events(workplace, "waiting"))
+    process.send_signal(SIGTERM)
+    assert finish(process).returncode == 143
+    assert workplace.status()["state"] == "stopped"
+
+
+def test_killed_supervisor_takes_its_workers_along(workplace: Workplace, waiting: subprocess.Popen[str]) -> None:
+    """Workers end with a supervisor that had no time to end them, and the next run goes on."""
+    workers = psutil.Process(waiting.pid).children(recursive=True)
+    waiting.kill()
+    waiting.communicate()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert workplace.status()["state"] == "stopped"
+    check_resume(workplace)

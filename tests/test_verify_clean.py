@@ -1,0 +1,194 @@
+"""`verify` finds what is damaged, `clean` removes what is not needed, and one run at a time has the workdir."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.seal import read_sealed, write_sealed
+from chunkvisor.stamp import digest_file
+from harness import expected, kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """A complete workdir with its chunks, and the remains of a failed attempt."""
+    place = ScriptedWorkplace.make(
+        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=2, chunk__keep=True
+    )
+    place.lay("t0", "crash")
+    assert place.run_here().returncode == 0
+    return place
+
+
+@pytest.fixture
+def place(finished: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it."""
+    return finished.copy(tmp_path / "place")
+
+
+def final(place: ScriptedWorkplace) -> Path:
+    """The final file."""
+    return place.workdir / "out.npy"
+
+
+def manifest(place: ScriptedWorkplace) -> Path:
+    """Its manifest."""
+    return place.workdir / "out.json"
+
+
+def state(place: ScriptedWorkplace, name: str) -> Path:
+    """A part of the output's state."""
+    return place.workdir / "outputs" / "out" / name
+
+
+def chunk(place: ScriptedWorkplace) -> Path:
+    """The first chunk."""
+    return min(state(place, "chunks").rglob("*.npy"))
+
+
+def flip(path: Path) -> None:
+    """One bit is another."""
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    """The last four bytes are gone."""
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def publish(place: ScriptedWorkplace, vectors: np.ndarray) -> None:
+    """Another final file, with a manifest that takes it for the right one."""
+    np.save(final(place), vectors)
+    content = read_sealed(manifest(place))
+    assert content is not None
+    write_sealed(manifest(place), {**content, "digest": f"sha256:{digest_file(final(place))}"})
+
+
+def with_nan(place: ScriptedWorkplace) -> None:
+    """A NaN where a number was."""
+    vectors = expected(TEXTS)
+    vectors[3, 5] = np.nan
+    publish(place, vectors)
+
+
+def with_zeros(place: ScriptedWorkplace) -> None:
+    """A vector without a direction."""
+    vectors = expected(TEXTS)
+    vectors[3] = 0
+    publish(place, vectors)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda place: flip(final(place)), "out.npy: has another digest"),
+        (lambda place: cut(final(place)), "out.npy: has 284 bytes where 5 rows x 8 need 288"),
+        (lambda place: final(place).unlink(), "out.npy: cannot be read: No such file"),
+        (lambda place: np.save(final(place), expected(TEXTS).astype("f8")), "out.npy: holds float64, not float32"),
+        (lambda place: np.save(final(place), expected(TEXTS)[:4]), "out.npy: has 4 x 8, its manifest says 5 x 8"),
+        (lambda place: final(place).write_bytes(b""), "out.npy: not an .npy file"),
+        (with_nan, "out.npy: has NaN or infinity in 1 rows"),
+        (with_zeros, "out.npy: is zero throughout in 1 rows"),
+        (lambda place: manifest(place).unlink(), "out.json: is missing"),
+        (lambda place: flip(manifest(place)), "out.json: is not what was written"),
+        (lambda place: flip(chunk(place)), "does not have the digest in its name"),
+        (lambda place: cut(chunk(place)), "has 188 bytes where 2 rows x 8 need 192"),
+        (
+            lambda place: chunk(place).rename(chunk(place).with_name(f"000007-{'a' * 32}.npy")),
+            "is the file of no chunk",
+        ),
+        (lambda place: flip(state(place, "identity.json")), "identity.json: is not what was written"),
+        (lambda place: flip(state(place, "staged.json")), "staged.json: is not what was written"),
+        (lambda place: state(place, "identity.json").unlink(), "identity.json: is missing"),
+        (lambda place: state(place, "staged.json").unlink(), "staged.json: is missing"),
+    ],
+)
+def test_verify_finds(place: ScriptedWorkplace, damage: Callable[[ScriptedWorkplace], None], words: str) -> None:
+    """Each kind of damage is named with its file, and is exit 74."""
+    damage(place)
+    ended = place.here("verify", str(place.workdir))
+    assert ended.returncode == 74, ended
+    assert words in ended.stderr
+    assert "files are not as they were written" in ended.stderr
+
+
+def test_verify_of_good_files(place: ScriptedWorkplace) -> None:
+    """Where all is well, verify counts what it has looked at: manifest, final file and two chunks."""
+    ended = place.here("verify", str(place.workdir))
+    assert (ended.returncode, ended.stdout) == (0, "4 files, all as they were written\n")
+
+
+def test_clean(place: ScriptedWorkplace) -> None:
+    """Chunks, attempts and texts go, final files stay; the run still is complete, and can still mend damage."""
+    assert place.run_here().returncode == 0  # it reads the source again, which was copied
+    kept = {path: path.read_bytes() for path in (final(place), manifest(place))}
+    assert any(state(place, "attempts").rglob("worker.log"))
+    ended = place.here("clean", str(place.workdir))
+    assert ended.returncode == 0
+    assert "files removed" in ended.stdout
+    assert not any(state(place, name).exists() for name in ("chunks", "attempts", "table"))
+    assert {path: path.read_bytes() for path in kept} == kept
+    calls = len(place.calls())
+    ended = place.run_here()
+    assert ended.returncode == 0
+    assert "complete already" in ended.stderr
+    assert len(place.calls()) == calls
+    assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
+    flip(final(place))
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+def test_clean_leaves_what_is_needed(place: ScriptedWorkplace, damage: Callable[[Path], None]) -> None:
+    """An output that is not finished, or whose final file is damaged, keeps everything."""
+    damage(final(place))
+    files = sorted(place.workdir.rglob("*"))
+    assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
+    assert sorted(place.workdir.rglob("*")) == files
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """While a run holds the workdir, a second one and `clean` end with 75 and name its pid; both harm nothing."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t2", "wait")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    for arguments in (("run", str(place.config_path)), ("clean", str(place.workdir))):
+        ended = place.here(*arguments)
+        assert ended.returncode == 75
+        assert f"the run with pid {process.pid} on " in ended.stderr
+    assert process.poll() is None
+    kill(process)
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+def test_lock_is_free_after_a_kill(tmp_path: Path) -> None:
+    """What a killed run's worker has started does not hold the workdir, and the next run ends it."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t2", "leave_child")
+    assert place.run().returncode == -9
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+def test_clean_keeps_the_trail_of_orphans(tmp_path: Path) -> None:
+    """A `clean` between a killed run and the next one does not hide what the killed run left behind."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t2", "leave_child")
+    assert place.run().returncode == -9
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    ended = place.run_here()
+    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    shutil.rmtree(place.folder)

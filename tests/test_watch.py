@@ -1,0 +1,69 @@
+"""When a living worker counts as hung, as a table of pulses."""
+
+import pytest
+
+from chunkvisor.watch import Patience, Pulse
+from chunkvisor_worker.contract.messages import Beat, Phase
+
+PATIENCE = Patience(startup_s=100, stall_s=10)
+STARTING = (None, Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT)
+WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+
+
+def pulse(phase: Phase | None, *, changed_s: float = 0, started_s: float = 0) -> Pulse:
+    """A worker in a phase, whose last news came at `changed_s`."""
+    return Pulse(started_s, changed_s, Beat(1, 2, phase) if phase else None)
+
+
+@pytest.mark.parametrize(
+    ("worker", "now_s", "words"),
+    [
+        *((pulse(phase), 99.0, "") for phase in STARTING),
+        *((pulse(phase), 101.0, "startup_timeout") for phase in STARTING),
+        *((pulse(phase, changed_s=100), 101.0, "startup_timeout") for phase in STARTING),
+        (pulse(Phase.READY), 101.0, "startup_timeout"),
+        *((pulse(phase, changed_s=500), 509.0, "") for phase in WORKING),
+        *((pulse(phase, changed_s=500), 511.0, "stall_timeout") for phase in WORKING),
+        (pulse(Phase.START, started_s=50), 149.0, ""),
+    ],
+)
+def test_overdue(worker: Pulse, now_s: float, words: str) -> None:
+    """Before the first batch the start-up time counts, afterwards the time since the last sign of progress."""
+    why = worker.overdue(now_s, PATIENCE, at_gate=False)
+    assert bool(why) == bool(words)
+    assert words in why
+
+
+def test_reason_names_the_phase() -> None:
+    """The words say how long, in which phase, and which key of the config is the limit."""
+    why = pulse(Phase.FORWARD).overdue(42.0, PATIENCE, at_gate=False)
+    assert why == "no progress for 42 s in phase forward (stall_timeout)"
+
+
+@pytest.mark.parametrize("phase", [None, *Phase])
+def test_wait_at_the_gate_is_never_overdue(phase: Phase | None) -> None:
+    """A worker that is ready may wait for its device as long as it takes."""
+    assert not pulse(phase).overdue(1e9, PATIENCE, at_gate=True)
+
+
+def test_same_beat_is_no_sign_of_life() -> None:
+    """Only another sequence number counts, also a lower one; a missing or damaged beat changes nothing."""
+    first = Pulse.begin(0).seen(Beat(5, 2, Phase.FORWARD), 1)
+    assert first.changed_s == 1
+    assert first.seen(Beat(5, 2, Phase.FORWARD, rows_done=9), 7) == first
+    assert first.seen(None, 7) == first
+    assert first.seen(Beat(6, 2, Phase.FORWARD), 7).changed_s == 7
+    assert first.seen(Beat(1, 2, Phase.FORWARD), 7).changed_s == 7
+
+
+def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
+    """The start-up time goes on where it stopped when the worker became ready."""
+    ready = Pulse.begin(0).seen(Beat(1, 2, Phase.READY), 60)
+    let_go = ready.let_go(1060, 1000)
+    assert not let_go.overdue(1099, PATIENCE, at_gate=False)
+    assert "startup_timeout" in let_go.overdue(1101, PATIENCE, at_gate=False)
+
+
+def test_phase_before_the_first_beat() -> None:
+    """A worker of which nothing was heard is starting."""
+    assert Pulse.begin(3).phase is Phase.START
