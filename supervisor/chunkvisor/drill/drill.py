@@ -189,7 +189,7 @@ class Drill:
         log_path = self.scratch.folder / "killed.log"
         with open(log_path, "wb") as log:
             process = subprocess.Popen(
-                self.scratch.command(workdir), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                self.scratch.victim(workdir), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         try:
             events = Layout(workdir).events

@@ -65,12 +65,10 @@ class Scratch:
         """The person's config for a run there. Raises Halt (78)."""
         return load(self.loaded.path, self._overrides(workdir, stalls, standby))
 
-    def command(self, workdir: Path) -> list[str]:
-        """The command line of `chunkvisor run` there, without standby workers."""
-        line = [sys.executable, "-P", "-c", "from chunkvisor.cli import main; main()", "run", str(self.loaded.path)]
-        for override in self._overrides(workdir, False, 0):
-            line += ["--set", override]
-        return [*line, "--max-rows", str(ROWS)]
+    def victim(self, workdir: Path) -> list[str]:
+        """The command line of a run there that is to be killed, without standby workers."""
+        module = [sys.executable, "-P", "-m", "chunkvisor.drill.victim"]
+        return [*module, str(self.loaded.path), *self._overrides(workdir, False, 0)]
 
     def _overrides(self, workdir: Path, stalls: bool, standby: int | None) -> list[str]:
         config = self.loaded.config
