@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.configfile import LoadedConfig, from_values, load
-from chunkvisor.console import Console
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.layout import Layout
+from chunkvisor.observe.observer import Deaf
 from chunkvisor.seal import read_sealed
 from chunkvisor.session import Request
 from chunkvisor.session import run as run_session
@@ -92,8 +92,8 @@ def run(
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
     `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
-    `chunkvisor.console.Console().event` as such prints what the command prints. Rows that cannot be encoded are NaN,
-    listed in the report, and warned of (QuarantineWarning).
+    `chunkvisor.observe.console.Console().event` as such prints a line for each change of state. Rows that cannot be
+    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -171,11 +171,10 @@ def encode(
         return vectors
 
 
-class _Listener(Console):
-    """Hands events on instead of printing them."""
+class _Listener(Deaf):
+    """Hands events on to a function."""
 
     def __init__(self, on_event: Event | None) -> None:
-        super().__init__()
         self._on_event = on_event
 
     def event(self, event: str, details: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ Pure: it never asks the file system; the caller says what is free.
 
 import errno
 
-from chunkvisor.console import human_bytes
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import human_bytes
 
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
 """Errors of a disk that is full or failing."""

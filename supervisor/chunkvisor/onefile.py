@@ -15,12 +15,12 @@ from typing import Any
 
 from chunkvisor.config import Config
 from chunkvisor.configfile import LoadedConfig, from_values
-from chunkvisor.console import Console
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.identity import Identity, differences, from_json, identity_of
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.layout import Layout
 from chunkvisor.lock import hold
+from chunkvisor.observe.console import Console
 from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.session import Request, run
 from chunkvisor.stamp import digest_file

@@ -69,6 +69,7 @@ class Runner:
         starter: Starter,
         signals: Signals,
         emit: Emit,
+        tick: Callable[[], None],
     ) -> None:
         self._outputs = outputs
         self._settings = settings
@@ -76,6 +77,7 @@ class Runner:
         self._starter = starter
         self._signals = signals
         self._emit = emit
+        self._tick = tick
         self._slots: list[Slot] = []
         self._draining = False
         self._backlog = Backlog([output.ledger for output in outputs])
@@ -119,6 +121,7 @@ class Runner:
             self._attend(slot, now_s)
         self._joiner.collect()
         self._starter.attend()
+        self._tick()
         if not self._draining:
             # First of all a device gets the worker that was prepared for it.
             self._open_gates(now_s)

@@ -17,7 +17,6 @@ from typing import Any
 from chunkvisor.aftermath import GivenUp
 from chunkvisor.config import Config, OnBadRow, Start
 from chunkvisor.configfile import LoadedConfig
-from chunkvisor.console import Console
 from chunkvisor.diskneed import DISK_ERRNOS
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
@@ -32,6 +31,7 @@ from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.observe.observer import Observer
 from chunkvisor.orphans import end_orphans
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget
@@ -58,8 +58,11 @@ class Request:
     """The command line of an attempt."""
 
 
-def run(request: Request, console: Console) -> ExitCode:
-    """Do the job. Raises Halt with the exit code and the words where it does not end well."""
+def run(request: Request, observer: Observer) -> ExitCode:
+    """Do the job, and let the observer hear of it.
+
+    Raises Halt with the exit code and the words where it does not end well.
+    """
     config = request.loaded.config
     _refuse_combinations(config)
     layout, run_id = Layout(config.workdir), secrets.token_hex(8)
@@ -73,11 +76,12 @@ def run(request: Request, console: Console) -> ExitCode:
         previous = stack.enter_context(hold(layout.lock, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
+        stack.callback(observer.close)
         signals = stack.enter_context(Signals().listen())
 
         def emit(event: str, **details: Any) -> None:
             journal.write(event, **details)
-            console.event(event, details)
+            observer.event(event, details)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)
@@ -86,7 +90,7 @@ def run(request: Request, console: Console) -> ExitCode:
                 emit("orphans_ended", count=len(ended), pids=ended)
             if request.from_scratch:
                 _discard(config, layout)
-            code = _run(request, layout, run_id, signals, emit)
+            code = _run(request, layout, run_id, signals, emit, observer.tick)
         except Halt as halt:
             _tell_halt(halt, emit)
             raise
@@ -112,7 +116,9 @@ def _discard(config: Config, layout: Layout) -> None:
     layout.model.unlink(missing_ok=True)
 
 
-def _run(request: Request, layout: Layout, run_id: str, signals: Signals, emit: Emit) -> ExitCode:
+def _run(
+    request: Request, layout: Layout, run_id: str, signals: Signals, emit: Emit, tick: Callable[[], None]
+) -> ExitCode:
     config = request.loaded.config
     devices = find_devices(config.device)
     emit(
@@ -126,6 +132,7 @@ def _run(request: Request, layout: Layout, run_id: str, signals: Signals, emit: 
     source = _resolve_model(config, layout, budget, signals, emit)
 
     def on_wait() -> None:
+        tick()
         if signals.draining:
             raise stopped(signals)
 
@@ -156,7 +163,7 @@ def _run(request: Request, layout: Layout, run_id: str, signals: Signals, emit: 
     )
     book = _open_book(layout, config, source, devices, outputs, emit)
     starter = _starter(request, layout, outputs, devices[0], run_id, emit)
-    given_up = Runner(outputs, settings, book, starter, signals, emit).run()
+    given_up = Runner(outputs, settings, book, starter, signals, emit, tick).run()
     if signals.draining:
         raise stopped(signals)
     if given_up:

@@ -14,7 +14,7 @@ def command(workdir: Path) -> None:
     Example: chunkvisor clean cache/embeddings
     """
     from chunkvisor.clean import clean
-    from chunkvisor.console import human_bytes
+    from chunkvisor.units import human_bytes
 
     removed, freed_bytes = clean(workdir)
     click.echo(f"{removed:,} files removed, {human_bytes(freed_bytes)} freed")

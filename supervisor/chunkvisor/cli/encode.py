@@ -47,7 +47,7 @@ def command(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.console import Console
+    from chunkvisor.observe.console import Console
     from chunkvisor.onefile import OneFile, encode, state_beside
 
     if out.suffix != ".npy":

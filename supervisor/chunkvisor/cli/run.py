@@ -21,7 +21,7 @@ def command(config: Path, overrides: tuple[str, ...], max_rows: int | None, from
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.configfile import load
-    from chunkvisor.console import Console
+    from chunkvisor.observe.console import Console
     from chunkvisor.session import Request, run
 
     loaded = load(config, overrides)

@@ -15,8 +15,8 @@ def command(workdir: Path, as_json: bool) -> None:
     \b
     Example: chunkvisor status cache/embeddings
     """
-    from chunkvisor.console import human_time
     from chunkvisor.status import State, read_status
+    from chunkvisor.units import human_time
 
     status = read_status(workdir)
     if as_json:

@@ -5,10 +5,10 @@ Pure: it never runs nvidia-smi; what torch says of the same GPUs is `torchbuild`
 
 from collections.abc import Iterator
 
-from chunkvisor.console import human_bytes
 from chunkvisor.doctor.finding import Finding, State
 from chunkvisor.doctor.readings import GpuReading, Readings, Wanted
 from chunkvisor.gpu import Device, select_visible
+from chunkvisor.units import human_bytes
 
 _GIVE_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
 _REBOOT = "reboot, or unload and load the nvidia kernel modules"

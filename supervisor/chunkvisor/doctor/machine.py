@@ -5,10 +5,10 @@ Pure: it never asks the system.
 
 from collections.abc import Iterator
 
-from chunkvisor.console import human_bytes
 from chunkvisor.diskneed import need_bytes
 from chunkvisor.doctor.finding import Finding, State
 from chunkvisor.doctor.readings import FolderReading, HostReading, JobReading, Readings, Whereabouts
+from chunkvisor.units import human_bytes
 
 _LIBRARIES_BYTES = 1 << 30
 """About what torch and transformers take in a process, beside the weights."""

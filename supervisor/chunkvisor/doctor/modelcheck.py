@@ -5,11 +5,11 @@ Pure: it never loads a model; what a worker made of the sample is handed in.
 
 from collections.abc import Iterator
 
-from chunkvisor.console import human_bytes
 from chunkvisor.doctor.finding import Blame, Finding, State
 from chunkvisor.doctor.machine import check_folder
 from chunkvisor.doctor.readings import HubReading, JobReading, Readings, SampleReading, Whereabouts
 from chunkvisor.errors import ExitCode
+from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
 _ROUNDING = 1e-3

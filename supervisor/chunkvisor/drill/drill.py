@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.attempt import free_bytes, read_tail
-from chunkvisor.console import Console
 from chunkvisor.drill.faults import DrillFault, Place, Provoked
 from chunkvisor.drill.finding import Event, Finding, Run, Vectors, action, difference, problem, seen_as, took_s
 from chunkvisor.drill.places import NotPossibleError, limited_memory, small_disk
@@ -29,6 +28,7 @@ from chunkvisor.ingest.table import StagedTable
 from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout
 from chunkvisor.manifest import read_finished
+from chunkvisor.observe.observer import Deaf
 from chunkvisor.session import Request, run
 from chunkvisor.status import read_status
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -40,11 +40,10 @@ _HEADROOM_BYTES = 512 << 20
 _LOOK_S = 0.005
 
 
-class Witness(Console):
+class Witness(Deaf):
     """Keeps what a run tells, and shows none of it."""
 
     def __init__(self, on_event: Callable[[str], None] = lambda _name: None) -> None:
-        super().__init__()
         self.events: list[Event] = []
         self._on_event = on_event
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from chunkvisor.console import human_time
 from chunkvisor.drill.faults import FAULTS, Provoked
 from chunkvisor.drill.finding import Finding
+from chunkvisor.units import human_time
 
 _NAME_WIDTH = max(len(fault.name) for fault in FAULTS)
 _ROW = f"{{:<{_NAME_WIDTH}}}  {{:<9}}  {{:<14}}  {{:<34}}  {{:>7}}  {{}}"

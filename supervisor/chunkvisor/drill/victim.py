@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from chunkvisor.configfile import load
-from chunkvisor.console import Console
 from chunkvisor.drill.saboteur import in_struck_chunk
 from chunkvisor.drill.scratch import ROWS
 from chunkvisor.errors import ChunkvisorError
+from chunkvisor.observe.console import Console
 from chunkvisor.session import Request, run
 
 

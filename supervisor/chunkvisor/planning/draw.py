@@ -6,9 +6,9 @@ Pure: it never prints and never colours.
 import textwrap
 from collections.abc import Iterator
 
-from chunkvisor.console import human_bytes, human_time
 from chunkvisor.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.planning.histogram import Bin
+from chunkvisor.units import human_bytes, human_time
 
 WIDTH = 80
 

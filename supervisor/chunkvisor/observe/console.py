@@ -8,11 +8,14 @@ import sys
 import time
 from typing import Any, TextIO
 
+from chunkvisor.observe.observer import Deaf
+from chunkvisor.units import human_time
+
 _PROGRESS_S = 20.0
 """Progress is shown at most so often; faults are shown at once."""
 
 
-class Console:
+class Console(Deaf):
     """Turns events into lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -44,26 +47,6 @@ class Console:
             + (f", {rate:,.0f} texts/s" if rate else "")
             + (f", about {human_time(eta)} left" if eta else "")
         )
-
-
-def human_time(seconds: float) -> str:
-    """`42 s`, `12 min`, `3.5 h`, `2.1 days`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
-
-
-def human_bytes(size: float) -> str:
-    """`512 B`, `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 _LINES = {

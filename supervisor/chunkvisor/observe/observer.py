@@ -1,0 +1,92 @@
+"""Observers: whoever wants to know what a run does while it does it.
+
+They never decide anything, and none of them can end a run unless it was made to.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Hears the events of a run, in order, from the thread of its loop."""
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """Something happened; names and details are those of the journal."""
+
+    def tick(self) -> None:
+        """Called a few times a second while the run lives, and while it waits for its ingest."""
+
+    def close(self) -> None:
+        """The run is over; called once, after the last event."""
+
+
+class Deaf:
+    """An observer that takes no notice; others derive from it and override what they need."""
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def tick(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Guarded:
+    """An observer that may fail: from its first exception on it is left out, and standard error says so once."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer: Observer = observer
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """As `Observer.event`."""
+        try:
+            self._observer.event(event, details)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
+            self._leave_out(error)
+
+    def tick(self) -> None:
+        """As `Observer.tick`."""
+        try:
+            self._observer.tick()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._leave_out(error)
+
+    def close(self) -> None:
+        """As `Observer.close`."""
+        try:
+            self._observer.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._leave_out(error)
+
+    def _leave_out(self, error: Exception) -> None:
+        name, self._observer = type(self._observer).__name__, Deaf()
+        line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
+        try:
+            sys.stderr.write(line)
+        except (OSError, ValueError):  # a closed terminal
+            return
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """Tell each, in order."""
+        for observer in self._observers:
+            observer.event(event, details)
+
+    def tick(self) -> None:
+        """Tell each, in order."""
+        for observer in self._observers:
+            observer.tick()
+
+    def close(self) -> None:
+        """Tell each, in order."""
+        for observer in self._observers:
+            observer.close()

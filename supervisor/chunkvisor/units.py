@@ -1,0 +1,24 @@
+"""Sizes and times in the unit that a person reads at a glance.
+
+They never go into JSON or a journal, which have plain numbers.
+"""
+
+
+def human_time(seconds: float) -> str:
+    """`42 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def human_bytes(size: float) -> str:
+    """`512 B`, `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
