@@ -5,12 +5,13 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode
 
 
 @click.command("run")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. chunk.size=200.")
+@config_argument()
+@set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
 @click.option("--from-scratch", is_flag=True, help="Discard this config's earlier state and final files first.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
