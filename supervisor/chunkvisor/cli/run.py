@@ -23,12 +23,15 @@ def command(config: Path, overrides: tuple[str, ...], max_rows: int | None, from
     """
     from chunkvisor.configfile import load
     from chunkvisor.observe.console import Console
+    from chunkvisor.observe.observer import Guarded, Observers
+    from chunkvisor.observe.systemd import service_manager
     from chunkvisor.session import Request, run
 
     loaded = load(config, overrides)
     if from_scratch and not yes and sys.stdin.isatty():
         names = ", ".join(loaded.config.outputs)
         click.confirm(f"Discard everything done so far for {names} in {loaded.config.workdir}?", abort=True, err=True)
-    code = run(Request(loaded, max_rows, from_scratch), Console())
+    observer = Observers([Console(), Guarded(service_manager())])
+    code = run(Request(loaded, max_rows, from_scratch), observer)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
