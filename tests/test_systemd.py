@@ -4,8 +4,8 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -41,11 +41,17 @@ class Manager:
         self._socket.close()
 
 
+@pytest.fixture
+def path() -> Iterator[str]:
+    """Where a socket can be bound: the kernel takes 107 characters, and pytest's own folders may have more."""
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-", dir="/tmp") as folder:
+        yield f"{folder}/notify"
+
+
 @pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
+def manager(request: pytest.FixtureRequest, path: str) -> Iterator[Manager]:
     """A manager that listens at a path, or in the abstract namespace."""
-    name = f"@chunkvisor-test-{secrets.token_hex(8)}"
-    manager = Manager(str(tmp_path / "notify") if request.param == "path" else name)
+    manager = Manager(path if request.param == "path" else f"@chunkvisor-test-{secrets.token_hex(8)}")
     yield manager
     manager.close()
 
@@ -112,14 +118,13 @@ def test_who_is_watched(manager: Manager, microseconds: str, pid: str, watched: 
     assert manager.hears("WATCHDOG=1") == watched
 
 
-def test_manager_that_is_away_for_a_while(tmp_path: Path) -> None:
+def test_manager_that_is_away_for_a_while(path: str) -> None:
     """Nothing is raised, and readiness is told as soon as somebody listens."""
-    address = str(tmp_path / "notify")
-    observer = Systemd(address, watchdog_s=60)
+    observer = Systemd(path, watchdog_s=60)
     observer.event("attempt_started", {})
     observer.tick()
 
-    manager = Manager(address)
+    manager = Manager(path)
     for _ in range(2):
         observer.tick()
     assert manager.hears("READY=1")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -249,13 +250,12 @@ def test_line_in_the_page_works(service: Service, workplace: Workplace, program:
     workplace.write_config("good:make")
     workplace.config_path.rename(workplace.folder / "articles.yaml")
     shutil.copytree(EXAMPLES, workplace.folder / "examples" / "unattended")
-    env = os.environ | {
-        "CHUNKVISOR": str(service.write_program("real", workplace.command())),
-        "TMUX_TMPDIR": str(workplace.folder),
-    }
-    env.pop("TMUX", None)
     line = lines_of("docs/unattended.md", program)
+    env = os.environ | {"CHUNKVISOR": str(service.write_program("real", workplace.command()))}
+    env.pop("TMUX", None)
 
-    subprocess.run(["bash", "-c", f"{line}\nwait"], cwd=workplace.folder, env=env, check=True, timeout=120)
-    wait_for((workplace.workdir / "out.npy").exists)
+    # A path short enough for a socket.
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-", dir="/tmp") as env["TMUX_TMPDIR"]:
+        subprocess.run(["bash", "-c", f"{line}\nwait"], cwd=workplace.folder, env=env, check=True, timeout=120)
+        wait_for((workplace.workdir / "out.npy").exists)
     assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
