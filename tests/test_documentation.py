@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,24 @@ def test_config_page_tells_the_defaults() -> None:
     context = {"folder": ROOT}
     expected = Config.model_validate(shortest, context=context).model_dump()
     assert Config.model_validate(spelled_out, context=context).model_dump() == expected
+
+
+def test_config_page_has_every_choice() -> None:
+    """Where a key takes one of a few words, docs/config.md says each of them."""
+    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    words = {word for each in Config.model_json_schema()["$defs"].values() for word in each.get("enum", ())}
+
+    assert len(words) > 5
+    assert {word for word in words if f"`{word}`" not in text} == set()
+
+
+def test_starter_config_has_every_key() -> None:
+    """What `chunkvisor init` writes shows every key, those with a default as a comment."""
+    lines = files("chunkvisor").joinpath("starter.yaml").read_text("utf-8").splitlines()
+    shown = {re.sub(r"^ *(# )?", "", line).partition(":")[0] for line in lines}
+    wanted = {key.rpartition(".")[2] for key in documented()}
+
+    assert wanted - shown == set()
 
 
 def codes(text: str) -> set[int]:
