@@ -50,8 +50,6 @@ _ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     # transformers 5 loads weights in threads of its own.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
-    # sentence-transformers imports pandas, pandas imports pyarrow, and its allocator begins a thread at once.
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 
 _NO_DEVICE = {
