@@ -82,25 +82,33 @@ def assembled(
     rows=st.lists(st.integers(0, 12), min_size=1, max_size=40),
     chunk_size=st.integers(1, 9),
     block_rows=st.integers(1, 7),
+    shards=st.none() | st.integers(1, 9),
 )
-@settings(max_examples=150, deadline=None)
-def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int) -> None:
-    """Row i has the vector of its text, for repeats within a block, across blocks, across chunks, and without any."""
+@settings(max_examples=200, deadline=None)
+def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shards: int | None) -> None:
+    """Row i has the vector of its text, for repeats within and across blocks, chunks and shards, and without any."""
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
-        final = assemble.assemble(ledger, table, lambda: blocks.append(None))
-        path = ledger.layout.final
-        np.testing.assert_array_equal(np.load(path, mmap_mode="r"), right)
+        final = assemble.assemble(ledger, table, lambda: blocks.append(None), shards)
+        layout = ledger.layout
+        paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
+        assert len(paths) == (1 if shards is None else min(shards, len(rows)))
+        parts = [np.load(path, mmap_mode="r") for path in paths]
+        np.testing.assert_array_equal(np.concatenate(parts), right)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
         assert final.dimension == DIMENSION
         assert final.zero_rows == 0
-        assert final.stamp.untouched(path)
-        assert final.stamp.digest == digest_file(path)
-        reference = path.with_name("reference.npy")
-        np.save(reference, right)
-        assert path.read_bytes() == reference.read_bytes()
-        assert not ledger.layout.partial.exists()
-    assert len(blocks) == 2 * -(-len(rows) // block_rows)  # once written, once read again
+        for path, part, stamp in zip(paths, parts, final.stamps, strict=True):
+            assert stamp.untouched(path)
+            assert stamp.digest == digest_file(path)
+            reference = layout.workdir / "reference.npy"
+            np.save(reference, part)
+            assert path.read_bytes() == reference.read_bytes()
+        assert not layout.partial.exists()
+        assert not layout.partial_shards.exists()
+    written, read = -(-len(rows) // block_rows), sum(-(-len(part) // block_rows) for part in parts)
+    assert len(blocks) == written + read
 
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])

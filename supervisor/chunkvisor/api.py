@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from chunkvisor.configfile import LoadedConfig, from_values, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
+from chunkvisor.finalfiles import place_of
 from chunkvisor.layout import Layout
+from chunkvisor.manifest import recorded_parts, shards_of
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.seal import read_sealed
 from chunkvisor.session import Request
@@ -56,14 +58,17 @@ class FinalFile:
     """One complete output."""
 
     path: Path
-    """The .npy: float32, rows x dimension."""
+    """The .npy, float32, rows x dimension; or the folder of its shards."""
     manifest: dict[str, Any]
     """What <output>.json says: rows, dimension, model, versions, …"""
     quarantined: tuple[QuarantinedRow, ...]
+    files: tuple[Path, ...]
+    """The .npy itself, or its shards in the order of their rows."""
 
     def vectors(self) -> npt.NDArray[np.float32]:
-        """The vectors, mapped into memory, read-only; shape (rows, dimension). Raises OSError."""
-        array: npt.NDArray[np.float32] = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        """The vectors, of shape (rows, dimension): mapped, read-only; of shards, read into memory. Raises OSError."""
+        mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
+        array: npt.NDArray[np.float32] = mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
         return array
 
 
@@ -167,7 +172,7 @@ def encode(
         final = _run(Request(loaded, from_scratch=from_scratch), on_event).outputs[_OUTPUT]
         if workdir is not None:
             return final.vectors()
-        vectors: npt.NDArray[np.float32] = np.load(final.path, allow_pickle=False)
+        vectors: npt.NDArray[np.float32] = np.array(final.vectors())
         return vectors
 
 
@@ -204,7 +209,9 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
     rows = tuple(
         QuarantinedRow(each["row"], each["outcome"], each["reason"], each["place"]) for each in manifest["quarantined"]
     )
-    return FinalFile(layout.output(name).final, manifest, rows)
+    place = place_of(layout.output(name), shards_of(manifest))
+    files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
+    return FinalFile(place, manifest, rows, files)
 
 
 def _in_words(report: Report) -> str:

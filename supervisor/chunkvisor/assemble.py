@@ -1,13 +1,10 @@
-"""Joins the chunks of an output into its final file, in bounded memory.
+"""Joins the chunks of an output into its final file or its shards, in bounded memory.
 
 It never shows a file before it is complete and verified, and never trusts a chunk file: each is read against the
 digest in its name.
 """
 
-import errno
 import hashlib
-import io
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +19,12 @@ from chunkvisor.artifact import (
     bad_rows,
     blocks,
     chunk_key,
-    inspect,
-    npy_header,
     read_shape,
 )
+from chunkvisor.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
-from chunkvisor.stamp import Stamp, stamp_as
-from chunkvisor_worker.contract.files import set_aside, sync_folder
+from chunkvisor.stamp import Stamp
 
 
 class ChunkDamagedError(Exception):
@@ -43,9 +38,10 @@ class ChunkDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The published file."""
+    """What was published."""
 
-    stamp: Stamp
+    stamps: tuple[Stamp, ...]
+    """Of its file, or of each of its shards."""
     dimension: int
     zero_rows: int
     """Rows that are zero throughout; only blank texts have such vectors."""
@@ -53,23 +49,18 @@ class Final:
     """(row, number of its text) of every row that has no vector and is NaN, in order."""
 
 
-def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None]) -> Final:
-    """Write, verify and publish the final file.
+def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], shards: int | None = None) -> Final:
+    """Write, verify and publish the final file, or so many shards of it.
 
     Row i gets the vector of text `row_text[i]`. Texts are numbered in the order of their first row, so the chunks are
-    read once, from the first to the last; a row whose text came before gets its vector from the part of the file
-    that is already written. Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError.
+    read once, from the first to the last; a row whose text came before gets its vector from what is already
+    written. Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError.
     """
     assert ledger.facts is not None
     layout, dimension = ledger.layout, ledger.facts.dimension
-    header = npy_header(table.rows, dimension)
-    digest = hashlib.sha256(header)
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
     source = _ChunkReader(ledger)
-    set_aside(layout.partial)
-    with open(layout.partial, "w+b", buffering=0, opener=_private) as file:
-        os.posix_fallocate(file.fileno(), 0, len(header) + 4 * table.rows * dimension)
-        _write(file, header)
+    with FinalWriter(layout, table.rows, dimension, shards) as writer:
         seen = 0
         bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
         for first in range(0, table.rows, per_block):
@@ -83,27 +74,17 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None]) -
                 old = ids < seen
                 block[~old] = new[ids[~old] - seen]
                 if old.any():
-                    block[old] = _written(layout.partial, len(header), dimension, _first_rows(table, ids[old]))
+                    block[old] = writer.read(_first_rows(table, ids[old]))
             seen += fresh
             if len(bad):
                 hits = np.flatnonzero(np.isin(ids, bad))
                 nan_rows += [(first + int(row), int(ids[row])) for row in hits]
-            data = np.ascontiguousarray(block).data.cast("B")
-            digest.update(data)
-            _write(file, data)
+            writer.write(block)
             on_block()
         source.finish()
-        os.fsync(file.fileno())
-    try:
-        found = inspect(layout.partial, on_block=on_block)
-    except BadVectorsError:
-        found = None
-    if found is None or found.digest != digest.hexdigest() or found.not_finite_count != len(nan_rows):
-        raise OSError(errno.EIO, "it does not hold what was written to it", str(layout.partial))
-    set_aside(layout.final, files_too=True)  # it is not ours: ours appears here
-    layout.partial.replace(layout.final)
-    sync_folder(layout.workdir)
-    return Final(stamp_as(layout.final, found.digest), dimension, found.zero_count, nan_rows)
+        zero_rows = writer.verify(len(nan_rows), on_block)
+        stamps = writer.publish()
+    return Final(stamps, dimension, zero_rows, nan_rows)
 
 
 class _ChunkReader:
@@ -175,19 +156,3 @@ def _first_rows(table: StagedTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[n
     # Mapped for a moment only, and read-only: the pages that were touched are given back at once.
     first_row = np.memmap(table.folder / "first_row.bin", dtype="<i8", mode="r")
     return np.asarray(first_row[ids], dtype=np.int64)
-
-
-def _written(path: Path, offset: int, dimension: int, rows: npt.NDArray[np.int64]) -> Vectors:
-    # By its path: numpy.memmap would move the position of an open file to its end.
-    written = np.memmap(path, dtype="<f4", mode="r", offset=offset, shape=(int(rows.max()) + 1, dimension))
-    return np.asarray(written[rows])
-
-
-def _write(file: io.FileIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[file.write(view) :]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -41,6 +41,7 @@ from chunkvisor.configvalue import (
     PositiveOrAuto,
     PositiveOrNull,
     Seconds,
+    Shards,
     Sources,
     UpToEight,
     empty,
@@ -49,6 +50,7 @@ from chunkvisor.configvalue import (
     not_yet,
     refused,
 )
+from chunkvisor.layout import RESERVED_NAMES
 
 _NO_AUTO_SIZE = not_yet("auto", "this version cannot choose the size itself; write a number, 1000 is the default")
 _OWNED_KWARGS = {
@@ -90,7 +92,7 @@ class OnBadRow(StrEnum):
     FAIL = "fail"
 
 
-def _distinct_names(outputs: dict[str, Any]) -> dict[str, Any]:
+def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConfig"]:
     seen: dict[str, str] = {}
     for name in outputs:
         other = seen.setdefault(name.casefold(), name)
@@ -98,6 +100,11 @@ def _distinct_names(outputs: dict[str, Any]) -> dict[str, Any]:
             raise refused(f"{other} and {name} would be the same file where letter case does not count; rename one")
     if not outputs:
         raise refused("at least one output is needed")
+    owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
+    for name, output in outputs.items():
+        for file in (f"{name}.json", f"{name}.npy" if output.shards is None else name):
+            if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":
+                raise refused(f"{name} would need the name {file} in the workdir, which {owner} has; rename it")
     return outputs
 
 
@@ -267,6 +274,10 @@ class OutputConfig(Section):
         description="Column whose text is encoded; a .txt source has one, called text.",
     )
     skip_blank: Flag = Field(default=False, description="Blank lines of a .txt source are no rows.")
+    shards: Shards = Field(
+        default=None,
+        description="Number of files to spread the rows over, in a folder of the output's name; null = one file.",
+    )
     encode: EncodeConfig = Field(default=EncodeConfig(), description="Overrides of encode.* for this output.")
     chunk: OutputChunkConfig = Field(default=OutputChunkConfig(), description="Override of chunk.size for this output.")
 

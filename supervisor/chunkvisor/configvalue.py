@@ -27,6 +27,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from chunkvisor.finalfiles import MOST_SHARDS
+
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is no plug-in."""
 
@@ -184,6 +186,10 @@ UpToEight = Annotated[
 ]
 OneToSixteen = Annotated[
     int, Field(strict=True, ge=1, le=16), BeforeValidator(number), expected("a whole number from 1 to 16")
+]
+Shards = Annotated[
+    Annotated[int, Field(strict=True, ge=1, le=MOST_SHARDS), BeforeValidator(number)] | None,
+    expected("a whole number from 1 to 10,000, or null"),
 ]
 Seconds = Annotated[
     float,

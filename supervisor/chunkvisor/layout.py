@@ -9,6 +9,7 @@ It never creates, reads or deletes anything.
       template/                         what the template process was asked to load, and its log
       events.jsonl                      the story: one event a line, for people and for `status`
       <output>.npy  <output>.json       final file and manifest, each there only when complete
+      <output>/0000.npy                 shards instead of the one file, where the config asks for them
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     what the table was made from
@@ -33,6 +34,9 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
+RESERVED_NAMES = frozenset({"lock", "events.jsonl", "model.json", "lessons.json", "fetch", "template", "outputs"})
+"""What else is in a workdir: no final file or manifest may have such a name."""
+
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
 
 
@@ -49,6 +53,11 @@ class OutputLayout:
         return self.workdir / f"{self.name}.npy"
 
     @property
+    def shards(self) -> Path:
+        """Folder of the shards that are there instead of the final file, where the config asks for them."""
+        return self.workdir / self.name
+
+    @property
     def manifest(self) -> Path:
         """The final file's description, for people and programs."""
         return self.workdir / f"{self.name}.json"
@@ -57,6 +66,15 @@ class OutputLayout:
     def partial(self) -> Path:
         """The final file while it is being assembled; in the same folder, so that one rename publishes it."""
         return self.workdir / f".{self.name}.npy.partial"
+
+    @property
+    def partial_shards(self) -> Path:
+        """The folder of the shards while it is being filled."""
+        return self.workdir / f".{self.name}.partial"
+
+    def replaced(self, shards: int | None) -> Path:
+        """The file, or the folder of so many shards, while another form of the same rows takes its place."""
+        return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
 
     @property
     def state(self) -> Path:

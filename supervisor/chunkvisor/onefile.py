@@ -71,6 +71,8 @@ def encode(wanted: OneFile, console: Console) -> ExitCode:
     if wanted.keep:
         values["chunk"]["keep"] = True
     config = from_values(values, wanted.folder, wanted.overrides)
+    if config.outputs[OUTPUT].shards is not None:
+        raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
         bad = len(manifest["quarantined"])

@@ -16,19 +16,20 @@ from chunkvisor.config import Config
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.finalfiles import place_of
+from chunkvisor.finished import keep_finished
 from chunkvisor.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
 from chunkvisor.identity import Identity, differences, identity_of
 from chunkvisor.ingest import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.layout import OutputLayout
 from chunkvisor.ledger import Ledger
-from chunkvisor.manifest import Origin, build_manifest, publish_manifest, read_finished
+from chunkvisor.manifest import Origin, build_manifest, publish_manifest
 from chunkvisor.modelsource import ModelSource
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
 from chunkvisor.staging import asked, request_of, staged_before
-from chunkvisor_worker.contract.files import set_aside
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _MAX_LINES = 100
@@ -61,9 +62,11 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     """
     name, config = layout.name, opening.config
     fixed = _read_fixed(layout)
-    if fixed is None and layout.final.exists():
+    shards = config.outputs[name].shards
+    place = place_of(layout, shards)
+    if fixed is None and place.exists():
         raise config_error(
-            f"{layout.final} is there already, and no run of this workdir has made it",
+            f"{place} is there already, and no run of this workdir has made it",
             remedy="move it away, or choose another workdir or another name for the output",
         )
     for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
@@ -82,12 +85,11 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         fixed = Fixed(identity, config.effective_chunk_size(name))
         write_fixed(layout, fixed)
     fingerprint = identity.fingerprint
-    manifest = read_finished(layout)
-    if manifest is not None and manifest.get("fingerprint") == fingerprint:
+    manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
+    if manifest is not None:
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
         return manifest
-    _set_damaged_aside(opening, layout)
     table = _open_table(opening, layout, fixed)
     if fixed.chunk_size != config.effective_chunk_size(name):
         opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
@@ -106,15 +108,15 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
-        final = assemble(ledger, table, on_block)
+        final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
         rows = _quarantined_rows(ledger, table, final)
-        manifest = build_manifest(fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
-        publish_manifest(layout, manifest, final.stamp)
+        manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
+        publish_manifest(layout, manifest, final.stamps)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not rows:
             ledger.remove_chunks()
-        return {"rows": origin.rows, "dimension": final.dimension, "path": str(layout.final)}
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place)}
 
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     return OutputRun(ledger, table, job, limits, finish)
@@ -191,17 +193,6 @@ def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[
         place = f"{path}:{line}" if line is not None else f"{path}, row {table.locate(row)[1]}"
         found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
     return found
-
-
-def _set_damaged_aside(opening: Opening, layout: OutputLayout) -> None:
-    """A final file that does not hold any more is kept under another name; it is computed again."""
-    if layout.final.exists() and layout.done.exists():
-        aside = layout.final.with_suffix(".npy.damaged")
-        layout.final.replace(aside)
-        opening.emit("note", text=f"{layout.final} has changed since it was made; it is now {aside.name}")
-    for path in (layout.done, layout.manifest):
-        set_aside(path)
-        path.unlink(missing_ok=True)
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

@@ -23,6 +23,8 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.finalfiles import place_of
+from chunkvisor.finished import discard_final
 from chunkvisor.gpu import Device, find_devices
 from chunkvisor.journal import Journal
 from chunkvisor.lastwords import BadRows, last_remedy
@@ -110,8 +112,7 @@ def _discard(config: Config, layout: Layout) -> None:
         output = layout.output(name)
         if output.state.exists():  # a final file that no run of this workdir made is not ours to remove
             # Final files go first: a state folder without them is only work to be done again.
-            for path in (output.final, output.manifest, output.partial):
-                path.unlink(missing_ok=True)
+            discard_final(output, config.outputs[name].shards)
             shutil.rmtree(output.state)
     layout.model.unlink(missing_ok=True)
 
@@ -148,7 +149,7 @@ def _run(
                 output=name,
                 rows=opened["rows"],
                 dimension=opened["dimension"],
-                path=str(layout.output(name).final),
+                path=str(place_of(layout.output(name), config.outputs[name].shards)),
             )
     settings = Settings(
         devices=devices,

@@ -182,7 +182,7 @@ def _read_output(layout: OutputLayout) -> OutputStatus:
         return OutputStatus()
     rows, distinct = record.staged.rows, record.staged.distinct
     plan = Plan(distinct, fixed.chunk_size)
-    if quarantined is not None and layout.final.exists():
+    if quarantined is not None:
         count = len(quarantined)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
     chunks = [number for number in committed_chunks(layout) if number < plan.count]

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.artifact import BadVectorsError, chunk_key, inspect
+from chunkvisor.artifact import BadVectorsError, Inspection, chunk_key, inspect
 from chunkvisor.errors import config_error
+from chunkvisor.finalfiles import FinalPart, strays
 from chunkvisor.fixed import ledger_of
 from chunkvisor.layout import Layout, OutputLayout
 from chunkvisor.ledger import Ledger
-from chunkvisor.manifest import read_manifest
+from chunkvisor.manifest import read_manifest, recorded_parts, shards_of
 from chunkvisor.parts import read_quarantine
 from chunkvisor.seal import DamagedError
 
@@ -51,25 +52,36 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
         yield Finding(layout.manifest, "is missing")
         return
     yield Finding(layout.manifest, None)
+    parts = recorded_parts(layout, manifest)
+    zero_rows = 0
+    for part, digest in parts:
+        bad = sum(part.start <= row["row"] < part.stop for row in manifest["quarantined"])
+        found, problem = _inspected(part, manifest["dimension"], digest, bad)
+        zero_rows += found.zero_count if found else 0
+        if part is parts[-1][0] and problem is None and zero_rows != manifest["zero_rows"]:
+            problem = f"is zero throughout in {zero_rows} rows"
+        yield Finding(part.path, problem)
+    if shards_of(manifest) is not None:
+        for path in strays(layout.shards, [part for part, _ in parts]):
+            yield Finding(path, "is none of the shards, and readers take it for one")
+
+
+def _inspected(part: FinalPart, dimension: int, digest: str, bad: int) -> tuple[Inspection | None, str | None]:
+    """(what was found in the file, what is wrong with it)."""
     try:
-        found = inspect(layout.final)
+        found = inspect(part.path)
     except BadVectorsError as error:
-        yield Finding(layout.final, str(error))
-        return
+        return None, str(error)
     except OSError as error:
-        yield Finding(layout.final, f"cannot be read: {error.strerror}")
-        return
-    wanted = (manifest["rows"], manifest["dimension"])
-    problem = None
-    if (found.shape.rows, found.shape.dimension) != wanted:
-        problem = f"has {found.shape.rows} x {found.shape.dimension}, its manifest says {wanted[0]} x {wanted[1]}"
-    elif manifest["digest"] != f"sha256:{found.digest}":
+        return None, f"cannot be read: {error.strerror}"
+    shape, problem = found.shape, None
+    if (shape.rows, shape.dimension) != (part.rows, dimension):
+        problem = f"has {shape.rows} x {shape.dimension}, its manifest says {part.rows} x {dimension}"
+    elif found.digest != digest:
         problem = "has another digest than its manifest says: it was changed or damaged"
-    elif found.not_finite_count != len(manifest["quarantined"]):
+    elif found.not_finite_count != bad:
         problem = f"has NaN or infinity in {found.not_finite_count} rows"
-    elif found.zero_count != manifest["zero_rows"]:
-        problem = f"is zero throughout in {found.zero_count} rows"
-    yield Finding(layout.final, problem)
+    return found, problem
 
 
 def _chunks(layout: OutputLayout) -> Iterator[Finding]:

@@ -170,7 +170,7 @@ def _known_size(layout: Layout, names: list[str]) -> tuple[int | None, int]:
     for name in names:
         output = layout.output(name)
         try:
-            if output.final.exists() and read_quarantined(output) is not None:
+            if read_quarantined(output) is not None:
                 continue
             record, facts = read_staged(output), read_facts(output)
         except (DamagedError, OSError):

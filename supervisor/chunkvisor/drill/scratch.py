@@ -72,7 +72,7 @@ class Scratch:
 
     def _overrides(self, workdir: Path, stalls: bool, standby: int | None) -> list[str]:
         config = self.loaded.config
-        output = config.outputs[self.output].model_dump(mode="json", exclude_unset=True, exclude={"chunk"})
+        output = config.outputs[self.output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", "shards"})
         stall_s = self.stall_s if stalls and self.stall_s is not None else config.recovery.stall_timeout
         recovery = {"startup_timeout": config.recovery.startup_timeout, "stall_timeout": stall_s, "wait_timeout": 60}
         values: dict[str, Any] = {

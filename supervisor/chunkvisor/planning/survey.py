@@ -17,6 +17,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.ingest import StagedTable
 from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout, OutputLayout
+from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import pinned_source
 from chunkvisor.planning.estimate import disk_bytes, final_bytes, last_rate, loaded_bytes, memory_bytes, scaled
 from chunkvisor.planning.forecast import Forecast, LongText, OutputForecast, Unit
@@ -185,7 +186,11 @@ class _Survey:
         if not sample.ours:
             return set()
         every = set(range(sample.plan.count))
-        return every if layout.done.exists() and layout.final.exists() else every & committed_chunks(layout)
+        try:
+            finished = read_quarantined(layout) is not None
+        except DamagedError:
+            finished = False  # a run may mend it
+        return every if finished else every & committed_chunks(layout)
 
     def _dimension(self, layout: OutputLayout, sample: Sample, model: ModelFolder) -> int | None:
         try:
