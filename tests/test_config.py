@@ -82,6 +82,7 @@ def test_default(key: str, default: Any) -> None:
         ("chunk.size", "1_000", 1000),
         ("chunk.size", "1e3", 1000),
         ("chunk.size", 200.0, 200),
+        ("chunk.size", "auto", "auto"),
         ("encode.batch_tokens", None, None),
         ("encode.batch_size", 16, 16),
         ("encode.prompt", "", ""),
@@ -117,7 +118,7 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "given"),
     [
-        *[("chunk.size", wrong) for wrong in (0, -1, True, 1.5, "many", None, [], float("nan"), 10**12, "auto")],
+        *[("chunk.size", wrong) for wrong in (0, -1, True, 1.5, "many", None, [], float("nan"), 10**12)],
         *[("encode.batch_size", wrong) for wrong in (0, "Auto", None, "1__0.5x")],
         ("encode.batch_tokens", 0),
         ("encode.normalize", 1),

@@ -112,7 +112,7 @@ def encode(
     *,
     model: str,
     workdir: StrPath | None = None,
-    chunk_size: int = 1000,
+    chunk_size: int | str = 1000,
     device: str | list[str] = "cuda",
     encoder: str = "sentence-transformers",
     revision: str | None = None,

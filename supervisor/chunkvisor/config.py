@@ -7,7 +7,7 @@ pydantic.ValidationError, with the errors of `configvalue` beside pydantic's own
 import os
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -47,12 +47,10 @@ from chunkvisor.configvalue import (
     empty,
     expected,
     joined,
-    not_yet,
     refused,
 )
 from chunkvisor.layout import RESERVED_NAMES
 
-_NO_AUTO_SIZE = not_yet("auto", "this version cannot choose the size itself; write a number, 1000 is the default")
 _OWNED_KWARGS = {
     "dtype": "use the key model.dtype",
     "torch_dtype": "use the key model.dtype",
@@ -199,14 +197,16 @@ class EncodeConfig(Section):
 class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
-    size: Annotated[Positive, _NO_AUTO_SIZE] = Field(default=1000, description="Distinct texts in a chunk.")
+    size: PositiveOrAuto = Field(
+        default=1000, description="Distinct texts in a chunk; auto = as many as a worker does in about 40 s."
+    )
     keep: Flag = Field(default=False, description="Keep the chunk files once the final file is verified.")
 
 
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: Annotated[PositiveOrNull, _NO_AUTO_SIZE] = Field(
+    size: PositiveAutoOrNull = Field(
         default=None, description="Distinct texts in a chunk of this output; null = chunk.size."
     )
 
@@ -330,6 +330,6 @@ class Config(Section):
             update["prompt"] = None
         return self.encode.model_copy(update=update)
 
-    def effective_chunk_size(self, output: str) -> int:
+    def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
         """Distinct texts in a chunk of that output."""
         return self.outputs[output].chunk.size or self.chunk.size

@@ -91,17 +91,6 @@ def size_bytes(value: Any) -> Any:
     return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
-def not_yet(word: str, sentence: str) -> BeforeValidator:
-    """Refuses by name what a later version takes."""
-
-    def validate(value: Any) -> Any:
-        if value == word:
-            raise refused(sentence)
-        return value
-
-    return BeforeValidator(validate)
-
-
 def empty(value: Any) -> Any:
     """A section whose keys are all commented out is null in YAML."""
     return {} if value is None else value

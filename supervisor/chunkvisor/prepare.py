@@ -12,6 +12,7 @@ from typing import Any
 from chunkvisor.assemble import Final, assemble
 from chunkvisor.attempt import Job
 from chunkvisor.batchlimits import resolve_limits
+from chunkvisor.chunksize import propose, worker_rate
 from chunkvisor.config import Config
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.engine.environment import thread_count
@@ -22,7 +23,8 @@ from chunkvisor.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixe
 from chunkvisor.identity import Identity, differences, identity_of
 from chunkvisor.ingest import stage_table
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.layout import OutputLayout
+from chunkvisor.journal import read_events
+from chunkvisor.layout import Layout, OutputLayout
 from chunkvisor.ledger import Ledger
 from chunkvisor.manifest import Origin, build_manifest, publish_manifest
 from chunkvisor.modelsource import ModelSource
@@ -82,7 +84,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     if fixed is not None:
         _refuse_changes(layout, fixed, identity)
     else:
-        fixed = Fixed(identity, config.effective_chunk_size(name))
+        fixed = Fixed(identity, _chunk_size(opening, name))
         write_fixed(layout, fixed)
     fingerprint = identity.fingerprint
     manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
@@ -91,7 +93,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
             shutil.rmtree(layout.chunks)
         return manifest
     table = _open_table(opening, layout, fixed)
-    if fixed.chunk_size != config.effective_chunk_size(name):
+    if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
     ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint)
     ledger.load()
@@ -133,6 +135,16 @@ def _read_fixed(layout: OutputLayout) -> Fixed | None:
             remedy="restore the file, or begin this config anew by adding --from-scratch",
         )
     return fixed
+
+
+def _chunk_size(opening: Opening, name: str) -> int:
+    size, config = opening.config.effective_chunk_size(name), opening.config
+    if size != "auto":
+        return size
+    events = read_events(Layout(config.workdir).events)
+    proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
+    opening.emit("note", text=f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}")
+    return proposed.texts
 
 
 def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:

@@ -127,6 +127,7 @@ def _run(
         run=run_id,
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
+        model=config.model.name,
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)

@@ -60,7 +60,8 @@ def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator
         yield f"  {'batches':9}{output.batches:,}; {_percent(output.padding_share)} of the work is padding"
     yield f"  {'a batch':9}{_limits(output)}"
     done = f", {output.chunks_done:,} of them done" if output.chunks_done else ""
-    yield f"  {'chunks':9}{output.chunks:,} of {output.chunk_size:,} texts{done}"
+    why = f"; {output.chunk_size_reason}" if output.chunk_size_reason else ""
+    yield f"  {'chunks':9}{output.chunks:,} of {output.chunk_size:,} texts{done}{why}"
     if output.dimension is None:
         yield f"  {'file':9}{output.rows:,} rows; the dimension is unknown until a run has made a chunk"
     else:

@@ -39,6 +39,8 @@ class OutputForecast:
     chunks: int
     chunks_done: int
     chunk_size: int
+    chunk_size_reason: str | None
+    """Why it is that, where `auto` chose it; None once a run has fixed it."""
     texts_left: int
     """Distinct texts of the chunks that are not done."""
     texts_measured: int

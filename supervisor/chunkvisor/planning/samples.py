@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.batchlimits import resolve_limits
+from chunkvisor.chunksize import propose, worker_rate
 from chunkvisor.config import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.fixed import Fixed, read_fixed
 from chunkvisor.ingest import StagedTable, stage_table
+from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout, OutputLayout
 from chunkvisor.plan import Plan
 from chunkvisor.planning.estimate import stride
@@ -35,6 +37,8 @@ class Sample:
     limits: Limits
     begun: Fixed | None = None
     """What an earlier run has fixed of the output."""
+    size_reason: str | None = None
+    """Why the chunks have their size, where it was left to us."""
 
     @property
     def ours(self) -> bool:
@@ -54,12 +58,17 @@ def sample_of(config: Config, name: str, max_rows: int | None, scratch: Path, sa
         fixed = read_fixed(layout)
     except DamagedError:
         fixed = None  # a run says so
-    plan = Plan(table.distinct, fixed.chunk_size if fixed else config.effective_chunk_size(name))
     encode = config.effective_encode(name)
     kind = "cpu" if "cpu" in config.device else "cuda"
+    size, why = fixed.chunk_size if fixed else config.effective_chunk_size(name), None
+    if size == "auto":
+        rate = worker_rate(read_events(Layout(config.workdir).events), config.model.name, kind, name)
+        proposed = propose(rate, kind)
+        size, why = proposed.texts, proposed.reason
+    plan = Plan(table.distinct, size)
     limits = resolve_limits(encode, kind, plugin=config.model.is_plugin)
     spec = EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim)
-    return Sample(table, plan, stride(plan.count, plan.chunk_size, MOST_TEXTS), spec, limits, fixed)
+    return Sample(table, plan, stride(plan.count, plan.chunk_size, MOST_TEXTS), spec, limits, fixed, why)
 
 
 def _table(

@@ -163,6 +163,7 @@ class _Survey:
             chunks=plan.count,
             chunks_done=len(done),
             chunk_size=plan.chunk_size,
+            chunk_size_reason=sample.size_reason,
             texts_left=texts_left,
             texts_measured=count,
             length_unit=measured.unit,

@@ -1,0 +1,104 @@
+"""`chunk.size: auto`: a round size from the rate of an earlier run, which the first run of an output fixes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+
+@pytest.mark.parametrize(
+    ("rate", "kind", "texts", "words"),
+    [
+        (69.0, "cuda", 3000, "at 69 texts/s, 43 s a chunk"),
+        (25.0, "cpu", 1000, "at 25 texts/s, 40 s a chunk"),
+        (1234.5, "cuda", 50_000, "at 1,234 texts/s, 41 s a chunk"),
+        (0.5, "cpu", LEAST_TEXTS, "at 0.5 texts/s, 200 s a chunk"),
+        (1e6, "cuda", MOST_TEXTS, "at 1,000,000 texts/s, 1 s a chunk"),
+        (None, "cuda", 3000, "usual for cuda; no rate of this model is known here yet"),
+        (None, "cpu", 500, "usual for cpu; no rate of this model is known here yet"),
+    ],
+)
+def test_proposal(rate: float | None, kind: str, texts: int, words: str) -> None:
+    """A round number within the bounds, with the reason."""
+    proposed = propose(rate, kind)
+    assert (proposed.texts, proposed.reason) == (texts, words)
+
+
+def test_within_the_target() -> None:
+    """Wherever the bounds allow it, a chunk takes 30 to 60 s."""
+    for tenth in range(25, 12_500):
+        assert 30 <= propose(tenth / 10, "cuda").texts / (tenth / 10) <= 60
+
+
+def started(model: str = "m", device: str = "cpu") -> dict[str, Any]:
+    """A run begins."""
+    return {"event": "run_started", "model": model, "device": device}
+
+
+def ended(output: str = "out", texts: object = 10, busy_s: object = 2.0, returncode: int = 0) -> dict[str, Any]:
+    """A worker ends."""
+    return {"event": "worker_ended", "output": output, "texts": texts, "busy_s": busy_s, "returncode": returncode}
+
+
+@pytest.mark.parametrize(
+    ("events", "rate"),
+    [
+        ([], None),
+        ([started(), ended(), ended(texts=50, busy_s=4)], 10.0),
+        ([started(), ended("other", 100), ended("third", 20)], 30.0),
+        ([started(), ended("other", 100), ended(texts=20)], 10.0),
+        ([started(), ended(texts=100), started(), ended(texts=20)], 10.0),
+        ([started(), ended(texts=20), started(), ended(texts=0, busy_s=0.0)], 10.0),
+        ([started("another"), ended()], None),
+        ([started(device="NVIDIA H200 (GPU-1)"), ended()], None),
+        ([started(), ended(returncode=20)], None),
+        ([ended()], None),
+        ([started(), ended(texts="x"), ended(busy_s=None), ended(texts=True), {"event": "go"}], None),
+        ([{"event": "run_started", "device": 5, "model": []}, ended()], None),
+    ],
+)
+def test_rate(events: list[dict[str, Any]], rate: float | None) -> None:
+    """Of the last run with the same model on the same kind of device, of the output's own texts where there are any."""
+    assert worker_rate(iter(events), "m", "cpu", "out") == rate
+
+
+def planned(place: ScriptedWorkplace) -> tuple[dict[str, Any], str]:
+    """(what `plan --json` says of the output, what `plan` says)."""
+    answer = place.here("plan", str(place.config_path), "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)["outputs"]["out"], place.here("plan", str(place.config_path)).stdout
+
+
+def test_fixed_by_the_first_run(tmp_path: Path) -> None:
+    """`plan` proposes with the reason, the first run takes that size, and no later rate changes it."""
+    texts = [f"t{number}" for number in range(520)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto", chunk__keep=True)
+    figures, words = planned(place)
+    assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
+    assert "2 of 500 texts; usual for cpu" in words
+    place.lay("t510", "terminate!")
+    first = place.run_here("--set", "recovery.attempts=1")
+    assert "out: chunks of 500 texts, usual for cpu" in first.stderr
+    place.lift("t510")
+    again = place.run_here()
+    assert again.returncode == 0, again.stderr
+    assert "chunks of" not in again.stderr.replace("chunks of 500 texts, 1 done before", "")
+    assert (place.vectors() == expected(texts)).all()
+    figures, words = planned(place)
+    assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)
+
+
+def test_trial_measures(tmp_path: Path) -> None:
+    """After a trial, the run from scratch takes the size that its rate asks for, as `plan` of another output says."""
+    texts = [f"t{number}" for number in range(300)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto")
+    assert place.run_here("--max-rows", "100").returncode == 0
+    ended = place.run_here("--from-scratch", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert "s a chunk" in ended.stderr
+    assert (place.vectors() == expected(texts)).all()
