@@ -67,11 +67,8 @@ def concern_of(troubles: Troubles, workers: Sequence[WorkerState], now_s: float,
     if lost:
         return Concern(Weight.LOSS, "; ".join(lost))
     if troubles.failed:
-        verb = "are" if troubles.failed != 1 else "is"
-        mended = f"{verb} tried again by itself" if live else "tried again"
-        return Concern(
-            Weight.CARE, f"{_count(troubles.failed, 'attempt')} failed and {mended}; nothing is lost, nothing to do"
-        )
+        tried = "tried again" if not live else "are tried again" if troubles.failed > 1 else "is tried again"
+        return Concern(Weight.CARE, f"{_count(troubles.failed, 'attempt')} failed and {tried}; nothing is lost")
     return Concern(Weight.NEWS, "all is well" if live else "without a fault")
 
 

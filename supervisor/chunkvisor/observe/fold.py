@@ -108,7 +108,8 @@ class Fold:
                 self.wanted = list(map(str, details["outputs"]))
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
-                self._outputs[details["output"]] = _Output(**{name: int(details[name]) for name in names})
+                counts: dict[str, Any] = {name: int(details[name]) for name in names}
+                self._outputs[details["output"]] = _Output(**counts)
             case "output_already_complete":
                 self._outputs[details["output"]] = _Output(int(details["rows"]), 1, 0, 0, 1, complete=True)
             case "output_complete":
