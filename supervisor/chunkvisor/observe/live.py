@@ -10,7 +10,7 @@ from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.progress import closing_line
 from chunkvisor.observe.readings import Readings, take_readings
-from chunkvisor.observe.screen import Screen
+from chunkvisor.observe.screen import News, Screen
 from chunkvisor.observe.words import Weight, weight_of, words_of
 
 REFRESH_S = 0.5
@@ -22,7 +22,7 @@ class Live(Deaf):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._screen = Screen(stream)
         self._fold = Fold()
-        self._news: list[tuple[Weight, str]] = []
+        self._news: list[News] = []
         self._drawn_s = 0.0
         self._over = False
 
@@ -30,7 +30,7 @@ class Live(Deaf):
         """Take it in; it is seen with the next tick."""
         self._fold.feed(event, details, time.time())
         if line := words_of(event, details):
-            self._news.append((weight_of(event), line))
+            self._news.append((weight_of(event), time.time(), line))
 
     def tick(self) -> None:
         """Draw, if it is time."""
@@ -43,14 +43,14 @@ class Live(Deaf):
     def close(self) -> None:
         """Take the view away; what the run has come to stays."""
         if line := closing_line(self._fold.snapshot(time.time(), Readings())):
-            self._news.append((Weight.NEWS, line))
+            self._news.append((Weight.NEWS, time.time(), line))
         self._screen.leave(self._news)
         self._news.clear()
         self._over = True
 
     def say(self, text: str) -> None:
         """One more line of news."""
-        self._news.append((Weight.NEWS, text))
+        self._news.append((Weight.NEWS, time.time(), text))
         if self._over or self._fold.workdir is None:
             self._screen.leave(self._news)
             self._news.clear()

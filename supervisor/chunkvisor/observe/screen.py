@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -19,6 +19,9 @@ from chunkvisor.observe.words import Weight
 
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: a terminal that knows it shows all in between at once; the others ignore it."""
+
+News: TypeAlias = tuple[Weight, float, str]
+"""How much it matters, when it was (seconds since the epoch), and what."""
 
 _STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
 _MIN_COLUMNS = 20
@@ -33,18 +36,18 @@ class Screen:
         self._frame: list[tuple[str, int]] = []
         """(line as written, its width in cells) of what stands there now."""
 
-    def draw(self, snapshot: Snapshot, news: Sequence[tuple[Weight, str]] = ()) -> None:
+    def draw(self, snapshot: Snapshot, news: Sequence[News] = ()) -> None:
         """Show the news above, each with the time of day, and the snapshot below; what is unchanged stays as it is."""
         lines = view(snapshot, self._room())
         frame = [(self._ansi(line), line.cell_len) for line in lines]
         if news or frame != self._frame:
-            above = [self._ansi(_news(weight, text)) for weight, text in news]
+            above = [self._ansi(_line_of(each)) for each in news]
             self._write(_BEGIN + self._back() + "".join(f"{line}\x1b[K\n" for line in above) + _joined(frame) + _END)
             self._frame = frame
 
-    def leave(self, news: Sequence[tuple[Weight, str]] = ()) -> None:
+    def leave(self, news: Sequence[News] = ()) -> None:
         """Take the drawn lines away and show the last news; what is written afterwards goes on below."""
-        text = "".join(f"{self._ansi(_news(weight, text))}\n" for weight, text in news)
+        text = "".join(f"{self._ansi(_line_of(each))}\n" for each in news)
         self._write(self._back() + "\x1b[J" * bool(self._frame) + text)
         self._frame = []
 
@@ -78,5 +81,6 @@ def _joined(frame: Sequence[tuple[str, int]]) -> str:
     return "\x1b[K\n".join(line for line, _ in frame) + "\x1b[J"
 
 
-def _news(weight: Weight, text: str) -> Text:
-    return Text.assemble((time.strftime("%H:%M:%S "), "dim"), (text, _STYLES[weight]))
+def _line_of(news: News) -> Text:
+    weight, t, words = news
+    return Text.assemble((time.strftime("%H:%M:%S ", time.localtime(t)), "dim"), (words, _STYLES[weight]))
