@@ -33,7 +33,7 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
         return  # the person has seen enough; the run goes on
     if not as_json:
         snapshot = follower.look()
-        for line in glance(status, snapshot, follower.begun_anew(), workdir):
+        for line in glance(status, snapshot, follower.begun_anew(), follower.ending, workdir):
             click.echo(line)
     elif not watch:
         click.echo(json.dumps(status.to_json(), indent=2))

@@ -93,6 +93,11 @@ class Follower:
         alive = holder.alive() if holder is not None else False
         return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
+    @property
+    def ending(self) -> int | None:
+        """Exit code of the run that ended last; None where it lives, or ended without a word."""
+        return None if self._fold.ending is None else int(self._fold.ending.get("code", 1))
+
     def begun_anew(self) -> list[tuple[str, int]]:
         """(output, chunk) of attempts that were under way when the run ended without a word."""
         if self.alive or self._fold.ending is not None:

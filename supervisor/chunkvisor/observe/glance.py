@@ -13,8 +13,13 @@ from chunkvisor.status import DeviceStatus, OutputStatus, State, Status
 from chunkvisor.units import human_time
 
 
-def glance(status: Status, snapshot: Snapshot, begun: Sequence[tuple[str, int]], workdir: Path) -> list[str]:
-    """The lines; `begun` are the chunks under way when the run ended without a word."""
+def glance(
+    status: Status, snapshot: Snapshot, begun: Sequence[tuple[str, int]], ending: int | None, workdir: Path
+) -> list[str]:
+    """The lines.
+
+    `begun` are the chunks under way when the run ended without a word, `ending` is its exit code if it had one.
+    """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
         lines[0] = f"running (pid {status.pid}): {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
@@ -33,7 +38,16 @@ def glance(status: Status, snapshot: Snapshot, begun: Sequence[tuple[str, int]],
         lines += [f"  {line}" for line in _complete(status, workdir)]
     else:
         lines += [f"  {line}" for line in again(status, begun)]
+        if status.state is State.STOPPED:
+            lines[0] += ": " + _STOPPED.get(ending, f"the last run ended with code {ending}")
     return lines
+
+
+_STOPPED = {
+    None: "its process was killed, or the machine went down; nothing that is done is lost",
+    130: "somebody asked it to (SIGINT), and it finished the chunks under way",
+    143: "somebody asked it to (SIGTERM)",
+}
 
 
 def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:

@@ -58,12 +58,12 @@ class Screen:
         return Room(max(_MIN_COLUMNS, size.width - 1), max(2, size.height - 2), ascii_only)
 
     def _back(self) -> str:
-        """To the start of what is drawn; a terminal that was made narrower since has wrapped its lines."""
+        """From below what is drawn to its start; a terminal that was made narrower since has wrapped its lines."""
         if not self._frame:
             return "\r"
         columns = max(1, self._console.size.width)
         height = sum(max(1, -(-width // columns)) for _, width in self._frame)
-        return "\r" + (f"\x1b[{height - 1}A" if height > 1 else "")
+        return f"\r\x1b[{height}A"
 
     def _ansi(self, line: Text) -> str:
         with self._console.capture() as captured:
@@ -77,8 +77,8 @@ class Screen:
 
 
 def _joined(frame: Sequence[tuple[str, int]]) -> str:
-    """Each line replaces what stood there; what stood below goes away."""
-    return "\x1b[K\n".join(line for line, _ in frame) + "\x1b[J"
+    """Each line replaces what stood there; the cursor ends below, where a shell goes on after a kill."""
+    return "".join(f"{line}\x1b[K\n" for line, _ in frame) + "\x1b[J"
 
 
 def _line_of(news: News) -> Text:

@@ -108,4 +108,4 @@ class Snapshot:
     @property
     def share(self) -> float:
         """Of all rows that are done, from 0 to 1."""
-        return self.rows_done / self.rows if self.rows else 0.0
+        return sum(output.rows * output.share for output in self.outputs) / self.rows if self.rows else 0.0

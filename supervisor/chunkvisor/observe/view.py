@@ -70,7 +70,7 @@ def _head(snapshot: Snapshot) -> Text:
 
 def _overall(snapshot: Snapshot, room: Room) -> Text:
     share = percent(snapshot.share).rjust(5)
-    return bar(snapshot.share, max(_MIN_BAR, room.columns - len(share) - 1), room, "cyan").append(f"{share}")
+    return bar(snapshot.share, max(_MIN_BAR, room.columns - len(share)), room, "cyan").append(f"{share}")
 
 
 def _numbers(snapshot: Snapshot) -> Text:
@@ -150,7 +150,7 @@ def _chunk(worker: WorkerState, snapshot: Snapshot, room: Room | None) -> str:
 def _concern(snapshot: Snapshot) -> Text:
     concern = snapshot.concern
     mark = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[concern.weight]
-    return Text(mark + concern.words, _STYLES[concern.weight])
+    return Text(mark + plain(concern.words), _STYLES[concern.weight])
 
 
 def bar(share: float, width: int, room: Room, style: str) -> Text:
