@@ -166,7 +166,7 @@ def test_an_ended_run_stands_still() -> None:
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
     assert now.elapsed_s == 30
     assert (now.eta_s, now.devices) == (None, ())
-    assert closing_line(now) == "1 chunk computed in 30 s, 5.0 rows/s, 50 tokens/s, without a fault"
+    assert closing_line(now) == "1 chunk computed in 30 s, 2.5 rows/s, 25 tokens/s, without a fault"
 
 
 def test_progress_line() -> None:

@@ -80,6 +80,7 @@ class Fold:
     _doing: str = "starting"
     _devices: list[str] = field(default_factory=list)
     _outputs: dict[str, _Output] = field(default_factory=dict)
+    _first_go_s: float | None = None
     _texts_here: int = 0
     _tokens_here: int = 0
     _chunks_here: int = 0
@@ -119,7 +120,8 @@ class Fold:
             case "go":
                 worker = self.workers[_key(details)]
                 worker.gone, worker.limit_rows = True, int(details["rows"])
-                if not self._points:
+                if self._first_go_s is None:
+                    self._first_go_s = t
                     self._points.append((t, 0, 0))
             case "worker_ended":
                 self.workers.pop(_key(details), None)
@@ -177,6 +179,8 @@ class Fold:
             return None, None
         since_s, texts, tokens = self._points[0]
         end_s = now_s if self.ending is None and self.workers else self._points[-1][0]
+        if self.ending is not None and self._first_go_s is not None:  # of the whole run
+            since_s, end_s, texts, tokens = self._first_go_s, self._told_s, 0, 0
         spent_s = end_s - since_s
         new_texts = self._texts_here + texts_under_way - texts
         if spent_s <= 0 or new_texts <= 0:

@@ -45,7 +45,7 @@ def glance(
 
 _STOPPED = {
     None: "its process was killed, or the machine went down; nothing that is done is lost",
-    130: "somebody asked it to (SIGINT), and it finished the chunks under way",
+    130: "somebody asked it to (SIGINT)",
     143: "somebody asked it to (SIGTERM)",
 }
 
