@@ -161,6 +161,18 @@ def test_strange_events_do_no_harm(event: tuple[str, dict[str, Any]]) -> None:
     assert seen(130, *BEGUN, (129, *event)).rows == 200
 
 
+def test_the_search_for_bad_texts_has_no_known_end() -> None:
+    """When only chunks that are taken apart are left, it says so and tells no time that would be wrong."""
+    split: Event = (121, "chunk_split", {"output": "a", "chunk": 2, "texts": 25, "parts": 2})
+    now = seen(130, *BEGUN, COMMITTED, split)
+    assert (now.doing, now.eta_s is None) == ("computing", False)
+    done: Event = (122, "chunk_committed", {**COMMITTED[2], "chunk": 3, "chunks_done": 3, "texts_done": 75})
+    now = seen(130, *BEGUN, COMMITTED, split, done)
+    assert (now.doing, now.eta_s) == ("looking for the texts that fail", None)
+    found: Event = (125, "chunk_committed", {**COMMITTED[2], "chunk": 2, "chunks_done": 4, "texts_done": 100})
+    assert seen(130, *BEGUN, COMMITTED, split, done, found).doing == "computing"
+
+
 def test_an_ended_run_stands_still() -> None:
     """After its end nothing moves any more, whatever the clock says."""
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))

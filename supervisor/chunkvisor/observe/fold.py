@@ -30,14 +30,16 @@ _PHASES = {
     Phase.DONE: "writing",
 }
 
+_COMPUTING = "computing"
+
 _STAGES = {
     "invoked": "starting",
     "resolving": "asking the hub for {model}",
     "staging": "reading the source of {output}",
     "template_started": "loading the model into the template process",
-    "go": "computing",
+    "go": _COMPUTING,
     "assembling": "joining the chunks of {output}",
-    "output_complete": "computing",
+    "output_complete": _COMPUTING,
     "draining": "stopping: the chunks under way are finished first",
     "run_ended": "finished",
     "halted": "ended",
@@ -80,6 +82,8 @@ class Fold:
     _doing: str = "starting"
     _devices: list[str] = field(default_factory=list)
     _outputs: dict[str, _Output] = field(default_factory=dict)
+    _apart: set[tuple[str, int]] = field(default_factory=set)
+    """(output, chunk) of chunks that are being taken apart."""
     _first_go_s: float | None = None
     _texts_here: int = 0
     _tokens_here: int = 0
@@ -127,6 +131,8 @@ class Fold:
                 self.workers.pop(_key(details), None)
             case "chunk_committed":
                 self._commit(details, t)
+            case "chunk_split":
+                self._apart.add((str(details["output"]), int(details["chunk"])))
             case "halted" | "run_ended":
                 self.ending = dict(details)
 
@@ -137,11 +143,18 @@ class Fold:
     def _commit(self, details: Mapping[str, Any], t: float) -> None:
         output = self._outputs[details["output"]]
         output.chunks_done, output.texts_done = int(details["chunks_done"]), int(details["texts_done"])
+        self._apart.discard((details["output"], details["chunk"]))
         self._chunks_here += 1
         self._texts_here += int(details["texts"])
         self._tokens_here += int(details["tokens"])
         if self._points:
             self._points.append((t, self._texts_here, self._tokens_here))
+
+    @property
+    def _searching(self) -> bool:
+        """Whether nothing is left but chunks that are being taken apart; how long that takes cannot be told."""
+        left = sum(output.chunks - output.chunks_done for output in self._outputs.values())
+        return bool(self._apart) and left <= len(self._apart)
 
     def snapshot(self, now_s: float, readings: Readings) -> Snapshot:
         """What there is to see at this moment; `now_s` is ignored once the run has ended."""
@@ -161,14 +174,14 @@ class Fold:
         per_text = rows / max(1, sum(output.distinct for output in self._outputs.values() if not output.complete))
         live = self.ending is None
         return Snapshot(
-            doing=self._doing,
+            doing="looking for the texts that fail" if self._searching and self._doing == _COMPUTING else self._doing,
             elapsed_s=max(0.0, now_s - self._began_s),
             concern=concern_of(self.troubles, list(workers.values()), now_s, live=live),
             outputs=outputs,
             devices=tuple(self._device_states(workers, readings)) if live else (),
             rows_per_s=texts_per_s and texts_per_s * (per_text or 1),
             tokens_per_s=tokens_per_s or None,
-            eta_s=left / texts_per_s if texts_per_s and left > 0 and live else None,
+            eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not self._searching else None,
             parent_rss_bytes=_whole(_mapping(readings.sensors.get("parent")).get("rss_bytes")),
             attempts_failed=self.troubles.failed,
             chunks_here=self._chunks_here,
