@@ -108,15 +108,13 @@ def test_sensors_are_shown_where_they_fit() -> None:
     """GPU memory goes to its device, a process's memory to its worker; nonsense is passed over."""
     sensors: dict[str, Any] = {
         "gpus": [{"device": 0, "memory_used_bytes": 5, "memory_total_bytes": 10, "utilization": 97}, 7],
-        "workers": [{"pid": 7, "rss_bytes": 11}, {"pid": 99}],
-        "parent": {"rss_bytes": "many"},
+        "workers": [{"pid": 7, "rss_bytes": 11}, {"pid": 8, "rss_bytes": "many"}],
     }
     now = seen(130, *BEGUN, readings=Readings(sensors=sensors))
     gpu, cpu = now.devices
     assert (gpu.label, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization) == ("GPU 0", 5, 10, 97)
     assert [worker.rss_bytes for worker in gpu.workers] == [11, None]
     assert (cpu.label, cpu.memory_used_bytes) == ("CPU", None)
-    assert now.parent_rss_bytes is None
 
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})

@@ -12,23 +12,11 @@ from typing import Any
 
 from chunkvisor.observe.concern import Troubles, concern_of
 from chunkvisor.observe.readings import AttemptKey, Readings
-from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor_worker.contract.messages import Phase
+from chunkvisor.observe.snapshot import OutputState, Snapshot
+from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
 
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
-
-_PHASES = {
-    Phase.START: "starting",
-    Phase.IMPORT: "importing",
-    Phase.MODEL_LOAD: "loading",
-    Phase.TOKENIZE: "tokenising",
-    Phase.READY: "ready",
-    Phase.CUDA_INIT: "opening",
-    Phase.FORWARD: "computing",
-    Phase.WRITE: "writing",
-    Phase.DONE: "writing",
-}
 
 _COMPUTING = "computing"
 
@@ -57,14 +45,6 @@ class _Output:
 
 
 @dataclass(slots=True)
-class _Worker:
-    device: int
-    pid: int
-    gone: bool = False
-    limit_rows: int = 0
-
-
-@dataclass(slots=True)
 class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
@@ -72,7 +52,7 @@ class Fold:
     invocation: str = ""
     ending: dict[str, Any] | None = None
     """Details of the event that ended the run."""
-    workers: dict[AttemptKey, _Worker] = field(default_factory=dict)
+    workers: dict[AttemptKey, Worker] = field(default_factory=dict)
     """Under way."""
     troubles: Troubles = field(default_factory=Troubles)
     wanted: list[str] = field(default_factory=list)
@@ -109,7 +89,7 @@ class Fold:
         self.troubles.feed(event, details, t)
         match event:
             case "run_started":
-                self._devices = _labels(str(details["device"]).split(", "))
+                self._devices = labels_of(str(details["device"]).split(", "))
                 self.wanted = list(map(str, details["outputs"]))
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
@@ -120,7 +100,7 @@ class Fold:
             case "output_complete":
                 self._outputs[details["output"]].complete = True
             case "attempt_started":
-                self.workers[_key(details)] = _Worker(int(details["device"]), int(details["pid"]))
+                self.workers[_key(details)] = Worker(int(details["device"]), int(details["pid"]))
             case "go":
                 worker = self.workers[_key(details)]
                 worker.gone, worker.limit_rows = True, int(details["rows"])
@@ -159,7 +139,7 @@ class Fold:
     def snapshot(self, now_s: float, readings: Readings) -> Snapshot:
         """What there is to see at this moment; `now_s` is ignored once the run has ended."""
         now_s = max(self._told_s, now_s if self.ending is None else 0.0)
-        workers = {key: _worker_state(key, worker, readings) for key, worker in self.workers.items()}
+        workers = {key: worker_state(key, worker, readings) for key, worker in self.workers.items()}
         under_way = dict.fromkeys(self._outputs, 0)
         tokens = 0
         for key, state in workers.items():
@@ -178,11 +158,10 @@ class Fold:
             elapsed_s=max(0.0, now_s - self._began_s),
             concern=concern_of(self.troubles, list(workers.values()), now_s, live=live),
             outputs=outputs,
-            devices=tuple(self._device_states(workers, readings)) if live else (),
+            devices=tuple(device_states(self._devices, self.workers, workers, readings)) if live else (),
             rows_per_s=texts_per_s and texts_per_s * (per_text or 1),
             tokens_per_s=tokens_per_s or None,
             eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not self._searching else None,
-            parent_rss_bytes=_whole(_mapping(readings.sensors.get("parent")).get("rss_bytes")),
             attempts_failed=self.troubles.failed,
             chunks_here=self._chunks_here,
         )
@@ -200,72 +179,11 @@ class Fold:
             return None, None
         return new_texts / spent_s, (self._tokens_here + tokens_under_way - tokens) / spent_s
 
-    def _device_states(self, workers: Mapping[AttemptKey, WorkerState], readings: Readings) -> list[DeviceState]:
-        gpus = readings.sensors.get("gpus")
-        measured = {gpu.get("device"): gpu for gpu in map(_mapping, gpus if isinstance(gpus, list) else [])}
-        states = []
-        for number, label in enumerate(self._devices):
-            mine = [state for key, state in workers.items() if self.workers[key].device == number]
-            mine.sort(key=lambda state: not state.computing)
-            gpu = measured.get(number, {})
-            states.append(
-                DeviceState(
-                    label,
-                    tuple(mine),
-                    _whole(gpu.get("memory_used_bytes")),
-                    _whole(gpu.get("memory_total_bytes")),
-                    _number(gpu.get("utilization")),
-                    _number(gpu.get("temperature_c")),
-                    _number(gpu.get("power_w")),
-                )
-            )
-        return states
-
-
-def _labels(names: list[str]) -> list[str]:
-    return ["CPU" if name == "cpu" else f"GPU {number}" for number, name in enumerate(names)]
-
 
 def _key(details: Mapping[str, Any]) -> AttemptKey:
     return AttemptKey(str(details["output"]), int(details["chunk"]), int(details["attempt"]))
 
 
-def _worker_state(key: AttemptKey, worker: _Worker, readings: Readings) -> WorkerState:
-    beat, silent_s = readings.beats.get(key, (None, 0.0))
-    processes = readings.sensors.get("workers")
-    for process in map(_mapping, processes if isinstance(processes, list) else []):
-        if process.get("pid") == worker.pid:
-            rss_bytes = _whole(process.get("rss_bytes"))
-            break
-    else:
-        rss_bytes = None
-    phase = _PHASES[beat.phase] if beat else "starting"
-    if worker.gone and phase == "ready":  # its beat has not told of the `go` yet
-        phase = "computing"
-    return WorkerState(
-        *key,
-        phase=phase,
-        computing=worker.gone,
-        texts=beat.rows_total if beat else 0,
-        texts_done=min(beat.rows_done, beat.rows_total) if beat else 0,
-        batch_rows=(beat.batch_rows if beat else 0) or worker.limit_rows,
-        rss_bytes=rss_bytes,
-        silent_s=silent_s if worker.gone else 0.0,
-    )
-
-
 def _output_state(name: str, output: _Output, under_way: int) -> OutputState:
     share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
     return OutputState(name, output.rows, share, output.chunks, output.chunks_done)
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
