@@ -55,8 +55,6 @@ class Fold:
     workers: dict[AttemptKey, Worker] = field(default_factory=dict)
     """Under way."""
     troubles: Troubles = field(default_factory=Troubles)
-    wanted: list[str] = field(default_factory=list)
-    """Outputs of the run's config."""
     _began_s: float = 0.0
     _told_s: float = 0.0
     _doing: str = "starting"
@@ -90,13 +88,12 @@ class Fold:
         match event:
             case "run_started":
                 self._devices = labels_of(str(details["device"]).split(", "))
-                self.wanted = list(map(str, details["outputs"]))
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}
                 self._outputs[details["output"]] = _Output(**counts)
             case "output_already_complete":
-                self._outputs[details["output"]] = _Output(int(details["rows"]), 1, 0, 0, 1, complete=True)
+                self._outputs[details["output"]] = _Output(int(details["rows"]), 0, 0, 0, 0, complete=True)
             case "output_complete":
                 self._outputs[details["output"]].complete = True
             case "attempt_started":
@@ -148,10 +145,10 @@ class Fold:
                 tokens += readings.beats[key][0].tokens_done if key in readings.beats else 0
         outputs = tuple(_output_state(name, output, under_way[name]) for name, output in self._outputs.items())
         texts_per_s, tokens_per_s = self._rates(now_s, sum(under_way.values()), tokens)
-        distinct = sum(output.distinct for output in self._outputs.values())
-        left = distinct - sum(output.texts_done for output in self._outputs.values()) - sum(under_way.values())
-        rows = sum(output.rows for output in self._outputs.values() if not output.complete)
-        per_text = rows / max(1, sum(output.distinct for output in self._outputs.values() if not output.complete))
+        ours = [output for output in self._outputs.values() if output.distinct]  # not complete before
+        distinct = sum(output.distinct for output in ours)
+        left = distinct - sum(output.texts_done for output in ours) - sum(under_way.values())
+        rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
         live = self.ending is None
         return Snapshot(
             doing="looking for the texts that fail" if self._searching and self._doing == _COMPUTING else self._doing,
@@ -159,10 +156,9 @@ class Fold:
             concern=concern_of(self.troubles, list(workers.values()), now_s, live=live),
             outputs=outputs,
             devices=tuple(device_states(self._devices, self.workers, workers, readings)) if live else (),
-            rows_per_s=texts_per_s and texts_per_s * (per_text or 1),
+            rows_per_s=texts_per_s and texts_per_s * rows_per_text,
             tokens_per_s=tokens_per_s or None,
             eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not self._searching else None,
-            attempts_failed=self.troubles.failed,
             chunks_here=self._chunks_here,
         )
 
