@@ -21,6 +21,8 @@ from chunkvisor.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
 
+_LOOK_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
@@ -72,19 +74,25 @@ def resolve_local(model: ModelConfig, cache: Path) -> ModelSource:
 
 
 def resolve_hub(
-    model: ModelConfig, cache: Path, scratch: Path, budget: Budget, pause: Callable[[float, str], None]
+    model: ModelConfig,
+    cache: Path,
+    scratch: Path,
+    budget: Budget,
+    pause: Callable[[float, str], None],
+    on_wait: Callable[[], None],
 ) -> ModelSource:
     """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
 
-    `pause(seconds, why)` is called between tries while the hub cannot be reached. Raises Halt: 75 when that lasts,
-    78 when the model is not to be had.
+    `pause(seconds, why)` is called between tries while the hub cannot be reached, `on_wait` several times a second
+    during each; what that raises ends the try. Raises Halt: 75 when the hub cannot be reached for long, 78 when the
+    model is not to be had.
     """
     pinned = pinned_source(cache, model)
     if pinned is not None and pinned.path and Path(pinned.path).is_dir():
         return pinned
     waited_s = 0.0
     while True:
-        found, verdict = _fetch(model, pinned.revision if pinned else model.revision, scratch)
+        found, verdict = _fetch(model, pinned.revision if pinned else model.revision, scratch, on_wait)
         if found is not None:
             write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
             return ModelSource(found["path"], found["revision"])
@@ -102,19 +110,36 @@ def resolve_hub(
         waited_s += step.delay_s
 
 
-def _fetch(model: ModelConfig, revision: str | None, scratch: Path) -> tuple[dict[str, str] | None, Verdict | None]:
+def _fetch(
+    model: ModelConfig, revision: str | None, scratch: Path, on_wait: Callable[[], None]
+) -> tuple[dict[str, str] | None, Verdict | None]:
     files = AttemptFiles(scratch)
     scratch.mkdir(mode=0o700, exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     with open(files.log, "ab", opener=_private) as log:
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), model.name, revision or ""]
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        while _runs(process):
+            on_wait()
+        on_wait()  # Ctrl-C at the terminal ends the child, too; that is no fault of the hub's
+    finally:
+        process.kill()
+        process.wait()
     try:
         found = json.loads(read_bounded(files.result) or b"")
         return {"path": str(found["path"]), "revision": str(found["revision"])}, None
     except (ValueError, KeyError, TypeError):
         return None, judge(Evidence(process.returncode or 1, fault=read_message(Fault, files.fault)))
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:

@@ -140,13 +140,13 @@ def _run(
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
-    source = _resolve_model(config, layout, budget, signals, emit)
 
     def on_wait() -> None:
         tick()
         if signals.draining:
             raise stopped(signals)
 
+    source = _resolve_model(config, layout, budget, signals, emit, on_wait)
     opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, emit, on_wait)
     outputs: list[OutputRun] = []
     for name in config.outputs:
@@ -224,12 +224,15 @@ def _open_book(
     return LessonBook(layout.lessons, key, Limits(rows, tokens or None), on_change)
 
 
-def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit) -> ModelSource:
+def _resolve_model(
+    config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit, on_wait: Callable[[], None]
+) -> ModelSource:
     model = config.model
     if model.is_plugin:
         return ModelSource(None, model.revision)
     try:
         if Path(model.name).is_dir():
+            emit("checking_model", model=model.name)
             return resolve_local(model, layout.model)
     except OSError as error:
         raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
@@ -245,7 +248,7 @@ def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Sign
             if signals.draining:
                 raise stopped(signals)
 
-    return resolve_hub(model, layout.model, layout.fetch, budget, pause)
+    return resolve_hub(model, layout.model, layout.fetch, budget, pause, on_wait)
 
 
 def stopped(signals: Signals) -> Halt:
