@@ -50,6 +50,9 @@ _LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOME
 """Of open files, processes and memory."""
 
 
+_PAUSE_S = 0.25
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the command line adds to the config."""
@@ -233,7 +236,7 @@ def _resolve_model(
     try:
         if Path(model.name).is_dir():
             emit("checking_model", model=model.name)
-            return resolve_local(model, layout.model)
+            return resolve_local(model, layout.model, on_wait)
     except OSError as error:
         raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
     if model.name.startswith(("/", "./", "../", "~")):
@@ -244,9 +247,8 @@ def _resolve_model(
         emit("waiting", delay_s=seconds, outcome="hub", reason=why)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            signals.sleep(left, [])
-            if signals.draining:
-                raise stopped(signals)
+            signals.sleep(min(left, _PAUSE_S), [])
+            on_wait()
 
     return resolve_hub(model, layout.model, layout.fetch, budget, pause, on_wait)
 
