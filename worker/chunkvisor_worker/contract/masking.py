@@ -1,6 +1,6 @@
 """Takes passwords and tokens out of text before it goes into a record, a report or a message.
 
-It never makes text longer than a few characters a secret, and never raises.
+It never raises, and never changes a text without any.
 """
 
 import re

@@ -1,0 +1,273 @@
+"""What the journal tells, folded into what a report shows.
+
+It never keeps more than a bounded part of it, and takes nothing for granted: a journal can be torn, damaged or a lie.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chunkvisor.observe.pace import Pace
+from chunkvisor.observe.report.bands import Band, Kind, kind_of, thinned
+from chunkvisor.observe.report.bins import Bins
+from chunkvisor_worker.contract.exits import Outcome
+
+_RUNS = 200
+_FAILURES = 40
+_QUARANTINED = 200
+_CEILINGS = 400
+_BANDS = 2000
+_NOTED = 200
+_DAY_S = 86400.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One invocation, as the journal tells it."""
+
+    run_id: str
+    start_s: float
+    stop_s: float
+    device: str = ""
+    code: int | None = None
+    """None: it said no last word."""
+    what: str = ""
+    why: str = ""
+    remedy: str = ""
+    log: str = ""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Failed attempts of one kind."""
+
+    outcome: str
+    rule: str
+    count: int = 0
+    reason: str = ""
+    """Of the last one, like what follows."""
+    phase: str = ""
+    output: str = ""
+    chunk: int = 0
+    attempt: int = 0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The batch limits from one time on."""
+
+    at_s: float
+    texts: int
+    """In a batch of short texts."""
+    tokens: int | None
+    texts_long: int
+    """In a batch of the longest texts, for which lessons were learnt."""
+
+
+@dataclass(slots=True)
+class Story:
+    """What is known of a workdir's runs."""
+
+    runs: list[Run] = field(default_factory=list)
+    runs_left_out: int = 0
+    texts: Bins = field(default_factory=Bins)
+    tokens: int = 0
+    padded_tokens: int = 0
+    texts_done: int = 0
+    chunks_done: int = 0
+    pace: Pace = field(default_factory=Pace)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bands: list[Band] = field(default_factory=list)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    phase_s: Counter[str] = field(default_factory=Counter)
+    startup_s: float = 0.0
+    idle_s: float = 0.0
+    busy_s: float = 0.0
+    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    quarantined: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    notes: list[tuple[float, str]] = field(default_factory=list)
+    """What was waited for, given up or left out, newest last."""
+    outputs: list[str] = field(default_factory=list)
+    """Of the last run's config."""
+    _open: dict[tuple[str, int, int], Band] = field(default_factory=dict)
+    _ended: dict[tuple[str, int, int], Band] = field(default_factory=dict)
+    _attempt_of: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take in one event of the journal."""
+        at_s = number(event.get("t"))
+        if at_s is None or not 0 < at_s < 1e11:
+            return
+        run = self._run(str(event.get("run")), at_s)
+        match event["event"]:
+            case "run_started":
+                run.device = text(event.get("device"), 200)
+                wanted = event.get("outputs")
+                self.outputs = [text(name, 100) for name in wanted] if isinstance(wanted, list) else []
+            case "go":
+                self._go(event, at_s)
+            case "worker_ended":
+                self._worker_ended(event, at_s)
+            case "chunk_committed":
+                self._committed(event, at_s)
+            case "part_committed":
+                self.outcomes[Outcome.COMMITTED] += 1
+            case "attempt_failed" | "part_failed" | "attempt_interrupted":
+                self._failed(event, at_s)
+            case "quarantined":
+                if len(self.quarantined) < _QUARANTINED:
+                    self.quarantined[text(event.get("output"), 100), integer(event.get("row"))] = event
+            case "run_ended" | "halted":
+                run.code = integer(event.get("code"))
+                run.what, run.why, run.remedy, run.log = (
+                    text(event.get(key), 2000) for key in ("what", "why", "remedy", "log")
+                )
+                self._close_bands(run)
+            case name if name in _NOTES:
+                self.notes = [*self.notes[-_NOTED:], (at_s, text(_NOTES[name](event), 300))]
+
+    def finish(self) -> None:
+        """After the last event: what is still open was cut off."""
+        for run in self.runs:
+            self._close_bands(run)
+        self.bands = thinned(self.bands)
+
+    def _run(self, run_id: str, at_s: float) -> Run:
+        if not self.runs or self.runs[-1].run_id != run_id:
+            if self.runs:
+                self._close_bands(self.runs[-1])
+            self.runs.append(Run(run_id, at_s, at_s))
+            self.pace.began(at_s)
+            if len(self.runs) > _RUNS:
+                self.runs.pop(0)
+                self.runs_left_out += 1
+        run = self.runs[-1]
+        run.stop_s = max(run.stop_s, min(at_s, run.stop_s + 30 * _DAY_S))
+        return run
+
+    def _go(self, event: dict[str, Any], at_s: float) -> None:
+        if (key := _key(event)) is None:
+            return
+        self._open[key] = Band("", at_s, at_s, words=f"{key[0]} chunk {key[1]}, attempt {key[2]}")
+        rows, tokens = integer(event.get("rows")), event.get("tokens")
+        tiers = event.get("tiers")
+        lessons = [tier for tier in tiers if isinstance(tier, dict)] if isinstance(tiers, list) else []
+        lowered = [integer(tier.get("rows")) for tier in lessons]
+        general = [integer(tier.get("rows")) for tier in lessons if not integer(tier.get("min_length"))]
+        known = integer(tokens) if type(tokens) is int else None
+        ceiling = Ceiling(at_s, min([rows, *general]), known, min([rows, *lowered]))
+        last = self.ceilings[-1] if self.ceilings else None
+        if last is None or (last.texts, last.tokens, last.texts_long) != (
+            ceiling.texts,
+            ceiling.tokens,
+            ceiling.texts_long,
+        ):
+            self.ceilings.append(ceiling)
+            if len(self.ceilings) > _CEILINGS:
+                self.ceilings = self.ceilings[:1] + self.ceilings[2::2]
+
+    def _worker_ended(self, event: dict[str, Any], at_s: float) -> None:
+        self.startup_s += number(event.get("startup_s")) or 0.0
+        self.idle_s += number(event.get("idle_s")) or 0.0
+        self.busy_s += number(event.get("busy_s")) or 0.0
+        if (key := _key(event)) is None or (band := self._open.pop(key, None)) is None:
+            return
+        band.device, band.stop_s = str(integer(event.get("device"))), max(at_s, band.start_s)
+        band.kind = Kind.DONE if event.get("returncode") == 0 else Kind.STOPPED
+        self.bands.append(band)
+        if len(self.bands) > _BANDS:
+            self.bands = thinned(self.bands)
+        self._ended[key] = band
+        self._attempt_of[key[:2]] = key[2]
+        while len(self._ended) > _NOTED:
+            self._ended.pop(next(iter(self._ended)))
+        while len(self._attempt_of) > _NOTED:
+            self._attempt_of.pop(next(iter(self._attempt_of)))
+
+    def _committed(self, event: dict[str, Any], at_s: float) -> None:
+        self.outcomes[Outcome.COMMITTED] += bool(event.get("attempt_ok"))
+        texts = integer(event.get("texts"))
+        self.texts_done, self.chunks_done = self.texts_done + texts, self.chunks_done + 1
+        self.pace.committed(at_s)
+        self.tokens += integer(event.get("tokens"))
+        self.padded_tokens += integer(event.get("padded_tokens"))
+        phases = event.get("phase_s")
+        for phase, seconds in phases.items() if isinstance(phases, dict) else ():
+            if len(self.phase_s) < _FAILURES or phase in self.phase_s:
+                self.phase_s[text(phase, 40)] += number(seconds) or 0.0  # type: ignore[assignment]  # seconds, not counts
+        place = (text(event.get("output"), 100), integer(event.get("chunk")))
+        band = self._ended.get((*place, self._attempt_of.get(place, -1)))
+        if band is not None and event.get("attempt_ok"):
+            band.kind = Kind.DONE
+            self.texts.spread(band.start_s, band.stop_s, texts)
+        else:
+            self.texts.add(at_s, texts)
+
+    def _failed(self, event: dict[str, Any], at_s: float) -> None:
+        outcome, rule = text(event.get("outcome"), 40), text(event.get("rule") or "", 80)
+        self.outcomes[outcome] += 1
+        if (key := _key(event)) is not None and (band := self._ended.get(key)) is not None:
+            band.kind = kind_of(outcome)
+            band.words += f": {outcome}"
+        if event["event"] == "attempt_interrupted":
+            return
+        if len(self.failures) >= _FAILURES and (outcome, rule) not in self.failures:
+            rule = ""
+        failure = self.failures.setdefault((outcome, rule), Failure(outcome, rule))
+        failure.count += 1
+        failure.reason, failure.phase = text(event.get("reason"), 2000), text(event.get("phase") or "", 40)
+        failure.output, failure.at_s = text(event.get("output"), 100), at_s
+        failure.chunk, failure.attempt = integer(event.get("chunk")), integer(event.get("attempt"))
+
+    def _close_bands(self, run: Run) -> None:
+        """Attempts that never ended in a run's time were stopped with it."""
+        for key, band in self._open.items():
+            band.stop_s = max(band.start_s, run.stop_s)
+            self.bands.append(band)
+            self._ended[key] = band  # the next run judges it
+        self._open.clear()
+
+
+def read_story(events: Iterable[dict[str, Any]]) -> Story:
+    """The story of all events of a journal."""
+    story = Story()
+    for event in events:
+        story.take(event)
+    story.finish()
+    return story
+
+
+def number(value: object) -> float | None:
+    """A finite number of a journal, or None."""
+    if isinstance(value, float):
+        return value if abs(value) < 1e15 else None  # NaN compares false
+    return float(value) if type(value) is int and abs(value) < 1 << 53 else None
+
+
+def integer(value: object) -> int:
+    """A count of a journal; 0 for what is none."""
+    return value if type(value) is int and 0 <= value < 1 << 53 else 0
+
+
+def text(value: object, chars: int) -> str:
+    """Text of a journal, cut to so many characters; empty for what is none."""
+    return "" if value is None else str(value)[:chars]
+
+
+def _key(event: dict[str, Any]) -> tuple[str, int, int] | None:
+    values = event.get("output"), event.get("chunk"), event.get("attempt")
+    return (str(values[0])[:100], values[1], values[2]) if type(values[1]) is int and type(values[2]) is int else None
+
+
+_NOTES = {
+    "waiting": lambda event: f"waited {number(event.get('delay_s')) or 0:.0f} s: {event.get('reason')}",
+    "waiting_to_join": lambda event: f"waited for disk space: {event.get('reason')}",
+    "warm_given_up": lambda event: f"warm starts were given up: {event.get('reason')}",
+    "device_dropped": lambda event: f"{event.get('device')} was left out: {event.get('why')}",
+    "gpu_busy": lambda event: f"{event.get('device')}: waited, {event.get('why')}",
+    "gpu_blind": lambda event: f"{event.get('device')}: {event.get('why')}",
+    "chunk_set_aside": lambda event: f"{event.get('output')} chunk {event.get('chunk')} was set aside",
+    "chunk_damaged": lambda event: f"{event.get('output')} chunk {event.get('chunk')} was damaged: {event.get('why')}",
+}
