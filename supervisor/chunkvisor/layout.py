@@ -8,6 +8,8 @@ It never creates, reads or deletes anything.
       lessons.json                      batch limits learnt from out-of-memory faults
       template/                         what the template process was asked to load, and its log
       events.jsonl                      the story: one event a line, for people and for `status`
+      invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
+      invocations/latest                link to the newest of them
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
@@ -131,6 +133,43 @@ class OutputLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class InvocationFiles:
+    """Paths of one invocation of `run`: its story, for people; nothing is resumed from here."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Of the folder; begins with the invocation's number."""
+        return self.folder.name
+
+    @property
+    def log(self) -> Path:
+        """Everything that the terminal showed, as text."""
+        return self.folder / "output.log"
+
+    @property
+    def config(self) -> Path:
+        """The config with every default and override, without secrets."""
+        return self.folder / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, host, kernel, driver and variables of note."""
+        return self.folder / "environment.json"
+
+    @property
+    def sensors(self) -> Path:
+        """What the sensors measured, one JSON object a line."""
+        return self.folder / "sensors.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How it ended; absent while it runs, and after a kill."""
+        return self.folder / "summary.json"
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of a workdir."""
 
@@ -165,6 +204,16 @@ class Layout:
     def template(self) -> Path:
         """Folder of the template process, from which workers are forked."""
         return self.workdir / "template"
+
+    @property
+    def invocations(self) -> Path:
+        """Folder of the invocations' folders."""
+        return self.workdir / "invocations"
+
+    @property
+    def latest(self) -> Path:
+        """Link to the folder of the newest invocation."""
+        return self.invocations / "latest"
 
     @property
     def outputs(self) -> Path:

@@ -191,7 +191,7 @@ def _remove_state(wanted: OneFile) -> None:
                 return  # it is the workdir of other jobs, too
         for path in (layout.events, layout.model, layout.lessons, layout.lock):
             path.unlink(missing_ok=True)
-        for folder in (layout.fetch, layout.template):
+        for folder in (layout.fetch, layout.template, layout.invocations):
             shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()

@@ -3,6 +3,7 @@
 It never loops over chunks itself: the runner does.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -31,7 +32,9 @@ from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
-from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.invocation import open_invocation
+from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.observe.standing import standing_observers
 from chunkvisor.orphans import end_orphans
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget
@@ -76,21 +79,24 @@ def run(request: Request, observer: Observer) -> ExitCode:
         previous = stack.enter_context(hold(layout.lock, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
-        stack.callback(observer.close)
+        invocation = open_invocation(layout)
+        observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
+        stack.callback(observers.close)
         signals = stack.enter_context(Signals().listen())
 
         def emit(event: str, **details: Any) -> None:
             journal.write(event, **details)
-            observer.event(event, details)
+            observers.event(event, details)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)
+        emit("invoked", invocation=invocation.name if invocation else "", workdir=str(layout.workdir), pid=os.getpid())
         try:
             if previous is not None and (ended := end_orphans(previous.run_id)):
                 emit("orphans_ended", count=len(ended), pids=ended)
             if request.from_scratch:
                 _discard(config, layout)
-            code = _run(request, layout, run_id, signals, emit, observer.tick)
+            code = _run(request, layout, run_id, signals, emit, observers.tick)
         except Halt as halt:
             _tell_halt(halt, emit)
             raise
@@ -100,6 +106,11 @@ def run(request: Request, observer: Observer) -> ExitCode:
             halt_now = _limit_halt(error) if error.errno in _LIMIT_ERRNOS else _disk_halt(error, layout.workdir)
             _tell_halt(halt_now, emit)
             raise halt_now from error
+        except Exception as error:
+            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+            with contextlib.suppress(Exception):
+                emit("halted", code=int(ExitCode.BUG), what=f"a bug: {type(error).__name__}: {error}")
+            raise
         emit("run_ended", code=int(code))
         return code
 

@@ -9,6 +9,7 @@ import time
 from typing import Any, TextIO
 
 from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.words import plain, words_of
 from chunkvisor.units import human_time
 
 _PROGRESS_S = 20.0
@@ -18,21 +19,27 @@ _PROGRESS_S = 20.0
 class Console(Deaf):
     """Turns events into lines."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, last_words: bool = False) -> None:
+        """`last_words`: say how a run halted, which on standard error the command itself does."""
         self._stream = stream or sys.stderr
+        self._last_words = last_words
         self._progress_s = 0.0
 
     def event(self, event: str, details: dict[str, Any]) -> None:
         """Show the event, if a person needs to know it."""
         if event == "chunk_committed":
             self._progress(details)
-        elif line := _LINES.get(event):
-            self.say(line.format_map(details))
+        elif event == "halted" and self._last_words:
+            for label, key in (("", "what"), ("why: ", "why"), ("do:  ", "remedy"), ("log: ", "log")):
+                if details.get(key):
+                    self.say(label + plain(details[key]))
+        elif line := words_of(event, details):
+            self.say(line)
 
     def say(self, text: str) -> None:
         """One line with the time of day."""
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            self._stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self._stream.flush()
 
     def _progress(self, details: dict[str, Any]) -> None:
@@ -47,33 +54,3 @@ class Console(Deaf):
             + (f", {rate:,.0f} texts/s" if rate else "")
             + (f", about {human_time(eta)} left" if eta else "")
         )
-
-
-_LINES = {
-    "run_started": "run {run} in {workdir}, device {device}",
-    "staging": "{output}: reading its source",
-    "staged": "{output}: {rows:,} rows, {distinct:,} distinct texts",
-    "resolving": "asking the hub for {model}",
-    "output_opened": "{output}: {chunks:,} chunks of {chunk_size:,} texts, {chunks_done:,} done before",
-    "note": "{text}",
-    "warm_given_up": "from now on every worker is a new interpreter; the template process failed: {reason}",
-    "attempt_failed": "{output} chunk {chunk}, attempt {attempt}: {outcome}: {reason}",
-    "limits_lowered": "batches{of_length}: from now on at most {rows:,} rows",
-    "limits_widened": "batches{of_length}: {rows:,} rows are tried again, after a streak without a fault",
-    "late_crash": "{output} chunk {chunk}: the worker crashed after its work was done, which counts",
-    "waiting": "nothing is started for {delay_s:.0f} s: {reason}",
-    "waiting_to_join": "{output}: waiting for disk space: {reason}",
-    "device_dropped": "{device} is left out from now on, {left} go on: {why}",
-    "gpu_busy": "{device}: waiting, {why}",
-    "gpu_blind": "{device}: {why}; going on without, CUDA may work all the same",
-    "chunk_split": "{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow",
-    "quarantined": "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}",
-    "chunk_set_aside": "{output} chunk {chunk} is given up for this run: {reason}",
-    "chunk_damaged": "{output} chunk {chunk} is damaged and will be computed again: {why}",
-    "orphans_ended": "ended {count} processes that an earlier run had left behind",
-    "assembling": "{output}: joining {chunks:,} chunks",
-    "output_complete": "{output}: complete, {rows:,} rows x {dimension}, {path}",
-    "output_already_complete": "{output}: complete already, {rows:,} rows x {dimension}, {path}",
-    "draining": "{signal}: finishing the chunks under way; once more stops at once",
-    "stopping": "{signal}: stopping at once",
-}

@@ -1,0 +1,21 @@
+"""The observers that every run has, however it was started: what they make lies in its folder or goes elsewhere.
+
+It never shows anything at the terminal: who started the run decides that.
+"""
+
+import contextlib
+
+from chunkvisor.config import Config
+from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.observe.observer import Guarded, Observer
+
+
+def standing_observers(config: Config, layout: Layout, files: InvocationFiles | None, run_id: str) -> list[Observer]:
+    """Each of them guarded; `files` is None where the disk did not let the invocation have a folder."""
+    made: list[Observer] = []
+    if files is not None:
+        from chunkvisor.observe.record import Record
+
+        with contextlib.suppress(OSError):  # not even the log could be opened
+            made.append(Guarded(Record(config, layout, files, run_id)))
+    return made
