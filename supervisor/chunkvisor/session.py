@@ -81,8 +81,9 @@ def run(request: Request, observer: Observer) -> ExitCode:
         stack.callback(journal.close)
         invocation = open_invocation(layout)
         observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
-        stack.callback(observers.close)
+        # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
+        stack.callback(observers.close)
 
         def emit(event: str, **details: Any) -> None:
             journal.write(event, **details)
@@ -137,6 +138,7 @@ def _run(
         run=run_id,
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
+        gpus=[device.uuid for device in devices],
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)

@@ -12,10 +12,16 @@ from chunkvisor.observe.observer import Guarded, Observer
 
 def standing_observers(config: Config, layout: Layout, files: InvocationFiles | None, run_id: str) -> list[Observer]:
     """Each of them guarded; `files` is None where the disk did not let the invocation have a folder."""
+    from chunkvisor.observe.reporter import Reporter
+
     made: list[Observer] = []
     if files is not None:
         from chunkvisor.observe.record import Record
+        from chunkvisor.observe.sensors import Sensors
 
         with contextlib.suppress(OSError):  # not even the log could be opened
             made.append(Guarded(Record(config, layout, files, run_id)))
+        made.append(Guarded(Sensors(files)))
+    # Last, so that it reads what the others have written.
+    made.append(Guarded(Reporter(layout)))
     return made

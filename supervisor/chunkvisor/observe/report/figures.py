@@ -68,6 +68,11 @@ class Figures:
         ]
         self._starts = [Tick(self._timeline.at(span.start_s), _when(span.start_s)) for span in self._timeline.spans]
 
+    @property
+    def running_s(self) -> float:
+        """How long the workdir was worked on, all runs together."""
+        return self._timeline.running_s
+
     def all(self) -> Iterator[Figure]:
         """Every chart of which something is known."""
         if not self._timeline.running_s:
