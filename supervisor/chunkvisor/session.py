@@ -32,6 +32,7 @@ from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.standing import standing_observers
@@ -68,6 +69,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     """
     config = request.loaded.config
     _refuse_combinations(config)
+    require_extras(config)
     layout, run_id = Layout(config.workdir), secrets.token_hex(8)
     try:
         layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)

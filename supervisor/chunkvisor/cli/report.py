@@ -17,9 +17,10 @@ def command(workdir: Path, output: Path | None) -> None:
     Example: chunkvisor report cache/embeddings -o night.html
     """
     from chunkvisor.errors import ExitCode, Halt
-    from chunkvisor.observe.report.page import default_path, write_report
+    from chunkvisor.layout import Layout
+    from chunkvisor.observe.report.page import write_report
 
-    path = output or default_path(workdir)
+    path = output or Layout(workdir).report
     try:
         write_report(workdir, path)
     except OSError as error:

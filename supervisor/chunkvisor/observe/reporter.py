@@ -27,8 +27,8 @@ class Reporter(Deaf):
 
     def close(self) -> None:
         """Write it; a disk that is full costs the report, nothing else."""
-        from chunkvisor.observe.report.page import default_path, size_of_story, write_report
+        from chunkvisor.observe.report.page import size_of_story, write_report
 
         with contextlib.suppress(OSError):
             if self._news and size_of_story(self._layout.workdir) <= _MOST_BYTES:
-                write_report(self._layout.workdir, default_path(self._layout.workdir))
+                write_report(self._layout.workdir, self._layout.report)

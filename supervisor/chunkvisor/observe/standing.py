@@ -22,6 +22,16 @@ def standing_observers(config: Config, layout: Layout, files: InvocationFiles | 
         with contextlib.suppress(OSError):  # not even the log could be opened
             made.append(Guarded(Record(config, layout, files, run_id)))
         made.append(Guarded(Sensors(files)))
-    # Last, so that it reads what the others have written.
+    if config.metrics.textfile is not None:
+        from chunkvisor.observe.metrics import Metrics
+
+        made.append(Guarded(Metrics(config.metrics.textfile)))
+    # After those whose files it reads.
     made.append(Guarded(Reporter(layout)))
+    if config.notify:
+        from chunkvisor.observe.notices import Notices
+
+        # After the report, which the notice may lead a person to.
+        urls = [url.get_secret_value() for url in config.notify]
+        made.append(Guarded(Notices(urls, layout, files)))
     return made

@@ -19,7 +19,7 @@ from chunkvisor.units import human_time
 
 WIDE, NARROW = 880, 350
 """Pixels; the style sheet shows the one that fits."""
-_HEIGHT, _LANE = 190, 22
+_HEIGHT, _LANE = 200, 22
 _SHADED = 80
 """With more attempts than this, only those that failed are shaded behind the curves."""
 
@@ -210,7 +210,7 @@ class Figures:
     ) -> Figure:
         behind = [*shades, *(self._behind() if banded else ())]
         chart = Chart(title, scale, series, behind, self._pauses, self._starts, lanes)
-        height = _HEIGHT if not lanes else 62 + _LANE * len(lanes)
+        height = _HEIGHT if not lanes else 72 + _LANE * len(lanes)
         wide, narrow = (
             svg.draw(chart, *self._timeline.ticks(count), width, height) for width, count in ((WIDE, 12), (NARROW, 5))
         )

@@ -53,11 +53,6 @@ class Bar:
     css: str = "s1"
 
 
-def default_path(workdir: Path) -> Path:
-    """Where a report goes that nobody names a place for."""
-    return workdir / "report.html"
-
-
 def size_of_story(workdir: Path) -> int:
     """Bytes that a report has to read, about."""
     layout = Layout(workdir)
@@ -81,7 +76,7 @@ def render(workdir: Path, now_s: float) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(human_time=human_time, human_bytes=human_bytes, when=_when)
+    environment.filters.update(human_time=_duration, human_bytes=human_bytes, when=_when)
     return environment.get_template("page.html.j2").render(_content(workdir, now_s))
 
 
@@ -155,7 +150,7 @@ def _phase_bars(story: Story) -> Iterator[Bar]:
     for name, seconds in sorted(story.phase_s.items(), key=lambda item: order.get(item[0], 99)):
         if seconds > 0 and name != "done":
             css = "s2" if name == "ready" else "s1"
-            yield Bar(_PHASES.get(name, clean(name, 40)), seconds / most, human_time(seconds), css)
+            yield Bar(_PHASES.get(name, clean(name, 40)), seconds / most, _duration(seconds), css)
 
 
 def _length_bars(lengths: Lengths) -> list[Bar]:
@@ -219,6 +214,10 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _duration(seconds: float) -> str:
+    return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.2g} s"
 
 
 def _when(at_s: float) -> str:

@@ -112,6 +112,8 @@ class Story:
                 self._worker_ended(event, at_s)
             case "chunk_committed":
                 self._committed(event, at_s)
+            case "assembling":
+                self.pace.began(at_s)
             case "part_committed":
                 self.outcomes[Outcome.COMMITTED] += 1
             case "attempt_failed" | "part_failed" | "attempt_interrupted":

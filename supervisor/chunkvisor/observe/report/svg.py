@@ -10,7 +10,7 @@ from html import escape
 
 from chunkvisor.observe.report.timeline import Tick
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 36, 36
 _CHAR = 6.6
 """Width of a character at the style sheet's 12 pixels, about."""
 
@@ -136,7 +136,8 @@ def _parts(chart: Chart, ticks: Sequence[Tick], time_unit: str, width: int, heig
             if series.area and points:
                 outline = [f"{x(piece[0][0])},{bottom}", *points, f"{x(piece[-1][0])},{bottom}"]
                 yield f'<polygon class="area {series.css}" points="{" ".join(outline)}"/>'
-            yield f'<polyline class="line {series.css}" points="{" ".join(points)}"/>'
+            # Of a single point nothing is drawn; of a line without length, a dot.
+            yield f'<polyline class="line {series.css}" points="{" ".join(points if points[1:] else 2 * points)}"/>'
     yield f'<line class="axis" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{bottom}" y2="{bottom}"/>'
     for tick in ticks:
         yield f'<line class="axis" x1="{x(tick.at)}" x2="{x(tick.at)}" y1="{bottom}" y2="{bottom + 4}"/>'
@@ -144,7 +145,7 @@ def _parts(chart: Chart, ticks: Sequence[Tick], time_unit: str, width: int, heig
         yield _text(float(x(tick.at)), bottom + 16, tick.label, "middle")
     yield _text(width - _RIGHT, height - 4, f"{time_unit} of running time", "end", "unit")
     for tick in _apart(chart.starts, inner, 10, centred=False):
-        yield f'<line class="start" x1="{x(tick.at)}" x2="{x(tick.at)}" y1="{_TOP - 8}" y2="{_TOP}"/>'
+        yield f'<line class="start" x1="{x(tick.at)}" x2="{x(tick.at)}" y1="{_TOP - 12}" y2="{_TOP}"/>'
         yield _text(float(x(tick.at)) + 3, _TOP - 4, tick.label, "start", "when")
     yield "</svg>"
 
