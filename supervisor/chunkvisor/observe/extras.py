@@ -3,11 +3,11 @@
 It never imports what it looks for, and never repeats an address.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from chunkvisor.config import Config
 from chunkvisor.errors import config_error
@@ -35,7 +35,7 @@ def require_extras(config: Config) -> None:
 
 
 def _require(key: str, package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
+    if find_spec(package) is None:
         raise config_error(
             f"the key {key} needs the package {package}, which is not installed",
             remedy=f"pip install 'chunkvisor[{extra}]', or remove the key",
