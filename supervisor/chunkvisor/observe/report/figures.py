@@ -15,7 +15,7 @@ from chunkvisor.observe.report.readings import Readings
 from chunkvisor.observe.report.story import Story
 from chunkvisor.observe.report.svg import Chart, Piece, Scale, Series, Shade
 from chunkvisor.observe.report.timeline import Span, Tick, Timeline
-from chunkvisor.units import human_time
+from chunkvisor.units import human_bytes, human_time
 
 WIDE, NARROW = 880, 350
 """Pixels; the style sheet shows the one that fits."""
@@ -72,6 +72,11 @@ class Figures:
     def running_s(self) -> float:
         """How long the workdir was worked on, all runs together."""
         return self._timeline.running_s
+
+    @property
+    def paused(self) -> bool:
+        """Whether there were times without a run, which the charts mark."""
+        return bool(self._pauses)
 
     def all(self) -> Iterator[Figure]:
         """Every chart of which something is known."""
@@ -166,35 +171,43 @@ class Figures:
         lines = [
             Series("workers", "s1", self._pieces(readings.workers_bytes, _most)),
             Series("supervisor", "s2", self._pieces(readings.parent_bytes, _most)),
-            Series("available", "s3", self._pieces(readings.available_bytes, _mean)),
         ]
-        keys = (Key("s1", "all workers"), Key("s2", "supervisor"), Key("s3", "still available on the machine"))
+        keys = (Key("s1", "all workers"), Key("s2", "supervisor"), *self._band_keys())
         highest = max((value for line in lines for piece in line.pieces for _, value in piece), default=0.0)
-        note = "Workers that are forked from one template share pages, which are counted once for each of them."
-        return self._figure(
-            "Host memory", svg.in_bytes(highest), lines, keys=(*keys, *self._band_keys()), note=note, banded=True
-        )
+        note = "Pages that forked workers share are counted once for each of them."
+        if readings.least_available_bytes is not None:
+            note = f"At least {human_bytes(readings.least_available_bytes)} stayed available on the machine. {note}"
+        if readings.peak_worker_bytes:
+            note = f"The largest worker took {human_bytes(readings.peak_worker_bytes)}. {note}"
+        return self._figure("Host memory", svg.in_bytes(highest), lines, keys=keys, note=note, banded=True)
 
     def _batch_texts(self) -> Figure | None:
         ceilings = self._story.ceilings
         # A row cap of as many rows as tokens caps nothing.
-        if not ceilings or all(each.texts == each.tokens and each.texts_long == each.texts for each in ceilings):
+        if all((each.texts, each.texts_long) == (each.tokens, each.tokens_long) for each in ceilings):
             return None
-        lines = [Series("all", "s1", self._steps([(each.at_s, float(each.texts)) for each in ceilings]))]
-        keys = [Key("s1", "texts of any length")]
-        if any(each.texts_long != each.texts for each in ceilings):
-            lines.append(Series("long", "s2", self._steps([(each.at_s, float(each.texts_long)) for each in ceilings])))
-            keys.append(Key("s2", "the longest texts"))
-        scale = svg.powers_of_two(max(each.texts for each in ceilings), "texts in a batch, at most")
-        return self._figure("Batch ceiling", scale, lines, keys=tuple(keys))
+        short = [(each.at_s, float(each.texts)) for each in ceilings]
+        return self._ceiling(
+            "Batch ceiling", "texts in a batch, at most", short, [float(e.texts_long) for e in ceilings]
+        )
 
     def _batch_tokens(self) -> Figure | None:
-        known = [(each.at_s, float(each.tokens)) for each in self._story.ceilings if each.tokens]
-        if not known:
+        ceilings = [each for each in self._story.ceilings if each.tokens and each.tokens_long]
+        told = len({(each.tokens, each.tokens_long) for each in ceilings}) > 1 or self._batch_texts() is None
+        if not ceilings or not told:  # one that never changes is in the config
             return None
-        lines = [Series("tokens", "s1", self._steps(known))]
-        scale = svg.powers_of_two(max(value for _, value in known), "padded tokens in a batch, at most")
-        return self._figure("Token ceiling", scale, lines)
+        short = [(each.at_s, float(each.tokens or 0)) for each in ceilings]
+        longest = [float(each.tokens_long or 0) for each in ceilings]
+        return self._ceiling("Token ceiling", "padded tokens in a batch, at most", short, longest)
+
+    def _ceiling(self, title: str, unit: str, short: list[tuple[float, float]], longest: list[float]) -> Figure:
+        lines, keys = [Series("any", "s1", self._steps(short))], [Key("s1", "texts of any length")]
+        if longest != [value for _, value in short]:
+            points = [(at_s, value) for (at_s, _), value in zip(short, longest, strict=True)]
+            lines.append(Series("long", "s2", self._steps(points)))
+            keys = [Key("s1", "short texts"), Key("s2", "the longest texts, after an out-of-memory fault")]
+        scale = svg.powers_of_two(min(longest), max(value for _, value in short), unit)
+        return self._figure(title, scale, lines, keys=tuple(keys))
 
     def _figure(
         self,
@@ -214,8 +227,6 @@ class Figures:
         wide, narrow = (
             svg.draw(chart, *self._timeline.ticks(count), width, height) for width, count in ((WIDE, 12), (NARROW, 5))
         )
-        if self._pauses:
-            keys = (*keys, Key("pause", "not running, cut out", line=False))
         return Figure(title, wide, narrow, keys, note)
 
     def _behind(self) -> Iterator[Shade]:

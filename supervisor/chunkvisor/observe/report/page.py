@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def _content(workdir: Path, now_s: float) -> dict[str, Any]:
         "committed": story.outcomes[Outcome.COMMITTED],
         "quarantined": sum(output.quarantined for output in status.outputs.values()),
         "figures": list(figures.all()),
+        "paused": figures.paused,
         "outcomes": list(_outcome_bars(story)),
         "phases": list(_phase_bars(story)),
         "story": story,
@@ -140,8 +141,8 @@ def _outcome_bars(story: Story) -> Iterator[Bar]:
     most, total = max(story.outcomes.values(), default=0), sum(story.outcomes.values())
     for outcome, count in story.outcomes.most_common(20):
         if count:
-            share = f"{count:,} ({100 * count / total:.1f} %)"
-            yield Bar(clean(outcome, 40), count / most, share, f"k-{kind_of(outcome)}")
+            words = f"{count:,} ({_percent(count / total)})"
+            yield Bar(clean(outcome, 40), count / most, words, f"k-{kind_of(outcome)}")
 
 
 def _phase_bars(story: Story) -> Iterator[Bar]:
@@ -154,13 +155,13 @@ def _phase_bars(story: Story) -> Iterator[Bar]:
 
 
 def _length_bars(lengths: Lengths) -> list[Bar]:
-    bins = lengths.distribution.bins
+    bins = list(dropwhile(lambda each: not each.count, lengths.distribution.bins))
     most = max((each.count for each in bins), default=0)
     return [
         Bar(
             f"{each.low:,} to {each.high:,}",
             each.count / most if most else 0.0,
-            f"{100 * each.count / lengths.distribution.count:.1f} %",
+            _percent(each.count / lengths.distribution.count),
         )
         for each in bins
     ]
@@ -214,6 +215,10 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _percent(share: float) -> str:
+    return "< 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
 def _duration(seconds: float) -> str:

@@ -43,7 +43,10 @@ class Readings:
     gpus: dict[int, GpuReadings] = field(default_factory=dict)
     workers_bytes: Bins = field(default_factory=Bins)
     parent_bytes: Bins = field(default_factory=Bins)
-    available_bytes: Bins = field(default_factory=Bins)
+    least_available_bytes: float | None = None
+    """That the host still had at any time."""
+    peak_worker_bytes: float = 0.0
+    """The most that one worker has held."""
     times: Bins = field(default_factory=Bins)
     """When there was a reading at all."""
 
@@ -57,15 +60,14 @@ class Readings:
             device = integer(gpu.get("device"))
             if device in self.gpus or len(self.gpus) < _DEVICES:
                 self.gpus.setdefault(device, GpuReadings()).take(at_s, gpu)
-        workers = [number(worker.get("rss_bytes")) or 0.0 for worker in _dicts(line.get("workers"))]
-        self.workers_bytes.add(at_s, sum(workers))
-        for bins, section, name in (
-            (self.parent_bytes, "parent", "rss_bytes"),
-            (self.available_bytes, "host", "available_bytes"),
-        ):
-            values = line.get(section)
-            if isinstance(values, dict) and (value := number(values.get(name))) is not None:
-                bins.add(at_s, value)
+        workers = _dicts(line.get("workers"))
+        self.workers_bytes.add(at_s, sum(number(worker.get("rss_bytes")) or 0.0 for worker in workers))
+        peaks = (number(worker.get("peak_bytes")) or 0.0 for worker in workers)
+        self.peak_worker_bytes = max(self.peak_worker_bytes, *peaks, 0.0)
+        if (held := _value(line.get("parent"), "rss_bytes")) is not None:
+            self.parent_bytes.add(at_s, held)
+        if (left := _value(line.get("host"), "available_bytes")) is not None:
+            self.least_available_bytes = min(left, self.least_available_bytes or left)
 
 
 def read_readings(paths: Iterable[Path]) -> Readings:
@@ -93,6 +95,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _dicts(values: object) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _value(section: object, name: str) -> float | None:
+    return number(section.get(name)) if isinstance(section, dict) else None
 
 
 def _larger(known: float | None, value: object) -> float | None:

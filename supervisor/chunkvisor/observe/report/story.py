@@ -5,7 +5,7 @@ It never keeps more than a bounded part of it, and takes nothing for granted: a 
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chunkvisor.observe.pace import Pace
@@ -64,6 +64,7 @@ class Ceiling:
     tokens: int | None
     texts_long: int
     """In a batch of the longest texts, for which lessons were learnt."""
+    tokens_long: int | None
 
 
 @dataclass(slots=True)
@@ -94,6 +95,8 @@ class Story:
     _open: dict[tuple[str, int, int], Band] = field(default_factory=dict)
     _ended: dict[tuple[str, int, int], Band] = field(default_factory=dict)
     _attempt_of: dict[tuple[str, int], int] = field(default_factory=dict)
+    _in_parts: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Texts of a chunk that was taken apart, as far as they are counted already."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take in one event of the journal."""
@@ -115,7 +118,7 @@ class Story:
             case "assembling":
                 self.pace.began(at_s)
             case "part_committed":
-                self.outcomes[Outcome.COMMITTED] += 1
+                self._part_committed(event, at_s)
             case "attempt_failed" | "part_failed" | "attempt_interrupted":
                 self._failed(event, at_s)
             case "quarantined":
@@ -153,19 +156,8 @@ class Story:
         if (key := _key(event)) is None:
             return
         self._open[key] = Band("", at_s, at_s, words=f"{key[0]} chunk {key[1]}, attempt {key[2]}")
-        rows, tokens = integer(event.get("rows")), event.get("tokens")
-        tiers = event.get("tiers")
-        lessons = [tier for tier in tiers if isinstance(tier, dict)] if isinstance(tiers, list) else []
-        lowered = [integer(tier.get("rows")) for tier in lessons]
-        general = [integer(tier.get("rows")) for tier in lessons if not integer(tier.get("min_length"))]
-        known = integer(tokens) if type(tokens) is int else None
-        ceiling = Ceiling(at_s, min([rows, *general]), known, min([rows, *lowered]))
-        last = self.ceilings[-1] if self.ceilings else None
-        if last is None or (last.texts, last.tokens, last.texts_long) != (
-            ceiling.texts,
-            ceiling.tokens,
-            ceiling.texts_long,
-        ):
+        ceiling = _ceiling(event, at_s)
+        if not self.ceilings or replace(self.ceilings[-1], at_s=at_s) != ceiling:
             self.ceilings.append(ceiling)
             if len(self.ceilings) > _CEILINGS:
                 self.ceilings = self.ceilings[:1] + self.ceilings[2::2]
@@ -200,12 +192,27 @@ class Story:
             if len(self.phase_s) < _FAILURES or phase in self.phase_s:
                 self.phase_s[text(phase, 40)] += number(seconds) or 0.0  # type: ignore[assignment]  # seconds, not counts
         place = (text(event.get("output"), 100), integer(event.get("chunk")))
+        self._spread(place, texts - self._in_parts.pop(place, 0), at_s, attempt_ok=bool(event.get("attempt_ok")))
+
+    def _part_committed(self, event: dict[str, Any], at_s: float) -> None:
+        self.outcomes[Outcome.COMMITTED] += 1
+        texts = integer(event.get("stop")) - integer(event.get("start"))
+        place = (text(event.get("output"), 100), integer(event.get("chunk")))
+        self._in_parts[place] = self._in_parts.get(place, 0) + texts
+        while len(self._in_parts) > _NOTED:
+            self._in_parts.pop(next(iter(self._in_parts)))
+        self._spread(place, texts, at_s, attempt_ok=True)
+
+    def _spread(self, place: tuple[str, int], texts: int, at_s: float, *, attempt_ok: bool) -> None:
+        """Count texts while the attempt that made them had the device."""
         band = self._ended.get((*place, self._attempt_of.get(place, -1)))
-        if band is not None and event.get("attempt_ok"):
-            band.kind = Kind.DONE
-            self.texts.spread(band.start_s, band.stop_s, texts)
-        else:
+        if texts <= 0:
+            return
+        if band is None or not attempt_ok:
             self.texts.add(at_s, texts)
+            return
+        band.kind = Kind.DONE
+        self.texts.spread(band.start_s, band.stop_s, texts)
 
     def _failed(self, event: dict[str, Any], at_s: float) -> None:
         outcome, rule = text(event.get("outcome"), 40), text(event.get("rule") or "", 80)
@@ -256,6 +263,19 @@ def integer(value: object) -> int:
 def text(value: object, chars: int) -> str:
     """Text of a journal, cut to so many characters; empty for what is none."""
     return "" if value is None else str(value)[:chars]
+
+
+def _ceiling(event: dict[str, Any], at_s: float) -> Ceiling:
+    """The limits of a `go`: its own, and those of the narrowest of its tiers."""
+    tiers = event.get("tiers")
+    known = [event, *(tier for tier in tiers if isinstance(tier, dict))] if isinstance(tiers, list) else [event]
+    general = [limits for limits in known if not integer(limits.get("min_length"))]
+
+    def least(of: list[dict[str, Any]], name: str) -> int | None:
+        return min((value for each in of if (value := integer(each.get(name)))), default=None)
+
+    texts, texts_long = least(general, "rows") or 1, least(known, "rows") or 1
+    return Ceiling(at_s, texts, least(general, "tokens"), texts_long, least(known, "tokens"))
 
 
 def _key(event: dict[str, Any]) -> tuple[str, int, int] | None:

@@ -90,12 +90,12 @@ def in_bytes(highest: float) -> Scale:
     return Scale(unit, [tick * unit_bytes for tick in inner.ticks], lambda value: f"{value / unit_bytes:,g}")
 
 
-def powers_of_two(highest: float, unit: str) -> Scale:
-    """A logarithmic axis from 1."""
-    most = max(1, math.ceil(math.log2(max(highest, 2))))
-    step = -(-most // 6)
-    exponents = range(0, most + step, step)
-    return Scale(unit, [float(1 << exponent) for exponent in exponents], "{:,.0f}".format, log=True)
+def powers_of_two(lowest: float, highest: float, unit: str) -> Scale:
+    """A logarithmic axis that has both values within, with at most some seven ticks."""
+    least = max(0, math.floor(math.log2(max(lowest, 1))) - 1)
+    most = max(least + 1, math.ceil(math.log2(max(highest, 1))))
+    step = -(-(most - least) // 6)
+    return Scale(unit, [2.0**exponent for exponent in range(least, most + step, step)], "{:,.0f}".format, log=True)
 
 
 def draw(chart: Chart, ticks: Sequence[Tick], time_unit: str, width: int, height: int) -> str:

@@ -16,7 +16,7 @@ from chunkvisor.outcome import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.masking import masked
-from chunkvisor_worker.contract.messages import Fault, read_message
+from chunkvisor_worker.contract.messages import Cause, Fault, read_message
 from chunkvisor_worker.contract.rules import RULES
 
 _LINES, _CHARS = 14, 180
@@ -56,7 +56,7 @@ def troubles(story: Story, layout: Layout, outputs: Iterable[str]) -> Iterator[T
             count=failure.count,
             rule=rule.name if rule else "",
             cause=rule.cause if rule else "",
-            reason=clean(failure.reason),
+            reason=clean(_without(failure.reason, rule.cause if rule else "")),
             remedy=rule.remedy if rule else _remedy(failure),
             where=f"{failure.output} chunk {failure.chunk}, attempt {failure.attempt}",
             at_s=failure.at_s,
@@ -78,15 +78,23 @@ def _remedy(failure: Failure) -> str:
         return "Read the log."
 
 
+def _without(reason: str, cause: str) -> str:
+    """The reason of an attempt begins with the cause that its rule gives."""
+    rest = reason.removeprefix(cause.rstrip("."))
+    return reason if rest == reason else rest.lstrip(":. ")
+
+
 def _excerpt(files: AttemptFiles) -> list[str]:
     """The fault in a line, and the end of the log; where the log is empty, of the traceback."""
     fault = read_message(Fault, files.fault)
     lines = _last_lines(read_tail(files.log))
     if fault is None:
         return lines
-    first = f"{fault.chain[0].name}: {fault.chain[0].message}" if fault.chain else ""
-    head = clean(" ".join(first.split()), 2 * _CHARS)
-    return [f"in phase {fault.phase}: {head}", *(lines or _last_lines(fault.traceback))]
+    lines = lines or _last_lines(fault.traceback)
+    cause = fault.chain[0] if fault.chain else Cause("", (), "")
+    if any(line.startswith(f"{cause.name}:") for line in lines):  # the traceback ends with the message
+        return [f"in phase {fault.phase}:", *lines]
+    return [clean(" ".join(f"in phase {fault.phase}: {cause.name}: {cause.message}".split()), 2 * _CHARS), *lines]
 
 
 def _last_lines(text: str) -> list[str]:
