@@ -216,6 +216,8 @@ class Story:
 
     def _failed(self, event: dict[str, Any], at_s: float) -> None:
         outcome, rule = text(event.get("outcome"), 40), text(event.get("rule") or "", 80)
+        if outcome not in self.outcomes and len(self.outcomes) >= _FAILURES:
+            outcome = "other"  # a damaged journal
         self.outcomes[outcome] += 1
         if (key := _key(event)) is not None and (band := self._ended.get(key)) is not None:
             band.kind = kind_of(outcome)
@@ -223,7 +225,7 @@ class Story:
         if event["event"] == "attempt_interrupted":
             return
         if len(self.failures) >= _FAILURES and (outcome, rule) not in self.failures:
-            rule = ""
+            outcome, rule = "other", ""
         failure = self.failures.setdefault((outcome, rule), Failure(outcome, rule))
         failure.count += 1
         failure.reason, failure.phase = text(event.get("reason"), 2000), text(event.get("phase") or "", 40)
