@@ -439,7 +439,7 @@ def reading(at_s: float, used_bytes: int) -> dict[str, Any]:
 
 
 def test_charts_of_a_run_with_a_gpu() -> None:
-    """A run with sensors has charts of throughput, attempts, GPUs, host memory and ceilings; a kill shows as a pause."""
+    """A run with sensors has charts of GPUs and memory as well, and a kill shows as a pause."""
     first = journal(
         ("run_started", 0, {}),
         ("go", 1, {**ATTEMPT, **GO}),

@@ -101,13 +101,13 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 _discard(config, layout)
             code = _run(request, layout, run_id, signals, emit, observers.tick)
         except Halt as halt:
-            _tell_halt(halt, emit)
+            emit("halted", **halt.details())
             raise
         except OSError as error:
             if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
                 raise
             halt_now = _limit_halt(error) if error.errno in _LIMIT_ERRNOS else _disk_halt(error, layout.workdir)
-            _tell_halt(halt_now, emit)
+            emit("halted", **halt_now.details())
             raise halt_now from error
         except Exception as error:
             # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
@@ -288,11 +288,6 @@ def _quarantined(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -
         why=f"{first['outcome']}: {first['reason']}",
         remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again",
     )
-
-
-def _tell_halt(halt: Halt, emit: Emit) -> None:
-    log = str(halt.log) if halt.log else ""
-    emit("halted", code=int(halt.code), what=halt.what, why=halt.why, remedy=halt.remedy, log=log)
 
 
 def _limit_halt(error: OSError) -> Halt:

@@ -1,6 +1,6 @@
-"""What a run tells the person on standard error: one line per change of state, and a heartbeat of progress.
+"""What a run tells on standard error without a terminal: one line per change of state, and a heartbeat of progress.
 
-It never raises: a closed terminal must not end an unattended run.
+It never raises: a closed terminal must not end an unattended run. It never writes a control character.
 """
 
 import contextlib
@@ -8,49 +8,58 @@ import sys
 import time
 from typing import Any, TextIO
 
+from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.observe.words import plain, words_of
-from chunkvisor.units import human_time
-
-_PROGRESS_S = 20.0
-"""Progress is shown at most so often; faults are shown at once."""
+from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
+from chunkvisor.observe.readings import Readings, take_readings
+from chunkvisor.observe.words import Weight, plain, weight_of, words_of
 
 
 class Console(Deaf):
     """Turns events into lines."""
 
-    def __init__(self, stream: TextIO | None = None, *, last_words: bool = False) -> None:
-        """`last_words`: say how a run halted, which on standard error the command itself does."""
+    def __init__(self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS) -> None:
+        """`last_words`: say how a run halted, which on standard error the command itself does.
+
+        `least`: pass over what matters less; with anything but NEWS there is no heartbeat.
+        """
         self._stream = stream or sys.stderr
         self._last_words = last_words
-        self._progress_s = 0.0
+        self._least = least
+        self._fold = Fold()
+        self._began_s = self._said_s = time.monotonic()
 
     def event(self, event: str, details: dict[str, Any]) -> None:
         """Show the event, if a person needs to know it."""
-        if event == "chunk_committed":
-            self._progress(details)
-        elif event == "halted" and self._last_words:
-            for label, key in (("", "what"), ("why: ", "why"), ("do:  ", "remedy"), ("log: ", "log")):
-                if details.get(key):
-                    self.say(label + plain(details[key]))
-        elif line := words_of(event, details):
-            self.say(line)
+        self._fold.feed(event, details, time.time())
+        if (line := words_of(event, details)) and weight_of(event) >= self._least:
+            self._write(line)
+        if event in ("halted", "run_ended"):
+            self._end(event, details)
+
+    def tick(self) -> None:
+        """Say how far it is, now and then: the longer it lasts, the more rarely."""
+        now = time.monotonic()
+        if self._least is Weight.NEWS and now - self._said_s >= heartbeat_s(now - self._began_s):
+            self._said_s = now
+            if self._fold.workdir is not None and self._fold.ending is None:
+                readings = take_readings(self._fold.workdir, "", self._fold.workers)
+                self._write(progress_line(self._fold.snapshot(time.time(), readings)))
 
     def say(self, text: str) -> None:
-        """One line with the time of day."""
+        """One line with the time, where news are wanted."""
+        if self._least is Weight.NEWS:
+            self._write(text)
+
+    def _end(self, event: str, details: dict[str, Any]) -> None:
+        if line := closing_line(self._fold.snapshot(time.time(), Readings())):
+            self.say(line)
+        if event == "halted" and self._last_words:
+            for label, key in (("", "what"), ("why: ", "why"), ("do:  ", "remedy"), ("log: ", "log")):
+                if details.get(key):
+                    self._write(label + plain(str(details[key])))
+
+    def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self._stream.flush()
-
-    def _progress(self, details: dict[str, Any]) -> None:
-        now, last = time.monotonic(), details["chunks_done"] == details["chunks"]
-        if not last and now - self._progress_s < _PROGRESS_S:
-            return
-        self._progress_s = now
-        rate, eta = details["texts_per_s"], details["eta_s"]
-        self.say(
-            f"{details['output']}: {details['chunks_done']:,} of {details['chunks']:,} chunks"
-            # No rate before the first `go`: a result that was found at a resume is committed without one.
-            + (f", {rate:,.0f} texts/s" if rate else "")
-            + (f", about {human_time(eta)} left" if eta else "")
-        )

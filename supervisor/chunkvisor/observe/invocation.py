@@ -58,6 +58,8 @@ def _point_to(link: Path, files: InvocationFiles) -> None:
     """Replace the link by one rename; where links cannot be made, or something else bears the name, there is none."""
     temporary, before = link.with_name(".latest.tmp"), InvocationFiles(link).log.resolve()
     with contextlib.suppress(OSError):
+        for unfinished in before.parent.glob(".*.tmp") if link.is_symlink() else ():  # of a run that was killed
+            unfinished.unlink()
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(files.name)
         temporary.replace(link)
@@ -65,3 +67,5 @@ def _point_to(link: Path, files: InvocationFiles) -> None:
         # nothing that happens to the link. Touching the file makes it look up the name anew.
         if before != files.log:
             os.utime(before)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
