@@ -52,6 +52,9 @@ def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
     assert found["chunkvisor_exit_code",] == 0
     assert found["chunkvisor_running",] == 0
     assert list(workplace.folder.glob("chunkvisor.prom?*")) == []
+    again = workplace.run("--set", "metrics.textfile=other.prom")
+    assert again.returncode == 0, again.stderr  # it shapes no vector, and may change at any time
+    assert figures(workplace.folder / "other.prom")["chunkvisor_rows_done", "out"] == 80
 
 
 def test_a_file_that_cannot_be_written_hurts_nobody(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ NEEDED = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-firs
 """As root, and in a container without a GPU or much /dev/shm, it starts in no other way."""
 QUIET = ["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 """Keeps it off the network."""
+PATIENCE_MS = 120_000
+"""Two slow cores with other tests on them may take long."""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
@@ -44,7 +46,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*NEEDED, *QUIET])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*NEEDED, *QUIET], timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -75,6 +77,7 @@ def test_report_in_a_browser(report_path: Path, browser: Any, scheme: str, width
     asked: list[str] = []
     with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
         page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -98,6 +101,7 @@ def test_report_on_paper(report_path: Path, browser: Any) -> None:
     """It can be printed, in the wide form, without JavaScript."""
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(report_path.as_uri())
         page.emulate_media(media="print")
 

@@ -186,6 +186,7 @@ def test_story_of_a_success() -> None:
     story = read_story(
         journal(
             ("run_started", 0, {"device": "cpu", "outputs": ["out"]}),
+            ("attempt_started", 5, {**ATTEMPT, "device": 3}),
             ("go", 10, {**ATTEMPT, **GO}),
             ("worker_ended", 20, {**ATTEMPT, **ENDED, "returncode": 0}),
             ("chunk_committed", 21, {**COMMITTED, "phase_s": {"forward": 9.0}}),
@@ -195,8 +196,8 @@ def test_story_of_a_success() -> None:
 
     (run,) = story.runs
     assert (run.start_s, run.stop_s, run.code) == (T0, T0 + 22, 0)
-    (band,) = story.bands
-    assert (band.start_s, band.stop_s, band.kind) == (T0 + 10, T0 + 20, Kind.DONE)
+    (band,) = story.lanes.bands()
+    assert (band.device, band.start_s, band.stop_s, band.kind) == ("3", T0 + 10, T0 + 20, Kind.DONE)
     assert [each.total for each in story.texts.bins()] == pytest.approx([10.0] * 10)
     assert (story.startup_s, story.idle_s, story.busy_s) == (5.0, 2.0, 10.0)
     assert story.phase_s["forward"] == 9.0
@@ -221,8 +222,8 @@ def test_story_of_a_failure_and_a_kill() -> None:
         ]
     )
 
-    assert [band.kind for band in story.bands] == [Kind.MEMORY, Kind.STOPPED]
-    assert story.bands[1].stop_s == T0 + 9
+    assert [band.kind for band in story.lanes.bands()] == [Kind.MEMORY, Kind.STOPPED]
+    assert story.lanes.bands()[1].stop_s == T0 + 9
     (failure,) = story.failures.values()
     assert (failure.count, failure.reason, failure.chunk, failure.attempt) == (1, "too much", 0, 1)
     assert [run.run_id for run in story.runs] == ["r1", "r2"]
@@ -296,7 +297,7 @@ def test_story_is_bounded() -> None:
     assert len(story.failures) <= 41
     assert len(story.outcomes) <= 41
     assert sum(story.outcomes.values()) == 3000
-    assert len(story.bands) <= 2000
+    assert len(story.lanes.bands()) <= 2000
     assert len(story.quarantined) <= 200
     assert len(story.notes) <= 201
     assert len(story.ceilings) <= 400
@@ -442,6 +443,7 @@ def test_charts_of_a_run_with_a_gpu() -> None:
     """A run with sensors has charts of GPUs and memory as well, and a kill shows as a pause."""
     first = journal(
         ("run_started", 0, {}),
+        ("attempt_started", 0, {**ATTEMPT, "device": 0}),
         ("go", 1, {**ATTEMPT, **GO}),
         ("worker_ended", 9, {**ATTEMPT, **ENDED, "returncode": 0}),
         ("chunk_committed", 9, COMMITTED),

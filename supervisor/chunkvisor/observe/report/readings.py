@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.observe.report.bins import Bins
-from chunkvisor.observe.report.story import integer, number
+from chunkvisor.observe.report.fields import integer, number
 
 _DEVICES = 16
 

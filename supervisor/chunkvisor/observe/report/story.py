@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chunkvisor.observe.pace import Pace
-from chunkvisor.observe.report.bands import Band, Kind, kind_of, thinned
+from chunkvisor.observe.report.bands import Kind, kind_of
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.fields import integer, number, text
+from chunkvisor.observe.report.lanes import Lanes, attempt_of
 from chunkvisor_worker.contract.exits import Outcome
 
 _RUNS = 200
 _FAILURES = 40
 _QUARANTINED = 200
 _CEILINGS = 400
-_BANDS = 2000
 _NOTED = 200
 _DAY_S = 86400.0
 
@@ -80,7 +81,7 @@ class Story:
     chunks_done: int = 0
     pace: Pace = field(default_factory=Pace)
     outcomes: Counter[str] = field(default_factory=Counter)
-    bands: list[Band] = field(default_factory=list)
+    lanes: Lanes = field(default_factory=Lanes)
     ceilings: list[Ceiling] = field(default_factory=list)
     phase_s: Counter[str] = field(default_factory=Counter)
     startup_s: float = 0.0
@@ -92,9 +93,6 @@ class Story:
     """What was waited for, given up or left out, newest last."""
     outputs: list[str] = field(default_factory=list)
     """Of the last run's config."""
-    _open: dict[tuple[str, int, int], Band] = field(default_factory=dict)
-    _ended: dict[tuple[str, int, int], Band] = field(default_factory=dict)
-    _attempt_of: dict[tuple[str, int], int] = field(default_factory=dict)
     _in_parts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Texts of a chunk that was taken apart, as far as they are counted already."""
 
@@ -109,6 +107,8 @@ class Story:
                 run.device = text(event.get("device"), 200)
                 wanted = event.get("outputs")
                 self.outputs = [text(name, 100) for name in wanted] if isinstance(wanted, list) else []
+            case "attempt_started":
+                self.lanes.started(attempt_of(event), str(integer(event.get("device"))))
             case "go":
                 self._go(event, at_s)
             case "worker_ended":
@@ -129,20 +129,19 @@ class Story:
                 run.what, run.why, run.remedy, run.log = (
                     text(event.get(key), 2000) for key in ("what", "why", "remedy", "log")
                 )
-                self._close_bands(run)
+                self.lanes.cut_off(run.stop_s)
             case name if name in _NOTES:
                 self.notes = [*self.notes[-_NOTED:], (at_s, text(_NOTES[name](event), 300))]
 
     def finish(self) -> None:
         """After the last event: what is still open was cut off."""
-        for run in self.runs:
-            self._close_bands(run)
-        self.bands = thinned(self.bands)
+        if self.runs:
+            self.lanes.cut_off(self.runs[-1].stop_s)
 
     def _run(self, run_id: str, at_s: float) -> Run:
         if not self.runs or self.runs[-1].run_id != run_id:
             if self.runs:
-                self._close_bands(self.runs[-1])
+                self.lanes.cut_off(self.runs[-1].stop_s)
             self.runs.append(Run(run_id, at_s, at_s))
             self.pace.began(at_s)
             if len(self.runs) > _RUNS:
@@ -153,9 +152,7 @@ class Story:
         return run
 
     def _go(self, event: dict[str, Any], at_s: float) -> None:
-        if (key := _key(event)) is None:
-            return
-        self._open[key] = Band("", at_s, at_s, words=f"{key[0]} chunk {key[1]}, attempt {key[2]}")
+        self.lanes.go(attempt_of(event), at_s)
         ceiling = _ceiling(event, at_s)
         if not self.ceilings or replace(self.ceilings[-1], at_s=at_s) != ceiling:
             self.ceilings.append(ceiling)
@@ -166,19 +163,7 @@ class Story:
         self.startup_s += number(event.get("startup_s")) or 0.0
         self.idle_s += number(event.get("idle_s")) or 0.0
         self.busy_s += number(event.get("busy_s")) or 0.0
-        if (key := _key(event)) is None or (band := self._open.pop(key, None)) is None:
-            return
-        band.device, band.stop_s = str(integer(event.get("device"))), max(at_s, band.start_s)
-        band.kind = Kind.DONE if event.get("returncode") == 0 else Kind.STOPPED
-        self.bands.append(band)
-        if len(self.bands) > _BANDS:
-            self.bands = thinned(self.bands)
-        self._ended[key] = band
-        self._attempt_of[key[:2]] = key[2]
-        while len(self._ended) > _NOTED:
-            self._ended.pop(next(iter(self._ended)))
-        while len(self._attempt_of) > _NOTED:
-            self._attempt_of.pop(next(iter(self._attempt_of)))
+        self.lanes.ended(attempt_of(event), at_s, event.get("returncode") == 0)
 
     def _committed(self, event: dict[str, Any], at_s: float) -> None:
         self.outcomes[Outcome.COMMITTED] += bool(event.get("attempt_ok"))
@@ -205,7 +190,7 @@ class Story:
 
     def _spread(self, place: tuple[str, int], texts: int, at_s: float, *, attempt_ok: bool) -> None:
         """Count texts while the attempt that made them had the device."""
-        band = self._ended.get((*place, self._attempt_of.get(place, -1)))
+        band = self.lanes.last_of(place)
         if texts <= 0:
             return
         if band is None or not attempt_ok:
@@ -219,9 +204,7 @@ class Story:
         if outcome not in self.outcomes and len(self.outcomes) >= _FAILURES:
             outcome = "other"  # a damaged journal
         self.outcomes[outcome] += 1
-        if (key := _key(event)) is not None and (band := self._ended.get(key)) is not None:
-            band.kind = kind_of(outcome)
-            band.words += f": {outcome}"
+        self.lanes.judged(attempt_of(event), kind_of(outcome), outcome)
         if event["event"] == "attempt_interrupted":
             return
         if len(self.failures) >= _FAILURES and (outcome, rule) not in self.failures:
@@ -232,14 +215,6 @@ class Story:
         failure.output, failure.at_s = text(event.get("output"), 100), at_s
         failure.chunk, failure.attempt = integer(event.get("chunk")), integer(event.get("attempt"))
 
-    def _close_bands(self, run: Run) -> None:
-        """Attempts that never ended in a run's time were stopped with it."""
-        for key, band in self._open.items():
-            band.stop_s = max(band.start_s, run.stop_s)
-            self.bands.append(band)
-            self._ended[key] = band  # the next run judges it
-        self._open.clear()
-
 
 def read_story(events: Iterable[dict[str, Any]]) -> Story:
     """The story of all events of a journal."""
@@ -248,23 +223,6 @@ def read_story(events: Iterable[dict[str, Any]]) -> Story:
         story.take(event)
     story.finish()
     return story
-
-
-def number(value: object) -> float | None:
-    """A finite number of a journal, or None."""
-    if isinstance(value, float):
-        return value if abs(value) < 1e15 else None  # NaN compares false
-    return float(value) if type(value) is int and abs(value) < 1 << 53 else None
-
-
-def integer(value: object) -> int:
-    """A count of a journal; 0 for what is none."""
-    return value if type(value) is int and 0 <= value < 1 << 53 else 0
-
-
-def text(value: object, chars: int) -> str:
-    """Text of a journal, cut to so many characters; empty for what is none."""
-    return "" if value is None else str(value)[:chars]
 
 
 def _ceiling(event: dict[str, Any], at_s: float) -> Ceiling:
@@ -278,11 +236,6 @@ def _ceiling(event: dict[str, Any], at_s: float) -> Ceiling:
 
     texts, texts_long = least(general, "rows") or 1, least(known, "rows") or 1
     return Ceiling(at_s, texts, least(general, "tokens"), texts_long, least(known, "tokens"))
-
-
-def _key(event: dict[str, Any]) -> tuple[str, int, int] | None:
-    values = event.get("output"), event.get("chunk"), event.get("attempt")
-    return (str(values[0])[:100], values[1], values[2]) if type(values[1]) is int and type(values[2]) is int else None
 
 
 _NOTES = {
