@@ -11,7 +11,8 @@ from typing import Any
 
 from chunkvisor.assemble import Final, assemble
 from chunkvisor.attempt import Job
-from chunkvisor.config import Config, EncodeConfig
+from chunkvisor.batchlimits import resolve_limits
+from chunkvisor.config import Config
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.errors import Halt, config_error
@@ -27,17 +28,10 @@ from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
 from chunkvisor.staging import asked, request_of, staged_before
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
-
-AUTO_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Padded tokens of a batch for `encode.batch_tokens: auto`, by device. On a CPU larger ones only pad more; on a GPU
-this is 32 texts of 512 tokens."""
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
-
-AUTO_ROWS = 32
-"""Rows of a batch where no token budget holds, as sentence-transformers has it."""
 
 
 @dataclass(slots=True)
@@ -124,16 +118,6 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
 
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     return OutputRun(ledger, table, job, limits, finish)
-
-
-def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
-    """Batch limits of the config, `auto` resolved; a plug-in batches by rows alone."""
-    rows = None if encode.batch_size == "auto" else int(encode.batch_size)
-    if plugin or encode.batch_tokens is None:
-        return Limits(rows or AUTO_ROWS)
-    tokens = AUTO_TOKENS[device_kind] if encode.batch_tokens == "auto" else int(encode.batch_tokens)
-    # No text has less than one token, so a row cap of as many rows as tokens caps nothing.
-    return Limits(rows or tokens, tokens)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:

@@ -134,7 +134,8 @@ class Runner:
         self._signals.sleep(_PAUSE_S, [*others, *(fd for slot in self._slots for fd in slot.worker.watched())])
 
     def _on(self, station: Station) -> list[Slot]:
-        return [slot for slot in self._slots if slot.station is station]
+        """The workers that have the device or wait for it."""
+        return [slot for slot in self._slots if slot.station is station and slot.gate is not GateState.PASSED]
 
     def _computing(self, station: Station) -> int:
         return sum(slot.gate is GateState.OPEN for slot in self._on(station))
@@ -237,8 +238,7 @@ class Runner:
         if returncode is not None:
             self._slots.remove(slot)
             keep_log_end(slot.files.log)
-            if slot.gate is GateState.OPEN:
-                slot.station.freed_s = now_s
+            slot.freed(now_s)
             self._emit(
                 "worker_ended",
                 output=slot.spec.output,

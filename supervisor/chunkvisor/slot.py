@@ -36,6 +36,8 @@ class GateState(Enum):
     """Still preparing, or waiting for `go`."""
     OPEN = "open"
     """It has its `go`: the device is its own."""
+    PASSED = "passed"
+    """It has given the device back, and writes its vectors."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class Slot:
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
     go_s: float = 0.0
+    freed_s: float | None = None
+    """When it needed the device no longer."""
     idle_s: float = 0.0
     """How long the device had nothing to do before this worker's `go`."""
     _started_s: float = field(default_factory=time.monotonic)
@@ -72,7 +76,15 @@ class Slot:
         self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
+        if self.gate is GateState.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
+            self.gate = GateState.PASSED
+            self.freed(now_s)
         trim_log(self.files.log)
+
+    def freed(self, now_s: float) -> None:
+        """The device has nothing to do from now on, if it has had something; a second time tells nothing new."""
+        if self.gate is not GateState.SHUT and self.freed_s is None:
+            self.freed_s = self.station.freed_s = now_s
 
     @property
     def ready(self) -> bool:
@@ -92,7 +104,7 @@ class Slot:
             "device": self.station.number,
             "startup_s": round((self._ready_s or now_s) - self._started_s, 4),
             "idle_s": round(self.idle_s, 4),
-            "busy_s": round(now_s - self.go_s, 4) if self.gate is GateState.OPEN else 0.0,
+            "busy_s": round(self.freed_s - self.go_s, 4) if self.freed_s is not None else 0.0,
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
         }

@@ -46,6 +46,11 @@ class Pulse:
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
     @property
+    def freed(self) -> bool:
+        """Whether it has given its device back."""
+        return self.beat is not None and self.beat.freed
+
+    @property
     def phase(self) -> Phase:
         """The phase last heard of."""
         return self.beat.phase if self.beat else Phase.START

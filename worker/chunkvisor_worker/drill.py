@@ -88,6 +88,10 @@ class Saboteur:
         """As `Encoder.facts`."""
         return self._encoder.facts()
 
+    def release(self) -> bool:
+        """As `Encoder.release`."""
+        return self._encoder.release()
+
 
 def main(arguments: list[str]) -> int:
     """Do the attempt with the fault in it; returns the exit code, where the process lives that long."""

@@ -32,9 +32,9 @@ class Progress(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns the texts of one chunk into vectors; used once, in the order load, tokenize, start, encode.
+    """Turns the texts of one chunk into vectors; used once, in the order load, tokenize, start, encode, facts, release.
 
-    In a template process: load; then, in each process forked from it: adopt, load, tokenize, start, encode.
+    In a template process: load; then, in each process forked from it: adopt, load, and so on.
     """
 
     def load(self, progress: Progress) -> None:
@@ -58,3 +58,9 @@ class Encoder(Protocol):
 
     def facts(self) -> Facts:
         """What was found out about the model; complete after `encode`."""
+
+    def release(self) -> bool:
+        """Give the memory of the device back, as far as that can be done; the last call of all.
+
+        Returns whether another process may have the device now, before this one has ended.
+        """

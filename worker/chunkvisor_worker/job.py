@@ -107,7 +107,11 @@ def _work(
     encoder.start(progress)
     progress.phase(Phase.FORWARD)
     vectors = _gather(encoder, limits, count, progress)
+    facts = encoder.facts()
+    progress.freed = _release(encoder)
     progress.phase(Phase.WRITE)
+    if gate and progress.freed:
+        gate.call()
     digest, size_bytes = save(files.vectors, vectors)
     progress.phase(Phase.DONE)
     result = Result(
@@ -118,13 +122,21 @@ def _work(
         stop=spec.stop,
         digest=digest,
         size_bytes=size_bytes,
-        facts=encoder.facts(),
+        facts=facts,
         limits=limits,
         tokens=progress.tokens,
         padded_tokens=progress.padded_tokens,
         phase_s=progress.phase_s,
     )
     write_message(files.result, result, durable=False)
+
+
+def _release(encoder: Encoder) -> bool:
+    try:
+        return encoder.release()
+    except Exception:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
+        _log_traceback()
+        return False
 
 
 def _log_traceback() -> None:

@@ -1,6 +1,6 @@
 """Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line.
 
-It never says more than one byte, "look at my folder": what the worker has to say stands there.
+It never says more than "look at my folder", in one byte: what the worker has to say stands there.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from chunkvisor_worker.contract.messages import Go, from_json
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500
 
-READY = b"!"
-"""Said once on the lifeline, when the worker stands at the gate."""
+CALL = b"!"
+"""Said on the lifeline: when the worker stands at the gate, and when it needs its device no longer."""
 
 
 class Gate:
     """Standard input, read by a thread of its own: a line opens the gate, the end of file ends the worker.
 
-    It is a socket, so that the worker can tell on it that it stands at the gate.
+    It is a socket, so that the worker can call on it.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,13 @@ class Gate:
 
     def wait_for_go(self) -> Go:
         """Say that this worker is ready, and block until the supervisor lets it use the device."""
-        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the supervisor looks now and then anyway
-            os.write(sys.stdin.fileno(), READY)
+        self.call()
         return self._lines.get()
+
+    def call(self) -> None:
+        """Have the supervisor read the beat now."""
+        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the supervisor looks now and then anyway
+            os.write(sys.stdin.fileno(), CALL)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # the other end closed before it read our byte: ECONNRESET, the end as well

@@ -90,6 +90,10 @@ class PluginEncoder:
             versions["torch"] = str(torch.__version__)
         return Facts(self._dimension, "", self._model.max_length, versions)
 
+    def release(self) -> bool:
+        """Nobody but the plug-in knows what it holds of a GPU: that is free when its process has ended."""
+        return self._device == "cpu"
+
     def _finish(self, vectors: Vectors) -> Vectors:
         width = self._encode.truncate_dim
         if width is not None:

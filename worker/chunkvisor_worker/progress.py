@@ -29,6 +29,7 @@ class BeatWriter:
         self.padded_tokens = 0
         self.batch_rows = 0
         self.batch_tokens = 0
+        self.freed = False
 
     @property
     def current(self) -> Phase:
@@ -78,5 +79,6 @@ class BeatWriter:
             self.tokens,
             self.batch_rows,
             self.batch_tokens,
+            self.freed,
         )
         write_message(self._path, beat, durable=False)

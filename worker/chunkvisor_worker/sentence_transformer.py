@@ -6,7 +6,8 @@ rounding that comes with another batch. It never falls back to the CPU.
 
 import inspect
 import platform
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
     is_placed_by_loading,
     load_model,
@@ -33,6 +35,9 @@ SLICE_BYTES = 1_000_000
 
 BYTES_PER_TOKEN = 3
 """Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+
+_LEFT_BYTES = 256 << 20
+"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
 
 TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
 """Modules of sentence-transformers that need nothing but the padded token ids."""
@@ -102,20 +107,19 @@ class SentenceTransformerEncoder:
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first; see `Encoder.encode`.
 
-        Raises BadOutputError for an output that is not one vector a text.
+        On a GPU the next batch is launched before the vectors of the one before are there: it pads and computes while
+        they are copied. Raises BadOutputError for an output that is not one vector a text.
         """
-        for indices in cut(self._lengths, limits):
-            if self._tokens:
-                tokens, padded = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices)
-            else:
-                tokens, padded = 0, 0
+        ahead = 0 if self._device == "cpu" else 1
+        launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
+        for indices in self._batches(limits):
+            padded = padded_tokens(self._lengths, indices) if self._tokens else 0
             progress.batch(len(indices), padded)
-            vectors = self._forward(indices) if self._tokens else self._forward_texts(indices)
-            if vectors.ndim != 2 or len(vectors) != len(indices):
-                raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
-            self._dimension = vectors.shape[1]
-            progress.advance(len(indices), tokens, padded)
-            yield indices, vectors
+            launched.append((indices, padded, self._forward(indices) if self._tokens else self._forward_texts(indices)))
+            if len(launched) > ahead:
+                yield self._finished(*launched.popleft(), progress)
+        while launched:
+            yield self._finished(*launched.popleft(), progress)
 
     def facts(self) -> Facts:
         """Dimension, dtype and maximum length as found; versions of what computed the vectors."""
@@ -134,6 +138,19 @@ class SentenceTransformerEncoder:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
         return Facts(self._dimension, dtype, max_length(self._model), versions)
+
+    def release(self) -> bool:
+        """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
+        if self._device == "cpu":
+            return True
+        if self._model is None or self._model.get_backend() != "torch":
+            return False
+        import torch
+
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            tensor.data = tensor.new_empty(0)
+        torch.cuda.empty_cache()
+        return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)
 
     def _load(self, device: str, progress: Progress) -> None:
         progress.phase(Phase.MODEL_LOAD)
@@ -166,12 +183,29 @@ class SentenceTransformerEncoder:
         largest = max((int(row["input_ids"].max(initial=0)) for row in self._tokens), default=0)
         check_ids(largest, table_rows(self._model.transformers_model))
 
-    def _forward(self, indices: Indices) -> Vectors:
+    def _batches(self, limits: Limits) -> Iterator[Indices]:
+        if self._device == "cpu" or not limits.measured or not self._tokens:
+            return iter(cut(self._lengths, limits))
+        import torch
+
+        return cut_measured(self._lengths, limits, GpuMemory(torch).needs)
+
+    def _finished(
+        self, indices: Indices, padded: int, copied: Callable[[], Vectors], progress: Progress
+    ) -> tuple[Indices, Vectors]:
+        vectors = copied()
+        if vectors.ndim != 2 or len(vectors) != len(indices):
+            raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
+        self._dimension = vectors.shape[1]
+        progress.advance(len(indices), int(self._lengths[indices].sum()) if self._tokens else 0, padded)
+        return indices, vectors
+
+    def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         import torch
 
         rows = [self._tokens[index] for index in indices]
         batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
-        features = {key: value.to(self._model.device) for key, value in batch.items()}
+        features = {key: self._to_device(value) for key, value in batch.items()}
         with torch.inference_mode():
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
@@ -179,10 +213,14 @@ class SentenceTransformerEncoder:
                 vectors = vectors[..., : self._encode.truncate_dim]
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
-            array: Vectors = vectors.float().cpu().numpy()
-        return array
+            return _begin_copy(vectors.float())
 
-    def _forward_texts(self, indices: Indices) -> Vectors:
+    def _to_device(self, tensor: Any) -> Any:
+        """A copy from pinned memory does not wait for the batch that the device is at."""
+        device = self._model.device
+        return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
         tensor = self._model.encode(
             [self._texts[index] for index in indices],
             prompt=self._prompt,
@@ -191,8 +229,28 @@ class SentenceTransformerEncoder:
             convert_to_tensor=True,
             normalize_embeddings=self._encode.normalize,
         )
-        array: Vectors = tensor.float().cpu().numpy()
+        return _begin_copy(tensor.float())
+
+
+def _begin_copy(vectors: Any) -> Callable[[], Vectors]:
+    """Begin to copy the vectors to host memory; the function that comes back waits for the copy.
+
+    Without blocking, torch copies from a GPU into pinned memory (Tensor.to), which is not there before the event is.
+    """
+    if vectors.device.type == "cpu":
+        return lambda: vectors.numpy()
+    import torch
+
+    copy = vectors.to("cpu", non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> Vectors:
+        done.synchronize()
+        array: Vectors = copy.numpy()
         return array
+
+    return wait
 
 
 def _is_plain_text_model(model: Any) -> bool:

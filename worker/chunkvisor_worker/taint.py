@@ -6,6 +6,11 @@ It never asks CUDA or NVML themselves: to ask them is to start them.
 import re
 from pathlib import Path
 
+FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow
+where it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
+background_thread_postfork_child in its background_thread.c."""
+
 _DRIVER = re.compile(r"/(libcuda\.so|libnvidia-ml\.so)[^/\s]*", re.MULTILINE)
 
 
@@ -20,14 +25,14 @@ def find_driver() -> str:
 
 
 def find_threads() -> list[str]:
-    """Names of the threads beside this one; a fork leaves them behind, with whatever locks they hold."""
+    """Names of the threads beside this one that a fork leaves behind, with whatever locks they hold."""
     names = []
     for task in sorted(Path("/proc/self/task").iterdir(), key=lambda path: int(path.name))[1:]:
         try:
             names.append((task / "comm").read_text().strip() or "?")
         except OSError:  # it has just ended
             continue
-    return names
+    return [name for name in names if name not in FORK_SAFE_THREADS]
 
 
 def find_taint() -> str:

@@ -28,8 +28,10 @@ def use_threads(count: int) -> None:
     """
     if not count:
         return
+    torch = sys.modules.get("torch")
+    # Asked first: the answer is OpenMP's, which the next line changes, while torch's own MKL is reached by torch alone.
+    untouched = torch is not None and torch.get_num_threads() == 1
     if (pools := find_pools()) is not None:
         pools.limit(limits=count)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() == 1:
+    if torch is not None and untouched:
         torch.set_num_threads(count)

@@ -21,10 +21,10 @@ class Worker(Protocol):
     """Forked from a template; a new interpreter otherwise."""
 
     def watched(self) -> list[int]:
-        """Descriptors that become readable when there is news of it: its end, or that it stands at the gate."""
+        """Descriptors that become readable when there is news of it: its end, or a call."""
 
     def has_called(self) -> bool:
-        """Whether it has called for attention since the last time: it stands at the gate."""
+        """Whether it has called since the last time: it stands at the gate, or needs its device no longer."""
 
     def go(self, limits: Limits) -> None:
         """Open the gate. A worker that has just died is no error: its end is seen anyway."""
@@ -55,7 +55,7 @@ class Lifeline:
         self._quiet = True
 
     def watched(self) -> list[int]:
-        """Its descriptor, until the worker has called; after that its end alone would make it readable."""
+        """Its descriptor, while a call may come; after that its end alone would make it readable."""
         return [self._ours.fileno()] if self._quiet else []
 
     def has_called(self) -> bool:
@@ -68,7 +68,8 @@ class Lifeline:
         return False
 
     def go(self, limits: Limits) -> None:
-        """Open the gate."""
+        """Open the gate; it may call once more then."""
+        self._quiet = True
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(to_json(Go(limits)))
 

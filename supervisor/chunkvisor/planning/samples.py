@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.batchlimits import resolve_limits
 from chunkvisor.config import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.fixed import Fixed, read_fixed
@@ -14,7 +15,6 @@ from chunkvisor.ingest import StagedTable, stage_table
 from chunkvisor.layout import Layout, OutputLayout
 from chunkvisor.plan import Plan
 from chunkvisor.planning.estimate import stride
-from chunkvisor.prepare import resolve_limits
 from chunkvisor.seal import DamagedError
 from chunkvisor.staging import request_of, staged_before
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits

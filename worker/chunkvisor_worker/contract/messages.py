@@ -77,6 +77,10 @@ class Limits:
     """Padded tokens in a batch, at most; None = rows alone decide. A longer text makes a batch of its own."""
     tiers: tuple[Tier, ...] = ()
     """Narrower limits for long texts."""
+    padding: int | None = None
+    """Tokens of padding in a batch, at most; None = as many as come."""
+    measured: bool = False
+    """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
 
     def of_length(self, longest: int) -> tuple[int, int | None]:
         """(rows, tokens) of a batch whose longest text has so many tokens."""
@@ -138,6 +142,8 @@ class Beat:
     """Of the batch under way."""
     batch_tokens: int = 0
     """Padded tokens of the batch under way; 0 = unknown."""
+    freed: bool = False
+    """The device is free for the next worker, though this one has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
