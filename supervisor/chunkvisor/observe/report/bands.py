@@ -67,21 +67,37 @@ class Band:
 
 
 def thinned(bands: list[Band], limit: int = _LIMIT) -> list[Band]:
-    """At most so many bands: neighbours on a device are merged in pairs, and a failure shows in what comes of it."""
-    while len(bands) > limit:
-        merged: list[Band] = []
-        waiting: dict[str, Band] = {}
-        for band in bands:
-            if (first := waiting.pop(band.device, None)) is None:
-                waiting[band.device] = band
-                continue
-            kind = band.kind if first.kind is Kind.DONE else first.kind
-            attempts = first.attempts + band.attempts
-            words = f"{attempts:,} attempts"
-            stop_s = max(first.stop_s, band.stop_s)
-            merged.append(Band(band.device, min(first.start_s, band.start_s), stop_s, kind, words, attempts))
-        merged += waiting.values()
-        if len(merged) == len(bands):  # a device for each
-            return bands[:limit]
-        bands = merged
-    return bands
+    """At most so many bands, those of failures last; no attempt is lost from the counts.
+
+    Successes that are neighbours on a device are merged. Failures are not, or a few would fill the plot: of too many,
+    every second one stands for two.
+    """
+    done = [band for band in bands if band.kind is Kind.DONE]
+    failed = [band for band in bands if band.kind is not Kind.DONE]
+    while len(done) > limit // 2:
+        merged = _merged(done)
+        if len(merged) == len(done):  # a device for each
+            done = done[: limit // 2]
+            break
+        done = merged
+    while len(failed) > limit // 2:
+        kept = [_together(band, other, band.stop_s) for band, other in zip(failed[::2], failed[1::2], strict=False)]
+        failed = kept + failed[2 * len(kept) :]
+    return done + failed
+
+
+def _merged(bands: list[Band]) -> list[Band]:
+    """Half as many, in pairs of neighbours on a device."""
+    merged: list[Band] = []
+    waiting: dict[str, Band] = {}
+    for band in bands:
+        if (first := waiting.pop(band.device, None)) is None:
+            waiting[band.device] = band
+        else:
+            merged.append(_together(first, band, max(first.stop_s, band.stop_s)))
+    return merged + list(waiting.values())
+
+
+def _together(first: Band, second: Band, stop_s: float) -> Band:
+    attempts = first.attempts + second.attempts
+    return Band(first.device, first.start_s, stop_s, first.kind, f"{attempts:,} attempts", attempts)

@@ -187,11 +187,11 @@ class Figures:
         return self._canvas.figure(title, scale, lines, keys=tuple(keys))
 
     def _behind(self) -> Iterator[Shade]:
-        bands = self._bands
-        few = len(bands) <= _SHADED
-        for number, band in enumerate(bands):
+        few = len(self._bands) <= _SHADED
+        for number, band in enumerate(self._bands):
             if band.kind is not Kind.DONE:
-                yield self._canvas.shade(band.start_s, band.stop_s, f"behind k-{band.kind}", band.words)
+                css = f"behind k-{band.kind}" if few else f"behind faint k-{band.kind}"
+                yield self._canvas.shade(band.start_s, band.stop_s, css, band.words)
             elif few:
                 yield self._canvas.shade(band.start_s, band.stop_s, f"behind k-done{number % 2}", band.words)
 
