@@ -70,6 +70,11 @@ def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path
     return folder / "calls"
 
 
+def lines_of(files: InvocationFiles) -> list[dict[str, Any]]:
+    """What the sensors have written so far."""
+    return [json.loads(line) for line in files.sensors.read_text().splitlines()] if files.sensors.exists() else []
+
+
 @pytest.mark.parametrize("script", ["exit 9", "echo no such thing", "exec sleep 600"])
 def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three failures in a row, a hang being one, nvidia-smi is asked no more, and no child of it is left."""
@@ -90,6 +95,18 @@ def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest
     assert len(calls.read_text().splitlines()) == 3
 
 
+def test_a_child_of_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is taken when nvidia-smi has ended, even if something that it has started keeps its output open."""
+    script = f"sleep 600 &\necho $! > {tmp_path}/pid\necho 0, GPU-a, , , 5, ,"
+    fake_smi(tmp_path / "bin", monkeypatch, script)
+    probe = GpuProbe(["GPU-a"])
+    probe.ask()
+
+    assert wait_for(probe.answer) == [{"device": 0, "utilization": 5.0}]
+
+    os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
 def test_hung_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nvidia-smi hangs, lines without GPUs are written all the same."""
     fake_smi(tmp_path / "bin", monkeypatch, "exec sleep 600")
@@ -98,14 +115,14 @@ def test_hung_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     watched = Sensors(files)
     watched.event("run_started", {"gpus": ["GPU-a"]})
 
-    def lines() -> list[str]:
+    def written() -> int:
         watched.tick()
-        return files.sensors.read_text().splitlines() if files.sensors.exists() else []
+        return len(lines_of(files))
 
-    wait_for(lambda: len(lines()) > 3)
+    wait_for(lambda: written() > 3)
     watched.close()
 
-    assert not any("gpus" in json.loads(line) for line in lines())
+    assert not any("gpus" in line for line in lines_of(files))
 
 
 def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,17 +133,15 @@ def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     watched = Sensors(files)
     watched.event("run_started", {"gpus": ["GPU-a"]})
 
-    def notes() -> list[str]:
+    def noted() -> list[str]:
         watched.tick()
-        lines = files.sensors.read_text().splitlines() if files.sensors.exists() else []
-        return [note for line in lines if (note := json.loads(line).get("note"))]
+        return [line["note"] for line in lines_of(files) if "note" in line]
 
-    wait_for(notes)
+    wait_for(noted)
     for _ in range(50):
         watched.tick()
+    assert len(noted()) == 1
     watched.close()
-
-    assert len(notes()) == 1
 
 
 def test_processes_are_measured() -> None:
@@ -189,10 +204,7 @@ def test_a_run_notes_its_gpus_and_workers(workplace: Workplace, monkeypatch: pyt
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
-    lines = [
-        json.loads(line)
-        for line in (workplace.workdir / "invocations" / "latest" / "sensors.jsonl").read_text().splitlines()
-    ]
+    lines = lines_of(InvocationFiles(workplace.workdir / "invocations" / "latest"))
     assert all(line["t"] and line["host"]["available_bytes"] and line["parent"]["rss_bytes"] for line in lines)
     gpus = [gpu for line in lines for gpu in line.get("gpus", ())]
     assert {gpu["device"] for gpu in gpus} <= {0}

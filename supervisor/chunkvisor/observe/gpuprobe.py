@@ -3,6 +3,8 @@
 It never has more than one child at a time, and gives nvidia-smi up for the run when it has failed three times in a row.
 """
 
+import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ _COMMAND = ("nvidia-smi", f"--query-gpu=index,uuid,{','.join(_FIELDS)}", "--form
 _TIMEOUT_S = 20.0
 _FAILURES = 3
 _REAP_S = 1.0
+_MOST_BYTES = 64 << 10
 
 
 class GpuProbe:
@@ -49,6 +52,10 @@ class GpuProbe:
             )
         except OSError:
             self._failures += 1
+            return
+        assert self._child.stdout is not None
+        # If a child of it has kept the other end, a read must not wait for that.
+        os.set_blocking(self._child.stdout.fileno(), False)
 
     def answer(self) -> list[dict[str, Any]] | None:
         """The readings by device, once, when they are there; else None."""
@@ -56,18 +63,18 @@ class GpuProbe:
         child = self._child
         if child is None:
             return None
+        assert child.stdout is not None
         if child.poll() is None:
             if time.monotonic() - self._asked_s > _TIMEOUT_S:
                 # In uninterruptible sleep it survives the kill; it is reaped when it has ended after all.
                 child.kill()
+                child.stdout.close()
                 self._hung.append(child)
                 self._child = None
                 self._failures += 1
             return None
-        assert child.stdout is not None
         with child.stdout:
-            # It has ended, and a pipe holds 64 KiB: this cannot block unless a child of it has kept the other end.
-            output = child.stdout.read(64 << 10)
+            output = child.stdout.read(_MOST_BYTES) or b""
         self._child = None
         readings = parse(output.decode(errors="replace"), self._uuids) if child.returncode == 0 else []
         self._failures = 0 if readings else self._failures + 1
@@ -77,12 +84,10 @@ class GpuProbe:
         """End what is under way."""
         for child in (*self._hung, *([self._child] if self._child is not None else [])):
             child.kill()
-            try:
-                child.wait(_REAP_S)
-            except subprocess.TimeoutExpired:
-                continue
             if child.stdout is not None:
                 child.stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_REAP_S)
         self._hung, self._child = [], None
 
 
