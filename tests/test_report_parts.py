@@ -193,7 +193,7 @@ def test_story_of_a_success() -> None:
             ("run_started", 0, {"device": "cpu", "outputs": ["out"]}),
             ("attempt_started", 5, {**ATTEMPT, "device": 3}),
             ("go", 10, {**ATTEMPT, **GO}),
-            ("worker_ended", 20, {**ATTEMPT, **ENDED, "returncode": 0}),
+            ("worker_ended", 20.5, {**ATTEMPT, **ENDED, "returncode": 0}),
             ("chunk_committed", 21, {**COMMITTED, "phase_s": {"forward": 9.0}}),
             ("run_ended", 22, {"code": 0}),
         )
@@ -429,6 +429,18 @@ def test_a_stall_is_a_reason_to_worry() -> None:
 def test_texts_are_cleaned(text: str, expected: str) -> None:
     """Control characters, tokens and endless lines do not get into a page."""
     assert clean(text) == expected
+
+
+def test_a_long_wait_takes_no_room() -> None:
+    """A run that has committed one chunk in a month has a chart as small as that of any other."""
+    story = read_story(
+        journal(("chunk_committed", 1, COMMITTED), ("note", 30 * 86400, {}), ("run_ended", 31 * 86400, {}))
+    )
+
+    (throughput,) = Figures(story, Readings()).all()
+
+    assert len(throughput.wide) < 20_000
+    assert story.texts.width_s > 3600
 
 
 def reading(at_s: float, used_bytes: int) -> dict[str, Any]:

@@ -50,6 +50,11 @@ class Bins:
         if length_s <= 0:
             self.add(stop_s, amount)
 
+    def coarsen(self, width_s: float) -> None:
+        """Make the bins at least so wide: what lies between them is drawn as well."""
+        while self.width_s < width_s:
+            self._widen()
+
     def bins(self) -> list[Bin]:
         """Those that have a value, oldest first."""
         return [Bin(number * self.width_s, *value) for number, value in sorted(self._bins.items())]

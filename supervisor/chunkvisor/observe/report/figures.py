@@ -72,6 +72,7 @@ class Figures:
         bins, timeline = self._story.texts, self._timeline
         if not bins.bins():
             return None
+        bins.coarsen(timeline.running_s / bins.limit)
         pieces = []
         for span in timeline.spans:
             piece: Piece = []
