@@ -108,15 +108,13 @@ def test_sensors_are_shown_where_they_fit() -> None:
     """GPU memory goes to its device, a process's memory to its worker; nonsense is passed over."""
     sensors: dict[str, Any] = {
         "gpus": [{"device": 0, "memory_used_bytes": 5, "memory_total_bytes": 10, "utilization": 97}, 7],
-        "workers": [{"pid": 7, "rss_bytes": 11}, {"pid": 99}],
-        "parent": {"rss_bytes": "many"},
+        "workers": [{"pid": 7, "rss_bytes": 11}, {"pid": 8, "rss_bytes": "many"}],
     }
     now = seen(130, *BEGUN, readings=Readings(sensors=sensors))
     gpu, cpu = now.devices
     assert (gpu.label, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization) == ("GPU 0", 5, 10, 97)
     assert [worker.rss_bytes for worker in gpu.workers] == [11, None]
     assert (cpu.label, cpu.memory_used_bytes) == ("CPU", None)
-    assert now.parent_rss_bytes is None
 
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})
@@ -161,12 +159,24 @@ def test_strange_events_do_no_harm(event: tuple[str, dict[str, Any]]) -> None:
     assert seen(130, *BEGUN, (129, *event)).rows == 200
 
 
+def test_the_search_for_bad_texts_has_no_known_end() -> None:
+    """When only chunks that are taken apart are left, it says so and tells no time that would be wrong."""
+    split: Event = (121, "chunk_split", {"output": "a", "chunk": 2, "texts": 25, "parts": 2})
+    now = seen(130, *BEGUN, COMMITTED, split)
+    assert (now.doing, now.eta_s is None) == ("computing", False)
+    done: Event = (122, "chunk_committed", {**COMMITTED[2], "chunk": 3, "chunks_done": 3, "texts_done": 75})
+    now = seen(130, *BEGUN, COMMITTED, split, done)
+    assert (now.doing, now.eta_s) == ("looking for the texts that fail", None)
+    found: Event = (125, "chunk_committed", {**COMMITTED[2], "chunk": 2, "chunks_done": 4, "texts_done": 100})
+    assert seen(130, *BEGUN, COMMITTED, split, done, found).doing == "computing"
+
+
 def test_an_ended_run_stands_still() -> None:
     """After its end nothing moves any more, whatever the clock says."""
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
     assert now.elapsed_s == 30
     assert (now.eta_s, now.devices) == (None, ())
-    assert closing_line(now) == "1 chunk computed in 30 s, 5.0 rows/s, 50 tokens/s, without a fault"
+    assert closing_line(now) == "1 chunk computed in 30 s, 2.5 rows/s, 25 tokens/s, without a fault"
 
 
 def test_progress_line() -> None:

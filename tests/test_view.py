@@ -34,7 +34,7 @@ def snapshot(devices: int = 1, outputs: int = 1) -> Snapshot:
 
 def lines_of(what: Snapshot, columns: int, lines: int = 24, *, ascii_only: bool = False) -> list[str]:
     """The view as plain text."""
-    return [line.plain for line in view(what, Room(columns, lines, ascii_only))]
+    return [line.plain for line in view(what, Room(columns, lines, ascii_only)) if line.plain]
 
 
 def test_80_columns() -> None:
@@ -66,7 +66,7 @@ def test_it_always_fits(columns: int, lines: int, devices: int) -> None:
         drawn = view(snapshot(devices, outputs), Room(columns, lines))
         assert len(drawn) <= lines
         assert all(line.cell_len <= columns for line in drawn)
-        assert drawn[0].plain.startswith("computing")
+        assert any(line.plain.startswith("computing") for line in drawn[:2])
 
 
 def test_eight_devices_in_24_lines() -> None:

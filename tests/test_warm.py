@@ -163,6 +163,37 @@ def test_auto_does_without_a_tainted_template(workplace: Workplace, why: str, co
     assert ended.stderr.count(words) == 1
 
 
+def test_a_thread_that_survives_a_fork_is_no_taint(workplace: Workplace) -> None:
+    """Jemalloc mends its background thread itself: workers are forked beside it."""
+    workplace.write_source(PLAIN)
+    workplace.write_config("unforkable:make", **{"workers.start": "warm", "chunk.size": 2})
+
+    ended = workplace.run(env={"UNFORKABLE": "start_jemalloc"})
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    assert {how for _, _, how in starts(workplace)} == {"warm"}
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_the_next_computes_while_vectors_are_written(workplace: Workplace, start: str) -> None:
+    """A worker that needs the device no longer lets the next one have it before it has written and ended."""
+    texts = [f"number {number}" for number in range(5)] + ["the last 5"]
+    workplace.write_source(texts)
+    kwargs = {"notes": str(workplace.folder)}
+    changes: dict[str, Any] = {"workers.start": start, "workers.standby": 1, "chunk.size": 2, "model.kwargs": kwargs}
+    workplace.write_config("slow_writer:make", **changes)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(texts))
+    order = [
+        (event["event"], event["chunk"]) for event in workplace.events() if event["event"] in ("go", "worker_ended")
+    ]
+    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
+
+
 @pytest.mark.parametrize(
     ("why", "code", "words"),
     [*UNFORKABLE, ("fail", 78, "ImportError: no such library"), ("hang", 69, "has not loaded within 1 s")],

@@ -24,6 +24,18 @@ def start_thread():
     threading.Thread(target=time.sleep, args=(3600,), name="pool", daemon=True).start()
 
 
+def start_jemalloc():
+    # What counts is the name that the kernel shows; jemalloc's own thread is made by importing pyarrow, say.
+    def be_named():
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("jemalloc_bg_thd")
+        named.set()
+        time.sleep(3600)
+
+    named = threading.Event()
+    threading.Thread(target=be_named, daemon=True).start()
+    named.wait()
+
+
 def fail():
     raise ImportError("no such library")
 

@@ -9,7 +9,12 @@ from chunkvisor_worker.batching import cut, padded_tokens, waste
 from chunkvisor_worker.contract.messages import Limits
 
 LENGTHS = st.lists(st.integers(0, 600), max_size=80)
-LIMITS = st.builds(Limits, rows=st.integers(1, 50), tokens=st.none() | st.integers(1, 2000))
+LIMITS = st.builds(
+    Limits,
+    rows=st.integers(1, 50),
+    tokens=st.none() | st.integers(1, 2000),
+    padding=st.none() | st.integers(0, 300),
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,9 @@ LIMITS = st.builds(Limits, rows=st.integers(1, 50), tokens=st.none() | st.intege
         ([500, 2, 2], Limits(8, 100), [[0], [1, 2]]),
         ([0, 0, 0], Limits(2, 100), [[0, 1], [2]]),
         ([7, 7], Limits(1, 1000), [[0], [1]]),
+        ([9, 8, 7, 3], Limits(8, 1000, padding=0), [[0], [1], [2], [3]]),
+        ([9, 8, 7, 3], Limits(8, 1000, padding=3), [[0, 1, 2], [3]]),
+        ([9, 9, 9], Limits(8, 1000, padding=0), [[0, 1, 2]]),
     ],
 )
 def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
@@ -45,6 +53,8 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
         assert 1 <= len(batch) <= limits.rows
         if limits.tokens is not None and len(batch) > 1:
             assert padded_tokens(lengths, batch) <= limits.tokens
+        if limits.padding is not None:
+            assert padded_tokens(lengths, batch) - sum(lengths[position] for position in batch) <= limits.padding
 
 
 @given(LENGTHS, LIMITS)

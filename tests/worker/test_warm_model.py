@@ -28,3 +28,16 @@ def test_a_warm_model_makes_the_same_vectors(workplace: Workplace, minilm_path: 
 
     assert vectors[0].shape == (36, 64)
     assert np.abs(vectors[0] - vectors[1]).max() <= 1e-7
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_torch_has_all_its_threads(workplace: Workplace, start: str) -> None:
+    """Torch and its MKL have the threads of the config, in a forked worker as in a fresh one."""
+    workplace.write_source(["a", "b"])
+    workplace.write_config("torch_threads:make", **{"workers.start": start}, env__OMP_NUM_THREADS="2")
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors().tolist() == [[2, 2], [2, 2]]

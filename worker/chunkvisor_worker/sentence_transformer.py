@@ -25,6 +25,7 @@ from chunkvisor_worker.model import (
     table_rows,
 )
 from chunkvisor_worker.plugin import BadOutputError
+from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
 
 SLICE_ROWS = 256
@@ -169,11 +170,13 @@ class SentenceTransformerEncoder:
                 [min(limit, 2 + (prompt_bytes + size) // BYTES_PER_TOKEN) for size in sizes], dtype=np.int64
             )
             return
+        texts = self._shortened(self._texts)
+        sizes = [len(text.encode()) for text in texts]
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
         for part in _slices(sizes):
             progress.tick()
-            features = self._model.preprocess(self._texts[part], prompt=self._prompt, processing_kwargs=unpadded)
+            features = self._model.preprocess(texts[part], prompt=self._prompt, processing_kwargs=unpadded)
             columns = {key: value for key, value in features.items() if isinstance(value, list)}
             self._extras = {key: value for key, value in features.items() if key not in columns}
             for row in zip(*columns.values(), strict=True):
@@ -182,6 +185,19 @@ class SentenceTransformerEncoder:
         self._lengths = np.array([len(row["input_ids"]) for row in self._tokens], dtype=np.int64)
         largest = max((int(row["input_ids"].max(initial=0)) for row in self._tokens), default=0)
         check_ids(largest, table_rows(self._model.transformers_model))
+
+    def _shortened(self, texts: list[str]) -> list[str]:
+        limit, tokenizer = max_length(self._model), self._model.tokenizer
+        if limit is None or not any(len(text) > CHARS_PER_TOKEN * limit for text in texts):
+            return texts
+        if not works_by_word(tokenizer):
+            return texts
+
+        def count(heads: list[str]) -> list[int]:
+            found = tokenizer(heads, truncation=False, padding=False, add_special_tokens=False, verbose=False)
+            return [len(ids) for ids in found["input_ids"]]
+
+        return shorten(texts, limit, count)
 
     def _batches(self, limits: Limits) -> Iterator[Indices]:
         if self._device == "cpu" or not limits.measured or not self._tokens:

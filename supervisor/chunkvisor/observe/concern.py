@@ -67,8 +67,11 @@ def concern_of(troubles: Troubles, workers: Sequence[WorkerState], now_s: float,
     if lost:
         return Concern(Weight.LOSS, "; ".join(lost))
     if troubles.failed:
-        tried = "tried again" if not live else "are tried again" if troubles.failed > 1 else "is tried again"
-        return Concern(Weight.CARE, f"{_count(troubles.failed, 'attempt')} failed and {tried}; nothing is lost")
+        several = troubles.failed > 1
+        tried = ("are" if several else "is") if live else ("were" if several else "was")
+        return Concern(
+            Weight.CARE, f"{_count(troubles.failed, 'attempt')} failed and {tried} tried again; nothing is lost"
+        )
     return Concern(Weight.NEWS, "all is well" if live else "without a fault")
 
 

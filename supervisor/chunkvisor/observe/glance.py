@@ -27,7 +27,8 @@ def glance(
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
-    lines += [f"  {line}" for line in _devices(status)]
+    else:
+        lines += [f"  {line}" for line in _devices(status)]
     if status.attempts:
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
@@ -45,7 +46,7 @@ def glance(
 
 _STOPPED = {
     None: "its process was killed, or the machine went down; nothing that is done is lost",
-    130: "somebody asked it to (SIGINT), and it finished the chunks under way",
+    130: "somebody asked it to (SIGINT)",
     143: "somebody asked it to (SIGTERM)",
 }
 

@@ -4,6 +4,7 @@ It never draws more than twice a second, and never anything that the run's own e
 """
 
 import time
+from collections import deque
 from typing import Any, TextIO
 
 from chunkvisor.observe.fold import Fold
@@ -15,6 +16,9 @@ from chunkvisor.observe.words import Weight, weight_of, words_of
 
 REFRESH_S = 0.5
 
+_MOST_NEWS = 200
+"""While nothing can be shown, so many wait; all of them are in the invocation's log."""
+
 
 class Live(Deaf):
     """Hears a run and draws it."""
@@ -22,7 +26,7 @@ class Live(Deaf):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._screen = Screen(stream)
         self._fold = Fold()
-        self._news: list[News] = []
+        self._news: deque[News] = deque(maxlen=_MOST_NEWS)
         self._drawn_s = 0.0
         self._over = False
 
@@ -36,8 +40,8 @@ class Live(Deaf):
         """Draw, if it is time."""
         if time.monotonic() - self._drawn_s >= REFRESH_S and self._fold.workdir is not None:
             readings = take_readings(self._fold.workdir, self._fold.invocation, self._fold.workers)
-            self._screen.draw(self._fold.snapshot(time.time(), readings), self._news)
-            self._news.clear()
+            if self._screen.draw(self._fold.snapshot(time.time(), readings), self._news):
+                self._news.clear()
             self._drawn_s = time.monotonic()
 
     def close(self) -> None:

@@ -80,8 +80,6 @@ class Snapshot:
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    parent_rss_bytes: int | None = None
-    attempts_failed: int = 0
     chunks_here: int = 0
     """Committed by this run."""
 

@@ -15,6 +15,8 @@ from chunkvisor.units import human_bytes, human_time
 _STYLES = {Weight.NEWS: "green", Weight.CARE: "yellow", Weight.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
+_AIRY = 12
+"""So many lines leave one empty between the news and the view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def view(snapshot: Snapshot, room: Room) -> list[Text]:
 
     Where room is short, workers prepared ahead go first, then single outputs, then devices.
     """
-    head = [_head(snapshot)]
+    head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
     if snapshot.rows:
         head += [_overall(snapshot, room), _numbers(snapshot)]
     foot = [_concern(snapshot)]

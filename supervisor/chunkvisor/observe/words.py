@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 _WORDS = {
-    "run_started": "run {run} in {workdir}, device {device}",
+    "run_started": "working in {workdir} on {device}",
     "staging": "{output}: reading its source",
     "staged": "{output}: {rows:,} rows, {distinct:,} distinct texts",
     "resolving": "asking the hub for {model}",

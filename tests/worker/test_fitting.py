@@ -1,0 +1,63 @@
+"""How the memory of a GPU, as measured, narrows the batches."""
+
+import numpy as np
+import pytest
+
+from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.fitting import PROBE_TOKENS, cut_measured, fitting_tokens
+
+GB = 1 << 30
+LIMITS = Limits(1 << 20, 32_768, measured=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "took_bytes", "free_bytes", "expected"),
+    [
+        (4096, GB, 10 * GB, 24_576),  # 0.6 of what is free
+        (4096, GB, GB, 4096),  # it has just fitted: never fewer
+        (4096, 0, GB, 4096),  # nothing was measured
+        (0, GB, GB, 0),
+    ],
+)
+def test_tokens_that_fit(tokens: int, took_bytes: int, free_bytes: int, expected: int) -> None:
+    """Memory is taken to grow with the padded tokens."""
+    assert fitting_tokens(tokens, took_bytes, free_bytes) == expected
+
+
+@pytest.mark.parametrize(("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 9_830), (0, PROBE_TOKENS)])
+def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None:
+    """The first batch is small; those behind it are as large as fits, and no larger than the limits."""
+    lengths = np.full(1000, 128, dtype=np.int64)
+    asked: list[int] = []
+
+    def needs() -> tuple[int, int]:
+        asked.append(1)
+        return GB, free_bytes
+
+    batches = list(cut_measured(lengths, LIMITS, needs))
+
+    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
+    assert padded_tokens(lengths, batches[0]) == PROBE_TOKENS
+    assert max(padded_tokens(lengths, batch) for batch in batches) == largest // 128 * 128
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_chunk_of_one_batch_needs_no_second_look(count: int) -> None:
+    """Nothing is asked where nothing is left to be cut."""
+    lengths = np.full(count, 7, dtype=np.int64)
+
+    batches = list(cut_measured(lengths, LIMITS, lambda: pytest.fail("asked")))
+
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in cut(lengths, LIMITS)]
+
+
+def test_the_longest_come_first() -> None:
+    """What is measured is the worst case, and lengths only fall."""
+    lengths = np.random.default_rng(0).integers(1, 600, 500)
+
+    batches = list(cut_measured(lengths, LIMITS, lambda: (GB, 3 * GB)))
+
+    ordered = np.concatenate([lengths[batch] for batch in batches]).tolist()
+    assert ordered == sorted(ordered, reverse=True)
