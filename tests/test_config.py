@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
 from chunkvisor.config import Config, Dtype, OnBadRow, Section, Start
+from chunkvisor.configschema import config_schema
 
+SCHEMA = Draft202012Validator(config_schema())
 OUTPUT = {"source": "a.csv", "column": "text"}
 
 
@@ -106,8 +109,9 @@ def test_default(key: str, default: Any) -> None:
     ],
 )
 def test_accepted(key: str, given: Any, read: Any) -> None:
-    """Values are read as people write them, and an empty section is its defaults."""
+    """Values are read as people write them, and an empty section is its defaults; the schema for editors agrees."""
     assert value_at(build(**nested(key, given)), key) == read
+    assert SCHEMA.is_valid({"workdir": "w", "model": {"name": "m"}, "outputs": {"a": OUTPUT}, **nested(key, given)})
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,7 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("engine", "ray"),
         ("metrics", {"port": 9100}),
         ("metrics", {"textfile": ""}),
+        ("notify", None),
         ("notify", {"mail": "me"}),
         ("notify", ["json://localhost"] * 21),
     ],

@@ -243,6 +243,11 @@ def a_folder(path: Path) -> None:
     a_file(path / "file")
 
 
+def a_pipe(path: Path) -> None:
+    """A named pipe that nobody writes to or reads from."""
+    os.mkfifo(path)
+
+
 def a_loop(path: Path) -> None:
     """A symbolic link to itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -297,6 +302,64 @@ def test_unknown_things(tmp_path: Path, kind: Callable[[Path], None], places: li
         ended = place.here(command, str(place.workdir))
         assert ended.returncode == 0, (command, ended.stderr)
     assert_harmless(place, place.run_here(), places)
+
+
+STATE = [
+    "events.jsonl",
+    "lessons.json",
+    "out.npy",
+    "out.json",
+    ".out.npy.partial",
+    "outputs/out/facts.json",
+    "outputs/out/staged.json",
+    "outputs/out/done.json",
+]
+
+
+@pytest.mark.parametrize("kind", [a_pipe, a_folder, a_loop])
+@pytest.mark.parametrize("name", STATE)
+def test_no_file_where_a_file_belongs(tmp_path: Path, kind: Callable[[Path], None], name: str) -> None:
+    """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
+    place = unfinished(tmp_path / "place")
+    path = place.workdir / name
+    path.unlink(missing_ok=True)
+    kind(path)
+    place.lift(LAST)
+
+    ended = place.run_here()
+
+    assert ended.returncode == 0, ended.stderr
+    assert_harmless(place, ended, name)
+    # Lessons are written only when there is one.
+    assert os.path.lexists(path.with_name(f"{path.name}.aside")) or name == "lessons.json"
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "words"), [("lock", "is no file"), ("outputs/out/identity.json", "is damaged")])
+@pytest.mark.parametrize("kind", [a_pipe, a_folder, a_loop])
+def test_what_cannot_be_replaced_is_named(tmp_path: Path, kind: Callable[[Path], None], name: str, words: str) -> None:
+    """Without lock or identity nothing is begun, and the last lines say which file it is."""
+    place = unfinished(tmp_path / "place")
+    path = place.workdir / name
+    path.unlink()
+    kind(path)
+
+    ended = place.run_here()
+
+    assert ended.returncode == 78, ended.stderr
+    assert words in ended.stderr
+    assert str(path) in ended.stderr
+
+
+def test_a_foreign_final_file_is_kept(tmp_path: Path) -> None:
+    """A file that somebody put at the final file's place while the run was unfinished is kept beside it."""
+    place = unfinished(tmp_path / "place")
+    (place.workdir / "out.npy").write_bytes(b"mine")
+    place.lift(LAST)
+
+    assert_harmless(place, place.run_here(), "foreign")
+
+    assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(

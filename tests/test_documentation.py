@@ -1,19 +1,31 @@
 """Holds README, docs and example configs against the code that they describe."""
 
+import importlib.util
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import click
+import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel
 
+from chunkvisor.cli import cli
 from chunkvisor.config import Config
+from chunkvisor.configfile import load
+from chunkvisor.configyaml import parse
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from harness import ENCODERS, ROOT, Workplace, expected
 
-ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -63,11 +75,137 @@ def test_every_line_of_an_example_config_is_commented(path: Path) -> None:
     assert [line for line in lines if line.strip() and "# " not in line] == []
 
 
-def test_readme_config_is_valid() -> None:
-    """The README's minimal config passes validation."""
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
-    Config.model_validate(yaml.safe_load(example), context={"folder": ROOT})
+
+@pytest.mark.parametrize(
+    ("page", "block"), [pytest.param(page, block, id=name_of(page)) for page in PAGES for block in blocks(page, "yaml")]
+)
+def test_config_in_a_page_is_valid(page: Path, block: str, tmp_path: Path) -> None:
+    """Every YAML block of a page is taken by the loader, a part of a config together with the least of the rest."""
+    least = {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": "a.csv", "column": "c"}}}
+    values = parse(block).value
+    path = tmp_path / "config.yaml"
+    path.write_text(block if "workdir" in values else yaml.safe_dump(least | values))
+    load(path)
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The calls of chunkvisor in a page's blocks, as lists of arguments."""
+    for block in (*blocks(page, "sh"), *blocks(page, "console")):
+        for line in block.splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = list(lexer)
+            while "chunkvisor" in words:
+                words = words[words.index("chunkvisor") + 1 :]
+                end = next((place for place, word in enumerate(words) if word[0] in "();<>|&"), len(words))
+                yield words[:end]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_in_a_page_are_valid(page: Path) -> None:
+    """Every command line of a page names a command and options that exist, with the arguments they need."""
+    for name, *arguments in filter(None, command_lines(page)):
+        if not name.startswith("-"):
+            command = cli.get_command(click.Context(cli), name)
+            assert command is not None, name
+            command.make_context(name, arguments)
+
+
+TOUR = """
+import time
+from pathlib import Path
+import good
+
+FOLDER = Path(__file__).parent
+
+class Encoder(good.Encoder):
+    def encode(self, texts, batch_size):
+        if (FOLDER / "armed").exists():
+            (FOLDER / f"call-{time.monotonic_ns()}").touch()
+            while len(list(FOLDER.glob("call-*"))) > 2 and (FOLDER / "armed").exists():
+                (FOLDER / "struck").touch()
+                time.sleep(0.01)
+        return super().encode(texts, batch_size)
+
+def make(model, device):
+    return Encoder()
+"""
+"""The model of the tour: it stops at the third batch where a kill is due."""
+
+TIMEOUT = """#!/bin/sh
+shift 3
+touch armed
+"$@" &
+until [ -e struck ] || ! kill -0 $!; do sleep 0.01; done
+kill -KILL $!
+rm armed
+exit 137
+"""
+"""`timeout -s KILL SECONDS COMMAND` whose seconds are over when the run is half-way, however fast the machine is."""
+
+
+def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
+    """The blocks of docs/getting-started.md work, one after the other, with an encoder of ours for the model."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    page, place, programs = ROOT / "docs" / "getting-started.md", Workplace(tmp_path), tmp_path / "bin"
+    programs.mkdir()
+    command = f'#!/bin/sh\nexec {shlex.join(place.command())} "$@"\n'
+    for name, text in {"chunkvisor": command, "timeout": TIMEOUT}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    shutil.copy(ENCODERS / "good.py", tmp_path)
+    (tmp_path / "tour.py").write_text(TOUR)
+    model = "name: sentence-transformers/all-MiniLM-L6-v2\n"
+    script = "\n".join(blocks(page, "sh"))
+    assert model in script
+    script = script.replace(model, "name: tour\n  encoder: tour:make\n")
+    script = re.sub("^timeout .*", r"\g<0> || [ $? = 137 ]", script, flags=re.MULTILINE)
+
+    env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^stopped\n  sentences: .* of 5,000 rows", ended.stdout, re.MULTILINE)
+    assert "complete already" in ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-"], input="\n".join(blocks(page, "python")), cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert ended.stdout.startswith("(5000, 8) float32\n")
+    texts = (tmp_path / "sentences.txt").read_text().splitlines()
+    assert np.load(tmp_path / "vectors" / "sentences.npy").tobytes() == expected(texts).tobytes()
+
+
+@pytest.mark.model
+def test_migration_gives_the_same_vectors(tmp_path: Path, minilm_path: Path) -> None:
+    """The Python block of docs/migration.md, which compares both ways, holds with a real model."""
+    (tmp_path / "model").symlink_to(minilm_path)
+    (block,) = blocks(ROOT / "docs" / "migration.md", "python")
+    ended = subprocess.run(
+        [sys.executable, "-"], input=block, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_migration_page_has_every_argument() -> None:
+    """docs/migration.md says of every argument of sentence-transformers' encode and constructor what became of it."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        pytest.skip("sentence_transformers is not installed (extra: worker)")
+    asked = (
+        "import inspect; from sentence_transformers import SentenceTransformer as Model;"
+        "print(*inspect.signature(Model.encode).parameters, *inspect.signature(Model).parameters)"
+    )
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120, check=True)
+    text = (ROOT / "docs" / "migration.md").read_text("utf-8")
+    # The last is deprecated, and `token` under another name.
+    names = set(ended.stdout.split()) - {"self", "kwargs", "use_auth_token"}
+    assert {name for name in names if f"`{name}`" not in text} == set()
 
 
 def documented() -> dict[str, str]:
@@ -114,6 +252,24 @@ def test_config_page_tells_the_defaults() -> None:
     context = {"folder": ROOT}
     expected = Config.model_validate(shortest, context=context).model_dump()
     assert Config.model_validate(spelled_out, context=context).model_dump() == expected
+
+
+def test_config_page_has_every_choice() -> None:
+    """Where a key takes one of a few words, docs/config.md says each of them."""
+    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    words = {word for each in Config.model_json_schema()["$defs"].values() for word in each.get("enum", ())}
+
+    assert len(words) > 5
+    assert {word for word in words if f"`{word}`" not in text} == set()
+
+
+def test_starter_config_has_every_key() -> None:
+    """What `chunkvisor init` writes shows every key, those with a default as a comment."""
+    lines = files("chunkvisor").joinpath("starter.yaml").read_text("utf-8").splitlines()
+    shown = {re.sub(r"^ *(# )?", "", line).partition(":")[0] for line in lines}
+    wanted = {key.rpartition(".")[2] for key in documented()}
+
+    assert wanted - shown == set()
 
 
 def codes(text: str) -> set[int]:

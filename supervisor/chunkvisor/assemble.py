@@ -29,7 +29,7 @@ from chunkvisor.artifact import (
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
 from chunkvisor.stamp import Stamp, stamp_as
-from chunkvisor_worker.contract.files import sync_folder
+from chunkvisor_worker.contract.files import set_aside, sync_folder
 
 
 class ChunkDamagedError(Exception):
@@ -66,6 +66,7 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None]) -
     digest = hashlib.sha256(header)
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
     source = _ChunkReader(ledger)
+    set_aside(layout.partial)
     with open(layout.partial, "w+b", buffering=0, opener=_private) as file:
         os.posix_fallocate(file.fileno(), 0, len(header) + 4 * table.rows * dimension)
         _write(file, header)
@@ -99,6 +100,7 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None]) -
         found = None
     if found is None or found.digest != digest.hexdigest() or found.not_finite_count != len(nan_rows):
         raise OSError(errno.EIO, "it does not hold what was written to it", str(layout.partial))
+    set_aside(layout.final, files_too=True)  # it is not ours: ours appears here
     layout.partial.replace(layout.final)
     sync_folder(layout.workdir)
     return Final(stamp_as(layout.final, found.digest), dimension, found.zero_count, nan_rows)

@@ -263,6 +263,13 @@ def _schema(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> It
                 yield from _schema(kind, (*prefix, name, *[_ANY] * min(depth, 1)))
 
 
+def dotted_keys() -> list[str]:
+    """Every key of a single value as --set takes it, but for those of outputs: their names are in the file."""
+    known = list(_schema())
+    sections = {key[:-1] for key in known}
+    return [".".join(key) for key in known if key not in sections and key[0] != "outputs"]
+
+
 def _generic(key: tuple[str, ...]) -> tuple[str, ...]:
     return (key[0], _ANY, *key[2:]) if len(key) > 1 and key[0] == "outputs" else key
 

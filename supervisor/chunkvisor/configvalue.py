@@ -74,7 +74,7 @@ def number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _seconds(value: Any) -> Any:
+def seconds(value: Any) -> Any:
     """Seconds of a number or of text like "10m"."""
     if isinstance(value, str) and (match := re.fullmatch(r"(.+?) ?([smhd]?)", value)):
         count = number(match[1])
@@ -82,7 +82,7 @@ def _seconds(value: Any) -> Any:
     return value
 
 
-def _bytes(value: Any) -> Any:
+def size_bytes(value: Any) -> Any:
     """Text as ByteSize reads it, which itself would overlook what follows the unit and take True for 1."""
     size = number(value)
     if isinstance(size, str) and re.fullmatch(r"\d{1,18}(\.\d{1,18})? ?([kmgt]i?)?b?", size, re.I | re.A):
@@ -104,6 +104,11 @@ def not_yet(word: str, sentence: str) -> BeforeValidator:
 def empty(value: Any) -> Any:
     """A section whose keys are all commented out is null in YAML."""
     return {} if value is None else value
+
+
+def list_of_one(value: Any) -> Any:
+    """One of something stands for a list of one."""
+    return [value] if isinstance(value, str) else value
 
 
 def _system_text(text: str) -> str:
@@ -152,12 +157,11 @@ def _encoder_shape(text: str) -> str:
 def _env_name(name: str) -> str:
     if name in _OWNED_ENV:
         raise refused(_OWNED_ENV[name])
-    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(name)
     return name
 
 
-def _env_value(value: Any) -> Any:
+def env_value(value: Any) -> Any:
+    """A number as text."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -185,13 +189,15 @@ OneToSixteen = Annotated[
 Seconds = Annotated[
     float,
     Field(strict=True, gt=0, le=_LONGEST_S, allow_inf_nan=False),
-    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    BeforeValidator(seconds),
     expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
 ]
+_MemoryRange = Field(ge=_SMALLEST_MEMORY_BYTES, le=1 << 50)
 Memory = Annotated[
     ByteSize,
-    Field(ge=_SMALLEST_MEMORY_BYTES, le=1 << 50),
-    BeforeValidator(_bytes, json_schema_input_type=int | str),
+    _MemoryRange,
+    # In the schema, ByteSize itself would be any text that begins with a digit.
+    BeforeValidator(size_bytes, json_schema_input_type=Annotated[int, _MemoryRange]),
     expected('a size of at least 64 MiB, in bytes or like "1GiB"'),
 ]
 Encoder = Annotated[
@@ -209,7 +215,7 @@ Devices = Annotated[
     tuple[Annotated[StrictStr, Field(pattern=r"^(cpu|cuda(:(0|[1-9][0-9]{0,3}))?)$")], ...],
     Field(min_length=1),
     AfterValidator(_one_kind),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+    BeforeValidator(list_of_one),
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
 Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
@@ -217,22 +223,26 @@ FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expe
 Addresses = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],
     Field(max_length=20),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
-    BeforeValidator(lambda value: () if value is None else value),
+    BeforeValidator(list_of_one),
     expected("an address such as mailto://… or json://…, or a list of up to 20", text=True),
 ]
 """Secret: most hold a token or a password."""
 Sources = Annotated[
     tuple[Annotated[Name, AfterValidator(joined)], ...],
     Field(min_length=1),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+    BeforeValidator(list_of_one),
     expected("a file, a pattern, or a list of them", text=True),
 ]
-EnvName = Annotated[StrictStr, AfterValidator(_env_name), expected("a name for an environment variable")]
+EnvName = Annotated[
+    StrictStr,
+    Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
+    AfterValidator(_env_name),
+    expected("a name for an environment variable"),
+]
 EnvValue = Annotated[
     StrictStr,
     AfterValidator(_system_text),
-    BeforeValidator(_env_value, json_schema_input_type=str | float),
+    BeforeValidator(env_value),
     expected("text that an environment variable can hold", text=True),
 ]
 OutputName = Annotated[

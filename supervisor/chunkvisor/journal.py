@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.files import open_regular, set_aside
+
 
 class Journal:
     """Appends events to a file and shows them to whoever listens."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._run_id = run_id
+        set_aside(path)  # to open a pipe is to wait for a reader
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # A line that a killed run left half-written must not swallow the first of ours.
         if os.fstat(self._fd).st_size:
@@ -40,7 +43,7 @@ class Journal:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events that can be read, oldest first; none where there is no journal."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed by the with below; a missing file is no error
+        file = open_regular(path)  # a missing file is no error
     except OSError:
         return
     with file:

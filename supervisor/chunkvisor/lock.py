@@ -4,10 +4,12 @@ It never waits, and never removes the file: a removed lock file would let two ru
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.messages import from_json
 
@@ -59,8 +61,15 @@ def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
     The descriptor is close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     workdir locked after our death (flock(2): the lock belongs to the open file description).
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise _no_file(path) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _no_file(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,6 +87,11 @@ def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
         yield previous
     finally:
         os.close(fd)
+
+
+def _no_file(path: Path) -> Halt:
+    # Not set aside as other files are: two runs that did so at the same time would hold two locks.
+    return config_error(f"{path} is no file, so the workdir cannot be locked", remedy="move it away, then run again")
 
 
 def _taken(path: Path) -> Halt:

@@ -28,6 +28,7 @@ from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
 from chunkvisor.staging import asked, request_of, staged_before
+from chunkvisor_worker.contract.files import set_aside
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _MAX_LINES = 100
@@ -199,8 +200,9 @@ def _set_damaged_aside(opening: Opening, layout: OutputLayout) -> None:
         aside = layout.final.with_suffix(".npy.damaged")
         layout.final.replace(aside)
         opening.emit("note", text=f"{layout.final} has changed since it was made; it is now {aside.name}")
-    layout.done.unlink(missing_ok=True)
-    layout.manifest.unlink(missing_ok=True)
+    for path in (layout.done, layout.manifest):
+        set_aside(path)
+        path.unlink(missing_ok=True)
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.files import open_regular
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -63,7 +65,7 @@ def stamp_as(path: Path, digest: str) -> Stamp:
 
 def digest_file(path: Path) -> str:
     """sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

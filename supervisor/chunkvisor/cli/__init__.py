@@ -3,6 +3,7 @@
 It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
 """
 
+import difflib
 import importlib
 import sys
 from typing import TypeVar
@@ -24,8 +25,10 @@ _COMMANDS = {
     "retry": "chunkvisor.cli.retry",
     "clean": "chunkvisor.cli.clean",
     "drill": "chunkvisor.cli.drill",
-    "init": "chunkvisor.cli.init",
     "doctor": "chunkvisor.cli.doctor",
+    "init": "chunkvisor.cli.init",
+    "schema": "chunkvisor.cli.schema",
+    "completion": "chunkvisor.cli.completion",
 }
 
 
@@ -41,6 +44,17 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(_COMMANDS[cmd_name]).command
         assert isinstance(command, click.Command)
         return _with_marks(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, which would only suggest commands that have been imported."""
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, _COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(_COMMANDS)}"
+            raise click.UsageError(f"there is no command {name}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def _with_marks(command: _Command) -> _Command:

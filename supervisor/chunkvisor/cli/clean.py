@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import workdir_argument
+
 
 @click.command("clean")
-@click.argument("workdir", type=click.Path(path_type=Path))
+@workdir_argument()
 def command(workdir: Path) -> None:
     r"""Remove chunk and attempt files of the finished outputs in WORKDIR; never a final file.
 

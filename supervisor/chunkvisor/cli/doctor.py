@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import config_argument
+
 
 @click.command("doctor")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@config_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs: `ok`, and an object for each finding.")
 def command(config: Path | None, as_json: bool) -> None:
     r"""Check, one by one, what a run needs of this machine, and say how to mend each fault.

@@ -8,13 +8,27 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt
 
 
+def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from chunkvisor.drill.faults import FAULTS
+
+    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
+
+
 @click.command("drill")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--fault", "names", multiple=True, metavar="NAME", help="Only this fault; may be given more than once.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. device=cpu.")
+@config_argument()
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this fault; may be given more than once.",
+    shell_complete=_complete_fault,
+)
+@set_option("Override a key, e.g. device=cpu.")
 @click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds.")
 def command(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:

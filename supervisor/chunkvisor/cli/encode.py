@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from chunkvisor.cli.parameters import set_option
 from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.observe.terminal import options, shown
 
 
 @click.command("encode")
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option("--model", required=True, metavar="NAME", help="Hub id or local folder of the model.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
 @click.option("--column", help="Column whose text is encoded; not needed for .txt.")
@@ -28,7 +29,7 @@ from chunkvisor.observe.terminal import options, shown
 @click.option("--prompt", help="Put before every text.")
 @click.option("--prompt-name", help="One of the model's own prompts.")
 @click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any key of a config, by its dotted path.")
+@set_option("Any key of a config, by its dotted path.")
 @click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")

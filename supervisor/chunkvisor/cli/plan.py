@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode
 
 
 @click.command("plan")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. chunk.size=200.")
+@config_argument()
+@set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, bytes and seconds.")
 def command(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:

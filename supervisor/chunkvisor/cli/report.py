@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import workdir_argument
+
 
 @click.command("report")
-@click.argument("workdir", type=click.Path(path_type=Path))
+@workdir_argument()
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without."
 )

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import workdir_argument
+
 
 @click.command("retry")
-@click.argument("workdir", type=click.Path(path_type=Path))
+@workdir_argument()
 def command(workdir: Path) -> None:
     r"""Make the quarantined rows in WORKDIR pending again; the next run tries them, and only them.
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode
 from chunkvisor.observe.terminal import options, shown
 
 
 @click.command("run")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. chunk.size=200.")
+@config_argument()
+@set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
 @click.option("--from-scratch", is_flag=True, help="Discard this config's earlier state and final files first.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
@@ -31,6 +32,8 @@ def command(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.configfile import load
+    from chunkvisor.observe.observer import Guarded, Observers
+    from chunkvisor.observe.systemd import service_manager
     from chunkvisor.session import Request, run
 
     with shown(quiet, log_format) as observer:
@@ -38,6 +41,7 @@ def command(
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
-        code = run(Request(loaded, max_rows, from_scratch), observer)
+        observers = Observers([observer, Guarded(service_manager())])
+        code = run(Request(loaded, max_rows, from_scratch), observers)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

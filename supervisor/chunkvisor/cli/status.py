@@ -5,9 +5,11 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import workdir_argument
+
 
 @click.command("status")
-@click.argument("workdir", type=click.Path(path_type=Path))
+@workdir_argument()
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds and rows.")
 @click.option("--watch", is_flag=True, help="Look on until the run ends; with --json, one line for each change.")
 def command(workdir: Path, as_json: bool, watch: bool) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.cli.parameters import workdir_argument
 from chunkvisor.errors import ExitCode, Halt
 
 
 @click.command("verify")
-@click.argument("workdir", type=click.Path(path_type=Path))
+@workdir_argument()
 def command(workdir: Path) -> None:
     r"""Check every final and chunk file in WORKDIR against its record: shape, dtype, digest, finite, not zero.
 

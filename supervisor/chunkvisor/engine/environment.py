@@ -35,6 +35,10 @@ _REMOVED = frozenset(
         # Set by terminals and schedulers for the parent; a worker has no terminal.
         "PYTHONINSPECT",
         "PYTHONSTARTUP",
+        # Whoever has them speaks to the service manager in the name of the supervisor (sd_notify(3)).
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
     }
 )
 

@@ -5,11 +5,12 @@ It never interprets what the files say: `messages` does.
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 READ_LIMIT_BYTES = 8 << 20
 """No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
@@ -74,12 +75,15 @@ def sync_folder(folder: Path) -> None:
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace `path` by `data` in one rename; the file is private to the user.
 
-    With `durable` the file and its folder are synced, so that it survives a power cut. Raises OSError, and then
-    leaves neither a half-written `path` nor a temporary file.
+    With `durable` the file and its folder are synced, so that it survives a power cut, and a folder or a pipe that
+    stands in the way is set aside. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
     """
     # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        if durable:
+            for place in (temporary, path):
+                set_aside(place)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(data)
@@ -95,7 +99,23 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def set_aside(path: Path, *, files_too: bool = False) -> Path | None:
+    """Give what stands at the path another name beside it; a regular file only with `files_too`.
+
+    Such a thing (a folder, a pipe, a link to nowhere) is somebody's mistake, or somebody's: it is in the way, and not
+    ours to remove. Returns the new name, None where nothing had to be moved. Raises OSError.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    if not files_too and (stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and path.is_file())):
+        return None
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
+    return path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, also where it is a pipe or a device: reading those can last for ever."""
     # Without O_NONBLOCK the open of a pipe waits until somebody writes to it (fifo(7)); to files it means nothing.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - returned

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs a config, and runs it again after a passing cause, as a service manager would; for tmux and nohup:
+#
+#   tmux new-session -d -s articles './until-done.sh articles.yaml'
+#   nohup ./until-done.sh articles.yaml > articles.log 2>&1 < /dev/null &
+#
+# SIGTERM and SIGINT go on to the run, which finishes the chunks under way. docs/unattended.md tells more.
+
+set -u
+config=${1:?"usage: until-done.sh CONFIG"}
+chunkvisor=${CHUNKVISOR:-chunkvisor}       # CHUNKVISOR=/path/to/venv/bin/chunkvisor where it is not on PATH
+pause_s=${PAUSE_S:-120}
+most_tries=${MOST_TRIES:-20}
+
+stop=
+trap 'stop=143; kill -TERM $(jobs -p) 2>/dev/null' TERM
+trap 'stop=130' INT                        # a terminal sends it to the run as well
+trap '' HUP                                # a terminal that is closed
+
+finish() { # wait for a child, whatever signals come meanwhile; returns its exit code
+  wait "$1"
+  while kill -0 "$1" 2>/dev/null; do
+    wait "$1"
+  done
+  wait "$1"
+}
+
+for ((try = 1; ; try++)); do
+  "$chunkvisor" run "$config" &
+  finish $!
+  code=$?
+  if ((code != 75 || try >= most_tries)) || [[ -n $stop ]]; then
+    exit "$code"
+  fi
+  echo "chunkvisor ended with 75; again in $pause_s s" >&2
+  sleep "$pause_s" &
+  wait $!                                  # unlike sleep alone, it ends at a signal
+  if [[ -n $stop ]]; then
+    kill $! 2>/dev/null
+    exit "$stop"
+  fi
+done

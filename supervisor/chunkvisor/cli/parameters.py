@@ -1,0 +1,57 @@
+"""The arguments and options that several commands share, and how a shell completes them.
+
+It never reads a config: a shell completes while a person types, and does not wait.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Items = list["CompletionItem[Any]"]
+
+
+def config_argument(*, required: bool = True) -> Callable[[_Function], _Function]:
+    """CONFIG: the path of a config file."""
+    return click.argument("config", type=click.Path(path_type=Path), required=required, shell_complete=_complete_config)
+
+
+def workdir_argument() -> Callable[[_Function], _Function]:
+    """WORKDIR: the folder of a run."""
+    return click.argument("workdir", type=click.Path(path_type=Path), shell_complete=_complete_folder)
+
+
+def set_option(help_text: str) -> Callable[[_Function], _Function]:
+    """--set KEY=VALUE, any number of them, as `overrides`."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text, shell_complete=_complete_key
+    )
+
+
+def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
+    """YAML files, where nothing else can be meant; else whatever files the shell finds."""
+    folder, start = os.path.split(incomplete)
+    try:
+        entries = [entry for entry in os.scandir(folder or ".") if entry.name.startswith(start)]
+        if not any(entry.is_dir() for entry in entries):
+            found = sorted(entry.name for entry in entries if entry.name.endswith((".yaml", ".yml")))
+            if found:
+                return [CompletionItem(os.path.join(folder, name)) for name in found]  # noqa: PTH118 - as it was typed
+    except OSError:
+        pass
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _complete_folder(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
+    """The keys of the config but for those of its outputs, whose names only the file knows."""
+    from chunkvisor.configfile import dotted_keys
+
+    return [CompletionItem(f"{key}=") for key in dotted_keys() if key.startswith(incomplete)]

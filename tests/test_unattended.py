@@ -1,0 +1,261 @@
+"""The examples for runs that nobody watches: what they say agrees with the program, and they do what they say."""
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.errors import ExitCode
+from harness import ROOT, Ended, Workplace, expected, finish, wait_for
+
+EXAMPLES = ROOT / "examples" / "unattended"
+UNIT, JOB, LOOP = (EXAMPLES / name for name in ("chunkvisor@.service", "chunkvisor.sbatch", "until-done.sh"))
+TEXTS = [f"text {number}" for number in range(12)]
+
+
+class Service:
+    """A folder in which the scripts run, with a pretended run and a pretended scontrol."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+        (folder / "bin").mkdir()
+        self.write_program("chunkvisor", [sys.executable, "-S", str(ROOT / "tests" / "drivers" / "pretend_run.py")])
+        self.write_program("scontrol", ["sh", "-c", 'echo "$@" >> scontrol', "scontrol"])
+
+    def write_program(self, name: str, command: list[str]) -> Path:
+        """A program on the PATH that is another command."""
+        path = self.folder / "bin" / name
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        path.chmod(0o700)
+        return path
+
+    def start(self, script: Path, **env: str) -> subprocess.Popen[str]:
+        """Start a script on the config `a b.yaml`."""
+        return subprocess.Popen(
+            ["bash", str(script), "a b.yaml"],
+            cwd=self.folder,
+            env=self._env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, script: Path, **env: str) -> Ended:
+        """Run a script to its end."""
+        return finish(self.start(script, **env))
+
+    def lines(self, name: str) -> list[str]:
+        """What has been noted in one of the files."""
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    """A place to run the scripts in; skips where there is no bash, which they are written for."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    return Service(tmp_path)
+
+
+def unit() -> configparser.ConfigParser:
+    """The systemd unit as it stands."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT)
+    return parser
+
+
+def codes_of(restart: str) -> set[int]:
+    """The exit codes for which docs/exit-codes.md gives this answer to "restart it?"."""
+    text = (ROOT / "docs" / "exit-codes.md").read_text()
+    return {int(code) for code, answer in re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text, re.M) if answer == restart}
+
+
+def test_unit_restarts_what_is_worth_it() -> None:
+    """The codes in the unit are the program's, and those that docs/exit-codes.md has a restart for, or not."""
+    service = unit()["Service"]
+    stopped = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+
+    assert service["Restart"] == "on-failure"
+    assert set(map(int, service["RestartPreventExitStatus"].split())) == codes_of("no") | codes_of("after a mend")
+    assert set(map(int, service["RestartForceExitStatus"].split())) == stopped
+    assert set(map(int, service["SuccessExitStatus"].split())) == stopped
+    assert codes_of("yes") == stopped | {ExitCode.TRY_AGAIN}
+    assert codes_of("no") | codes_of("after a mend") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
+
+
+def test_unit_lets_the_run_look_after_its_workers() -> None:
+    """Systemd waits for readiness and signs of life, sends SIGTERM to the run alone, and leaves workers to it."""
+    service = unit()["Service"]
+    wanted = {"Type": "notify", "KillMode": "mixed", "OOMPolicy": "continue", "TimeoutStartSec": "infinity"}
+    assert {key: service[key] for key in wanted} == wanted
+    assert {"WatchdogSec", "TimeoutStopSec", "RestartSec"} <= set(service)
+
+
+def test_unit_in_exit_codes_page_agrees() -> None:
+    """The short unit in docs/exit-codes.md has the same codes."""
+    (block,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "exit-codes.md").read_text(), re.DOTALL)
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(block)
+    for key in ("Restart", "RestartPreventExitStatus"):
+        assert parser["Service"][key] == unit()["Service"][key]
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """`systemd-analyze verify` finds nothing to say about the unit."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    path = tmp_path / "chunkvisor@articles.service"
+    # It looks for the program, which is not where the example has it.
+    path.write_text(UNIT.read_text().replace("%h/chunkvisor/.venv/bin/chunkvisor", "/bin/sh"))
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    if "Failed to initialize manager" in ended.stderr:
+        pytest.skip(f"systemd-analyze cannot work here: {ended.stderr}")
+    # It also reads what the machine itself has, which may be at odds with anything.
+    assert [line for line in ended.stderr.splitlines() if "chunkvisor" in line] == []
+
+
+@pytest.mark.parametrize("script", [JOB, LOOP], ids=lambda path: path.name)
+def test_script_is_bash(service: Service, script: Path) -> None:
+    """Bash reads the script without complaint, and without a config it says how it is used."""
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)
+    ended = subprocess.run(["bash", str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "usage: " in ended.stderr
+
+
+def test_slurm_is_asked_for_a_signal_in_time() -> None:
+    """The signal comes to the script and not to the run, and before its patience with the last chunks is over."""
+    text = JOB.read_text()
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", text, re.M))
+    assert "requeue" in options
+    assert options["open-mode"] == "append"
+    target, signal_s = options["signal"].split("@")
+    (drain_s,) = re.findall(r"DRAIN_S:-(\d+)", text)
+    assert target == "B:USR1"
+    assert int(drain_s) + 60 <= int(signal_s)
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"),
+    [
+        (ExitCode.COMPLETE, "0", False),
+        (ExitCode.QUARANTINED, "0", False),
+        (ExitCode.MACHINE, "0", False),
+        (ExitCode.CONFIG, "0", False),
+        (ExitCode.TERMINATED, "0", False),
+        (ExitCode.TRY_AGAIN, "0", True),
+        (ExitCode.TRY_AGAIN, "19", True),
+        (ExitCode.TRY_AGAIN, "20", False),
+    ],
+)
+def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, restarts: str, requeued: bool) -> None:
+    """A passing cause requeues the job, a number of times; the job ends with the run's own code."""
+    ended = service.call(JOB, CODES=str(int(code)), SLURM_RESTART_COUNT=restarts)
+    assert ended.returncode == code, ended.stderr
+    assert service.lines("calls") == ["run a b.yaml"]
+    assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "terms", "drain_s", "requeued"),
+    [
+        (ExitCode.TERMINATED, 1, "1000", True),
+        (ExitCode.TERMINATED, 2, "0", True),  # the chunks under way take too long
+        (ExitCode.COMPLETE, 1, "1000", False),  # they were the last ones
+        (ExitCode.CONFIG, 1, "1000", False),
+    ],
+)
+def test_slurm_time_limit(service: Service, code: ExitCode, terms: int, drain_s: str, requeued: bool) -> None:
+    """When the time is nearly up the run is drained, then stopped, and what is left goes back into the queue."""
+    process = service.start(JOB, CODES=str(int(code)), TERMS=str(terms), DRAIN_S=drain_s)
+    wait_for(lambda: service.lines("calls"))
+    process.send_signal(signal.SIGUSR1)
+    ended = finish(process)
+    assert ended.returncode == code, ended.stderr
+    assert len(service.lines("terms")) == terms
+    assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
+
+
+def test_slurm_job_that_is_cancelled(service: Service) -> None:
+    """SIGTERM drains the run as well, and nothing is requeued against the will of who has sent it."""
+    process = service.start(JOB, CODES="143", TERMS="1")
+    wait_for(lambda: service.lines("calls"))
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).returncode == 143
+    assert service.lines("scontrol") == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "tries", "code", "calls"),
+    [("75 75 0", "20", 0, 3), ("75", "2", 75, 2), ("78", "20", 78, 1), ("75 3", "20", 3, 2)],
+)
+def test_loop_tries_again_after_a_passing_cause(
+    service: Service, codes: str, tries: str, code: int, calls: int
+) -> None:
+    """The loop goes on after 75, a number of times, and ends with the code of the last run."""
+    ended = service.call(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0")
+    assert ended.returncode == code, ended.stderr
+    assert service.lines("calls") == ["run a b.yaml"] * calls
+
+
+def test_loop_hands_sigterm_on(service: Service) -> None:
+    """SIGTERM drains the run under way, and no other is begun; a closed terminal stops nothing."""
+    process = service.start(LOOP, CODES="75", TERMS="1", PAUSE_S="0")
+    wait_for(lambda: service.lines("calls"))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).returncode == 75
+    assert service.lines("calls") == ["run a b.yaml"]
+    assert service.lines("terms") == ["SIGTERM"]
+
+
+def test_loop_can_be_stopped_while_it_pauses(service: Service) -> None:
+    """SIGTERM between two runs ends the loop at once."""
+    process = service.start(LOOP, CODES="75", PAUSE_S="1000")
+    assert process.stderr is not None
+    assert "again in 1000 s" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).returncode == 143
+    assert service.lines("calls") == ["run a b.yaml"]
+
+
+def lines_of(page: str, start: str) -> str:
+    """The one line of a page's shell examples that begins like this."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (line,) = [line for block in blocks for line in block.splitlines() if line.startswith(start)]
+    return line
+
+
+@pytest.mark.parametrize("program", ["nohup", "tmux"])
+def test_line_in_the_page_works(service: Service, workplace: Workplace, program: str) -> None:
+    """The line of docs/unattended.md does the job in the background, with a real run."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make")
+    workplace.config_path.rename(workplace.folder / "articles.yaml")
+    shutil.copytree(EXAMPLES, workplace.folder / "examples" / "unattended")
+    line = lines_of("docs/unattended.md", program)
+    env = os.environ | {"CHUNKVISOR": str(service.write_program("real", workplace.command()))}
+    env.pop("TMUX", None)
+
+    # A path short enough for a socket.
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-", dir="/tmp") as env["TMUX_TMPDIR"]:
+        subprocess.run(["bash", "-c", f"{line}\nwait"], cwd=workplace.folder, env=env, check=True, timeout=120)
+        wait_for((workplace.workdir / "out.npy").exists)
+    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
