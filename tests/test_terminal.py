@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,19 @@ def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
     assert not [line for line in left if line.startswith("stopping: ")]
     assert any(line.startswith("chunkvisor: stopped by SIGINT") for line in left)
     assert not terminal.screen.cursor.hidden
+
+
+def test_interrupted_while_the_hub_is_silent(place: ScriptedWorkplace, opened: Open) -> None:
+    """A hub that does not answer is seen as such, and Ctrl-C ends the waiting for it."""
+    pytest.importorskip("huggingface_hub")
+    place.write_config("sentence-transformers", model__name="some/model")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        terminal = opened("run", str(place.config_path), HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+        terminal.wait_for("asking the hub for some/model, ")
+        terminal.type(b"\x03")
+        assert terminal.finish() == 130
+    assert any(line.startswith("chunkvisor: stopped by SIGINT") for line in terminal.look())
 
 
 def test_killed(place: ScriptedWorkplace, opened: Open) -> None:
@@ -257,14 +271,14 @@ def test_in_tmux(place: ScriptedWorkplace, columns: int) -> None:
     """In tmux the view stands where it should: once, at the lower end, no line wrapped."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
-    socket = ("tmux", "-S", str(place.folder / "s"), "-f", "/dev/null")
+    tmux = ("tmux", "-S", str(place.folder / "s"), "-f", "/dev/null")
     size = ("-x", str(columns), "-y", "24")
     utf8 = {**os.environ, "LC_ALL": "C.UTF-8"}  # without, tmux will not start
     command = place.command("run", str(place.config_path))
-    subprocess.run([*socket, "new-session", "-d", *size, *command], check=True, env=utf8)
+    subprocess.run([*tmux, "new-session", "-d", *size, *command], check=True, env=utf8)
 
     def captured() -> str:
-        shown = subprocess.run([*socket, "capture-pane", "-p"], capture_output=True, check=False, env=utf8)
+        shown = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, check=False, env=utf8)
         return shown.stdout.decode()
 
     try:

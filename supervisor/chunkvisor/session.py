@@ -51,6 +51,9 @@ _LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOME
 """Of open files, processes and memory."""
 
 
+_PAUSE_S = 0.25
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the command line adds to the config."""
@@ -144,13 +147,13 @@ def _run(
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
-    source = _resolve_model(config, layout, budget, signals, emit)
 
     def on_wait() -> None:
         tick()
         if signals.draining:
             raise stopped(signals)
 
+    source = _resolve_model(config, layout, budget, signals, emit, on_wait)
     opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, emit, on_wait)
     outputs: list[OutputRun] = []
     for name in config.outputs:
@@ -228,13 +231,16 @@ def _open_book(
     return LessonBook(layout.lessons, key, Limits(rows, tokens or None), on_change)
 
 
-def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit) -> ModelSource:
+def _resolve_model(
+    config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit, on_wait: Callable[[], None]
+) -> ModelSource:
     model = config.model
     if model.is_plugin:
         return ModelSource(None, model.revision)
     try:
         if Path(model.name).is_dir():
-            return resolve_local(model, layout.model)
+            emit("checking_model", model=model.name)
+            return resolve_local(model, layout.model, on_wait)
     except OSError as error:
         raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
     if model.name.startswith(("/", "./", "../", "~")):
@@ -245,11 +251,10 @@ def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Sign
         emit("waiting", delay_s=seconds, outcome="hub", reason=why)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            signals.sleep(left, [])
-            if signals.draining:
-                raise stopped(signals)
+            signals.sleep(min(left, _PAUSE_S), [])
+            on_wait()
 
-    return resolve_hub(model, layout.model, layout.fetch, budget, pause)
+    return resolve_hub(model, layout.model, layout.fetch, budget, pause, on_wait)
 
 
 def stopped(signals: Signals) -> Halt:

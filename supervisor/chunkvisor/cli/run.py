@@ -41,7 +41,6 @@ def command(
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
-        observers = Observers([observer, Guarded(service_manager())])
-        code = run(Request(loaded, max_rows, from_scratch), observers)
+        code = run(Request(loaded, max_rows, from_scratch), Observers([observer, Guarded(service_manager())]))
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

@@ -23,6 +23,7 @@ _COMPUTING = "computing"
 _STAGES = {
     "invoked": "starting",
     "resolving": "asking the hub for {model}",
+    "checking_model": "reading the files of the model",
     "staging": "reading the source of {output}",
     "template_started": "loading the model into the template process",
     "go": _COMPUTING,

@@ -16,6 +16,9 @@ from chunkvisor.observe.words import Weight, weight_of, words_of
 
 REFRESH_S = 0.5
 
+_BEFORE_SILENCE = frozenset({"resolving", "checking_model"})
+"""What may take long before the next tick is drawn at once."""
+
 _MOST_NEWS = 200
 """While nothing can be shown, so many wait; all of them are in the invocation's log."""
 
@@ -31,10 +34,13 @@ class Live(Deaf):
         self._over = False
 
     def event(self, event: str, details: dict[str, Any]) -> None:
-        """Take it in; it is seen with the next tick."""
+        """Take it in; most of them are seen with the next tick."""
         self._fold.feed(event, details, time.time())
         if line := words_of(event, details):
             self._news.append((weight_of(event), time.time(), line))
+        if event in _BEFORE_SILENCE:
+            self._drawn_s = 0.0
+            self.tick()
 
     def tick(self) -> None:
         """Draw, if it is time."""
