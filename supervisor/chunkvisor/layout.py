@@ -164,6 +164,11 @@ class InvocationFiles:
         return self.folder / "sensors.jsonl"
 
     @property
+    def notices(self) -> Path:
+        """Which notices were sent, and whether they were delivered, one JSON object a line."""
+        return self.folder / "notices.jsonl"
+
+    @property
     def summary(self) -> Path:
         """How it ended; absent while it runs, and after a kill."""
         return self.folder / "summary.json"
@@ -194,6 +199,11 @@ class Layout:
     def lessons(self) -> Path:
         """Batch limits learnt from out-of-memory faults."""
         return self.workdir / "lessons.json"
+
+    @property
+    def report(self) -> Path:
+        """The page of `chunkvisor report`, also written at the end of each run."""
+        return self.workdir / "report.html"
 
     @property
     def fetch(self) -> Path:

@@ -189,7 +189,7 @@ def _remove_state(wanted: OneFile) -> None:
                 layout.outputs.rmdir()
             except OSError:
                 return  # it is the workdir of other jobs, too
-        for path in (layout.events, layout.model, layout.lessons, layout.lock):
+        for path in (layout.events, layout.model, layout.lessons, layout.report, layout.lock):
             path.unlink(missing_ok=True)
         for folder in (layout.fetch, layout.template, layout.invocations):
             shutil.rmtree(folder, ignore_errors=True)

@@ -32,6 +32,7 @@ from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.standing import standing_observers
@@ -71,6 +72,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     """
     config = request.loaded.config
     _refuse_combinations(config)
+    require_extras(config)
     layout, run_id = Layout(config.workdir), secrets.token_hex(8)
     try:
         layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,8 +86,9 @@ def run(request: Request, observer: Observer) -> ExitCode:
         stack.callback(journal.close)
         invocation = open_invocation(layout)
         observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
-        stack.callback(observers.close)
+        # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
+        stack.callback(observers.close)
 
         def emit(event: str, **details: Any) -> None:
             journal.write(event, **details)
@@ -140,6 +143,7 @@ def _run(
         run=run_id,
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
+        gpus=[device.uuid for device in devices],
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)

@@ -38,5 +38,6 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [without_secrets(item, name) for item in value]
     if name in _ADDRESS_KEYS:
-        return f"{urlsplit(str(value)).scheme}://{LEFT_OUT}"
+        scheme = urlsplit(str(value)).scheme  # none where pydantic has hidden the whole of it
+        return f"{scheme}://{LEFT_OUT}" if scheme else LEFT_OUT
     return _CREDENTIALS.sub(rf"\1{LEFT_OUT}@", str(value))
