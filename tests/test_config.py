@@ -172,8 +172,11 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("workdir", ""),
         ("workdir", 3),
         ("engine", "ray"),
-        ("metrics", {}),
+        ("metrics", {"port": 9100}),
+        ("metrics", {"textfile": ""}),
         ("notify", None),
+        ("notify", {"mail": "me"}),
+        ("notify", ["json://localhost"] * 21),
     ],
 )
 def test_refused(key: str, given: Any) -> None:

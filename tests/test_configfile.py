@@ -235,7 +235,7 @@ def test_override(folder: Path, override: str, read: Any) -> None:
     [
         ("chunk.sise=2", "--set chunk.sise=2: chunk.sise: unknown key; did you mean chunk.size?"),
         ("chnk.size=2", "--set chnk.size=2: chnk: unknown key; did you mean chunk?"),
-        ("chunk.size=0", "--set chunk.size=0: chunk.size: 0 is not a positive whole number"),
+        ("chunk.size=0", '--set chunk.size=0: chunk.size: 0 is not a positive whole number or "auto"'),
         ("chunk.size", "--set chunk.size: write it as --set KEY=VALUE, such as --set chunk.size=200"),
         ("=3", "--set =3: write it as --set KEY=VALUE, such as --set chunk.size=200"),
         ("workdir.x=3", "--set workdir.x=3: workdir is a single value or a list, without keys of its own"),

@@ -171,7 +171,7 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
         ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^stopped\n  sentences: .* of 5,000 rows", ended.stdout, re.MULTILINE)
+    assert re.search(r"^stopped: .*\n  sentences: .* of 5,000 rows", ended.stdout, re.MULTILINE)
     assert "complete already" in ended.stderr
     ended = subprocess.run(
         [sys.executable, "-"], input="\n".join(blocks(page, "python")), cwd=tmp_path, capture_output=True, text=True,

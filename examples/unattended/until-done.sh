@@ -13,8 +13,9 @@ pause_s=${PAUSE_S:-120}
 most_tries=${MOST_TRIES:-20}
 
 stop=
+pause=
 trap 'stop=143; kill -TERM $(jobs -p) 2>/dev/null' TERM
-trap 'stop=130' INT                        # a terminal sends it to the run as well
+trap 'stop=130; kill $pause 2>/dev/null' INT   # a terminal sends it to the run as well
 trap '' HUP                                # a terminal that is closed
 
 finish() { # wait for a child, whatever signals come meanwhile; returns its exit code
@@ -32,11 +33,11 @@ for ((try = 1; ; try++)); do
   if ((code != 75 || try >= most_tries)) || [[ -n $stop ]]; then
     exit "$code"
   fi
+  sleep "$pause_s" &                       # in the background, so that a signal is heeded at once
+  pause=$!
+  [[ -z $stop ]] || kill "$pause"          # a signal that came before there was a pause to end
   echo "chunkvisor ended with 75; again in $pause_s s" >&2
-  sleep "$pause_s" &
-  wait $!                                  # unlike sleep alone, it ends at a signal
-  if [[ -n $stop ]]; then
-    kill $! 2>/dev/null
-    exit "$stop"
-  fi
+  wait "$pause"
+  pause=
+  [[ -z $stop ]] || exit "$stop"
 done

@@ -24,10 +24,12 @@ from pydantic import (
 
 from chunkvisor.configvalue import (
     SENTENCE_TRANSFORMERS,
+    Addresses,
     Devices,
     Encoder,
     EnvName,
     EnvValue,
+    FilePath,
     Flag,
     Folder,
     Memory,
@@ -254,6 +256,14 @@ class IngestConfig(Section):
     )
 
 
+class MetricsConfig(Section):
+    """`metrics`: figures for a monitoring system."""
+
+    textfile: FilePath | None = Field(
+        default=None, description="File kept up to date in Prometheus' text format; null = none."
+    )
+
+
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
@@ -316,6 +326,10 @@ class Config(Section):
         default={}, description="More environment for the workers."
     )
     ingest: IngestConfig = Field(default=IngestConfig(), description="How sources are read.")
+    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Figures for a monitoring system.")
+    notify: Addresses = Field(
+        default=(), description="Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."
+    )
     outputs: Annotated[dict[OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)] = Field(
         description="The final files, one entry each."
     )

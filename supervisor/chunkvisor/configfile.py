@@ -19,6 +19,8 @@ from chunkvisor.configyaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
 
 _SIZE_LIMIT_BYTES = 1 << 20
+_SECRET_KEYS = frozenset({"env", "notify"})
+"""Values under these may be secrets, and are not repeated in messages."""
 _ANY = "*"  # stands for the name of an output in a key of the schema
 
 
@@ -124,7 +126,7 @@ class _Source:
     def override(self, text: str) -> None:
         """Apply one KEY=VALUE; what is wrong with it joins the problems."""
         dotted, equals, value_text = text.partition("=")
-        secret = dotted == "env" or dotted.startswith("env.")
+        secret = dotted.partition(".")[0] in _SECRET_KEYS
         place = "--set " + (f"{dotted}=…" if secret else shlex.quote(_shortened(text)))
         if not equals or not all(dotted.split(".")):
             self.problems.append((place, "write it as --set KEY=VALUE, such as --set chunk.size=200"))
@@ -210,7 +212,7 @@ class _Source:
             return f"{shown} is too large; {context['most']} is the most"
         if kind == "expected":
             quotable = context["text"] and isinstance(value, bool | int | float) and key in self.written
-            hint = f'; put it in quotes: "{self.written[key]}"' if quotable and key[0] != "env" else ""
+            hint = f'; put it in quotes: "{self.written[key]}"' if quotable and key[0] not in _SECRET_KEYS else ""
             if context["text"] and not hint and isinstance(value, bool | dict):
                 hint = "; text needs quotes here"
             return f"{shown} is not {context['what']}{hint}"
@@ -220,7 +222,7 @@ class _Source:
         )
 
     def _shown(self, key: Key, value: Any) -> str:
-        if key[:1] == ("env",) and isinstance(value, str):
+        if key[:1] and key[0] in _SECRET_KEYS and isinstance(value, str):
             return "the value"  # it may be a secret
         if isinstance(value, bool | int | float) and key in self.written:
             return _shortened(self.written[key])

@@ -19,6 +19,7 @@ from pydantic import (
     ByteSize,
     Field,
     JsonValue,
+    SecretStr,
     StrictBool,
     StrictStr,
     ValidationError,
@@ -213,6 +214,14 @@ Devices = Annotated[
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
 Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
+FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a file", text=True)]
+Addresses = Annotated[
+    tuple[Annotated[SecretStr, Field(min_length=1)], ...],
+    Field(max_length=20),
+    BeforeValidator(list_of_one),
+    expected("an address such as mailto://… or json://…, or a list of up to 20", text=True),
+]
+"""Secret: most hold a token or a password."""
 Sources = Annotated[
     tuple[Annotated[Name, AfterValidator(joined)], ...],
     Field(min_length=1),

@@ -50,6 +50,11 @@ class ChunkvisorError(Exception):
         parts = [("", self.what), ("why: ", self.why), ("do:  ", self.remedy), ("log: ", str(self.log or ""))]
         return [label + text for label, text in parts if text]
 
+    def details(self) -> dict[str, Any]:
+        """Plain values, for the journal and for programs."""
+        log = str(self.log) if self.log else ""
+        return {"code": int(self.code), "what": self.what, "why": self.why, "remedy": self.remedy, "log": log}
+
 
 # So that a traceback names it as a person would import it.
 ChunkvisorError.__module__ = "chunkvisor"

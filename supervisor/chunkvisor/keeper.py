@@ -180,6 +180,7 @@ class Keeper:
             output=output.name,
             chunk=chunk,
             texts=output.ledger.plan.size(chunk),
+            texts_done=output.ledger.texts_done,
             attempt_ok=result is not None,
             chunks_done=output.ledger.chunks_done,
             chunks=output.ledger.plan.count,

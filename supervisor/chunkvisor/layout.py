@@ -8,6 +8,8 @@ It never creates, reads or deletes anything.
       lessons.json                      batch limits learnt from out-of-memory faults
       template/                         what the template process was asked to load, and its log
       events.jsonl                      the story: one event a line, for people and for `status`
+      invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
+      invocations/latest                link to the newest of them
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
       outputs/<output>/
@@ -34,7 +36,9 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-RESERVED_NAMES = frozenset({"lock", "events.jsonl", "model.json", "lessons.json", "fetch", "template", "outputs"})
+RESERVED_NAMES = frozenset(
+    "lock events.jsonl model.json lessons.json report.html fetch template invocations outputs".split()
+)
 """What else is in a workdir: no final file or manifest may have such a name."""
 
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
@@ -149,6 +153,48 @@ class OutputLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class InvocationFiles:
+    """Paths of one invocation of `run`: its story, for people; nothing is resumed from here."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Of the folder; begins with the invocation's number."""
+        return self.folder.name
+
+    @property
+    def log(self) -> Path:
+        """Everything that the terminal showed, as text."""
+        return self.folder / "output.log"
+
+    @property
+    def config(self) -> Path:
+        """The config with every default and override, without secrets."""
+        return self.folder / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, host, kernel, driver and variables of note."""
+        return self.folder / "environment.json"
+
+    @property
+    def sensors(self) -> Path:
+        """What the sensors measured, one JSON object a line."""
+        return self.folder / "sensors.jsonl"
+
+    @property
+    def notices(self) -> Path:
+        """Which notices were sent, and whether they were delivered, one JSON object a line."""
+        return self.folder / "notices.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How it ended; absent while it runs, and after a kill."""
+        return self.folder / "summary.json"
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of a workdir."""
 
@@ -175,6 +221,11 @@ class Layout:
         return self.workdir / "lessons.json"
 
     @property
+    def report(self) -> Path:
+        """The page of `chunkvisor report`, also written at the end of each run."""
+        return self.workdir / "report.html"
+
+    @property
     def fetch(self) -> Path:
         """Where the child that asks the hub leaves its result or fault."""
         return self.workdir / "fetch"
@@ -183,6 +234,16 @@ class Layout:
     def template(self) -> Path:
         """Folder of the template process, from which workers are forked."""
         return self.workdir / "template"
+
+    @property
+    def invocations(self) -> Path:
+        """Folder of the invocations' folders."""
+        return self.workdir / "invocations"
+
+    @property
+    def latest(self) -> Path:
+        """Link to the folder of the newest invocation."""
+        return self.invocations / "latest"
 
     @property
     def outputs(self) -> Path:

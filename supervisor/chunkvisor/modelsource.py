@@ -5,13 +5,12 @@ It never loads a model, and asks the hub only in a child process: workers run of
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chunkvisor.child import run_child
 from chunkvisor.config import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outcome import Evidence, Verdict, judge
@@ -48,10 +47,10 @@ class _StampsRecord:
     stamps: dict[str, Stamp]
 
 
-def resolve_local(model: ModelConfig, cache: Path) -> ModelSource:
+def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
     """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
 
-    Raises Halt (78) where the folder holds no model, OSError where it cannot be read.
+    Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError where it cannot be read.
     """
     folder = Path(model.name)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
@@ -63,6 +62,7 @@ def resolve_local(model: ModelConfig, cache: Path) -> ModelSource:
     known = _known_stamps(cache)
     stamps = {}
     for path in files:
+        on_wait()
         name = path.relative_to(folder).as_posix()
         old = known.get(str(path))
         stamps[name] = old if old is not None and old.untouched(path) else stamp_file(path)
@@ -72,19 +72,25 @@ def resolve_local(model: ModelConfig, cache: Path) -> ModelSource:
 
 
 def resolve_hub(
-    model: ModelConfig, cache: Path, scratch: Path, budget: Budget, pause: Callable[[float, str], None]
+    model: ModelConfig,
+    cache: Path,
+    scratch: Path,
+    budget: Budget,
+    pause: Callable[[float, str], None],
+    on_wait: Callable[[], None] = lambda: None,
 ) -> ModelSource:
     """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
 
-    `pause(seconds, why)` is called between tries while the hub cannot be reached. Raises Halt: 75 when that lasts,
-    78 when the model is not to be had.
+    `pause(seconds, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a second
+    meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the model is
+    not to be had.
     """
     pinned = pinned_source(cache, model)
     if pinned is not None and pinned.path and Path(pinned.path).is_dir():
         return pinned
     waited_s = 0.0
     while True:
-        found, verdict = _fetch(model, pinned.revision if pinned else model.revision, scratch)
+        found, verdict = _fetch(model, pinned.revision if pinned else model.revision, scratch, on_wait)
         if found is not None:
             write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
             return ModelSource(found["path"], found["revision"])
@@ -102,19 +108,21 @@ def resolve_hub(
         waited_s += step.delay_s
 
 
-def _fetch(model: ModelConfig, revision: str | None, scratch: Path) -> tuple[dict[str, str] | None, Verdict | None]:
+def _fetch(
+    model: ModelConfig, revision: str | None, scratch: Path, on_wait: Callable[[], None]
+) -> tuple[dict[str, str] | None, Verdict | None]:
     files = AttemptFiles(scratch)
     scratch.mkdir(mode=0o700, exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
-    with open(files.log, "ab", opener=_private) as log:
-        command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), model.name, revision or ""]
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    backend = str(model.kwargs.get("backend", "torch"))
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), model.name, revision or "", backend]
+    returncode = run_child(command, files.log, on_wait)
     try:
         found = json.loads(read_bounded(files.result) or b"")
         return {"path": str(found["path"]), "revision": str(found["revision"])}, None
     except (ValueError, KeyError, TypeError):
-        return None, judge(Evidence(process.returncode or 1, fault=read_message(Fault, files.fault)))
+        return None, judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
@@ -138,7 +146,3 @@ def _known_stamps(cache: Path) -> dict[str, Stamp]:
 
 def _hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,7 @@ from chunkvisor.identity import Identity, differences, from_json, identity_of
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.layout import Layout
 from chunkvisor.lock import hold
-from chunkvisor.observe.console import Console
+from chunkvisor.observe.terminal import Shown
 from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.session import Request, run
 from chunkvisor.stamp import digest_file
@@ -65,7 +65,7 @@ def state_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.chunkvisor")
 
 
-def encode(wanted: OneFile, console: Console) -> ExitCode:
+def encode(wanted: OneFile, observer: Shown) -> ExitCode:
     """Make the file. Raises Halt where it does not end well; OSError."""
     values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": {**wanted.values.get("chunk", {})}}
     if wanted.keep:
@@ -76,7 +76,7 @@ def encode(wanted: OneFile, console: Console) -> ExitCode:
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
         bad = len(manifest["quarantined"])
-        console.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
+        observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def encode(wanted: OneFile, console: Console) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch), console)
+        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -93,7 +93,7 @@ def encode(wanted: OneFile, console: Console) -> ExitCode:
     if quarantined is not None:
         raise quarantined  # the state stays: `retry` has only the bad texts computed again
     _remove_state(wanted)
-    console.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
+    observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
     return ExitCode.COMPLETE
 
 
@@ -191,9 +191,9 @@ def _remove_state(wanted: OneFile) -> None:
                 layout.outputs.rmdir()
             except OSError:
                 return  # it is the workdir of other jobs, too
-        for path in (layout.events, layout.model, layout.lessons, layout.lock):
+        for path in (layout.events, layout.model, layout.lessons, layout.report, layout.lock):
             path.unlink(missing_ok=True)
-        for folder in (layout.fetch, layout.template):
+        for folder in (layout.fetch, layout.template, layout.invocations):
             shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()

@@ -105,6 +105,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         chunks=ledger.plan.count,
         chunk_size=fixed.chunk_size,
         chunks_done=ledger.chunks_done,
+        texts_done=ledger.texts_done,
     )
     job = _job(opening, name, fingerprint)
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))

@@ -3,6 +3,7 @@
 It never loops over chunks itself: the runner does.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -33,7 +34,10 @@ from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
-from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.extras import require_extras
+from chunkvisor.observe.invocation import open_invocation
+from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.observe.standing import standing_observers
 from chunkvisor.orphans import end_orphans
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget
@@ -47,6 +51,9 @@ from chunkvisor_worker.contract.template import TemplateSpec
 
 _LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Of open files, processes and memory."""
+
+
+_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     """
     config = request.loaded.config
     _refuse_combinations(config)
+    require_extras(config)
     layout, run_id = Layout(config.workdir), secrets.token_hex(8)
     try:
         layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,30 +86,39 @@ def run(request: Request, observer: Observer) -> ExitCode:
         previous = stack.enter_context(hold(layout.lock, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
-        stack.callback(observer.close)
+        invocation = open_invocation(layout)
+        observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
+        # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
+        stack.callback(observers.close)
 
         def emit(event: str, **details: Any) -> None:
             journal.write(event, **details)
-            observer.event(event, details)
+            observers.event(event, details)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)
+        emit("invoked", invocation=invocation.name if invocation else "", workdir=str(layout.workdir), pid=os.getpid())
         try:
             if previous is not None and (ended := end_orphans(previous.run_id)):
                 emit("orphans_ended", count=len(ended), pids=ended)
             if request.from_scratch:
                 _discard(config, layout)
-            code = _run(request, layout, run_id, signals, emit, observer.tick)
+            code = _run(request, layout, run_id, signals, emit, observers.tick)
         except Halt as halt:
-            _tell_halt(halt, emit)
+            emit("halted", **halt.details())
             raise
         except OSError as error:
             if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
                 raise
             halt_now = _limit_halt(error) if error.errno in _LIMIT_ERRNOS else _disk_halt(error, layout.workdir)
-            _tell_halt(halt_now, emit)
+            emit("halted", **halt_now.details())
             raise halt_now from error
+        except Exception as error:
+            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+            with contextlib.suppress(Exception):
+                emit("halted", code=int(ExitCode.BUG), what=f"a bug: {type(error).__name__}: {error}")
+            raise
         emit("run_ended", code=int(code))
         return code
 
@@ -127,17 +144,18 @@ def _run(
         run=run_id,
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
+        gpus=[device.uuid for device in devices],
         model=config.model.name,
         outputs=list(config.outputs),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
-    source = _resolve_model(config, layout, budget, signals, emit)
 
     def on_wait() -> None:
         tick()
         if signals.draining:
             raise stopped(signals)
 
+    source = _resolve_model(config, layout, budget, signals, emit, on_wait)
     opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, emit, on_wait)
     outputs: list[OutputRun] = []
     for name in config.outputs:
@@ -215,13 +233,16 @@ def _open_book(
     return LessonBook(layout.lessons, key, Limits(rows, tokens or None), on_change)
 
 
-def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit) -> ModelSource:
+def _resolve_model(
+    config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit, on_wait: Callable[[], None]
+) -> ModelSource:
     model = config.model
     if model.is_plugin:
         return ModelSource(None, model.revision)
     try:
         if Path(model.name).is_dir():
-            return resolve_local(model, layout.model)
+            emit("checking_model", model=model.name)
+            return resolve_local(model, layout.model, on_wait)
     except OSError as error:
         raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
     if model.name.startswith(("/", "./", "../", "~")):
@@ -232,11 +253,10 @@ def _resolve_model(config: Config, layout: Layout, budget: Budget, signals: Sign
         emit("waiting", delay_s=seconds, outcome="hub", reason=why)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            signals.sleep(left, [])
-            if signals.draining:
-                raise stopped(signals)
+            signals.sleep(min(left, _PAUSE_S), [])
+            on_wait()
 
-    return resolve_hub(model, layout.model, layout.fetch, budget, pause)
+    return resolve_hub(model, layout.model, layout.fetch, budget, pause, on_wait)
 
 
 def stopped(signals: Signals) -> Halt:
@@ -275,11 +295,6 @@ def _quarantined(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -
         why=f"{first['outcome']}: {first['reason']}",
         remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again",
     )
-
-
-def _tell_halt(halt: Halt, emit: Emit) -> None:
-    log = str(halt.log) if halt.log else ""
-    emit("halted", code=int(halt.code), what=halt.what, why=halt.why, remedy=halt.remedy, log=log)
 
 
 def _limit_halt(error: OSError) -> Halt:

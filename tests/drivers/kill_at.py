@@ -78,7 +78,7 @@ def in_words(argument: object) -> str:
         argument = Path(f"/proc/self/fd/{argument}").readlink()
     if isinstance(argument, tuple) and argument[0] not in KEYS:
         return str(argument[0])
-    return re.sub(r" object at 0x[0-9a-f]+", "", str(argument))
+    return re.sub(r" object at 0x[0-9a-f]+|(?<=/invocations/)\d[^/]+", "", str(argument))
 
 
 def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:

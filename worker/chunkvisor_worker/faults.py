@@ -4,11 +4,11 @@ It never raises, whatever the exception is, and never lets a token into the reco
 """
 
 import contextlib
-import re
 import traceback
 from collections.abc import Iterator
 
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
+from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 
@@ -18,19 +18,6 @@ MESSAGE_CHARS = 8 << 10
 TRACEBACK_CHARS = 32 << 10
 _MASKED_CHARS = 256 << 10
 """Of a longer text only the two ends are searched for tokens, and kept: bounds time and memory."""
-
-_SECRETS = (
-    # Tokens of the hub, of services like OpenAI's, and of GitHub, wherever they stand.
-    r"\b(hf_|api_org_|sk-|gh[oprsu]_|github_pat_)[\w-]{6,}",
-    r"(?i)\b(authorization['\"]?\s{0,5}[:=]\s{0,5}b?['\"]?(?:\w{1,30}\s{1,5})?)[^\s'\",;]+",
-    r"(?i)\b(bearer\s{1,5})[\w.~+/=-]{6,}",
-    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)['\"]?\s{0,5}[:=]\s{0,5}['\"]?)"
-    r"[^\s'\",;&)]+",
-    # A signed or authorised URL, and one with a password.
-    r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
-    r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
-)
-_SECRET_PATTERNS = tuple(re.compile(pattern) for pattern in _SECRETS)
 
 
 def fault_of(
@@ -50,13 +37,6 @@ def fault_of(
 def exit_code_of(fault: Fault) -> WorkerExit:
     """With which code a worker ends that leaves this fault."""
     return EXIT_OF_OUTCOME.get(diagnose(fault).outcome, WorkerExit.UNKNOWN)
-
-
-def masked(text: str) -> str:
-    """The text without passwords and tokens."""
-    for pattern in _SECRET_PATTERNS:
-        text = pattern.sub(r"\1***", text)
-    return text
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:

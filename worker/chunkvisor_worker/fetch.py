@@ -1,4 +1,4 @@
-"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION`: resolves a hub id and downloads its files, once.
+"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`: resolves a hub id and downloads its files, once.
 
 It never loads the model, and prints no token: what goes wrong stands in the folder's fault.json.
 """
@@ -18,20 +18,21 @@ _OTHER_FRAMEWORKS = [
 _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 
 
-def fetch(name: str, revision: str | None) -> tuple[str, str]:
+def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
 
     Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out where the
-    repository has safetensors: twice the size for the same numbers.
+    repository has safetensors: twice the size for the same numbers. `backend` is sentence-transformers' (torch, onnx,
+    openvino): for another than torch all files are taken.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    ignored = list(_OTHER_FRAMEWORKS)
+    ignored = list(_OTHER_FRAMEWORKS) if backend == "torch" else []
     if not HF_HUB_OFFLINE:
         info = HfApi().model_info(name, revision=revision)
         revision = info.sha
-        if any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []):
+        if backend == "torch" and any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []):
             ignored += _OLD_WEIGHTS
     path = Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
     # A snapshot's folder bears the hash of its commit.
@@ -40,10 +41,10 @@ def fetch(name: str, revision: str | None) -> tuple[str, str]:
 
 def main() -> None:
     """Fetch, and leave result.json or fault.json in the folder."""
-    folder, name, revision = sys.argv[1:]
+    folder, name, revision, backend = sys.argv[1:]
     files = AttemptFiles(Path(folder))
     try:
-        path, commit = fetch(name, revision or None)
+        path, commit = fetch(name, revision or None, backend)
         write_atomic(files.result, json.dumps({"path": path, "revision": commit}).encode())
     except BaseException as error:  # noqa: BLE001 - a Rust panic of hf_xet is no Exception, and needs its record, too
         fault = fault_of(error, Phase.MODEL_LOAD)

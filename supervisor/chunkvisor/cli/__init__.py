@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "chunkvisor.cli.plan",
     "status": "chunkvisor.cli.status",
     "verify": "chunkvisor.cli.verify",
+    "report": "chunkvisor.cli.report",
     "retry": "chunkvisor.cli.retry",
     "clean": "chunkvisor.cli.clean",
     "drill": "chunkvisor.cli.drill",

@@ -8,6 +8,7 @@ import click
 
 from chunkvisor.cli.parameters import set_option
 from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.observe.terminal import options, shown
 
 
 @click.command("encode")
@@ -32,6 +33,7 @@ from chunkvisor.errors import ExitCode, config_error
 @click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
+@options
 def command(
     source: str,
     out: Path,
@@ -41,6 +43,8 @@ def command(
     workdir: Path | None,
     keep: bool,
     from_scratch: bool,
+    quiet: bool,
+    log_format: str,
     **given: str | None,
 ) -> None:
     r"""Encode the texts of SOURCE into OUT.npy, and describe it in OUT.json; the same command again goes on.
@@ -48,14 +52,11 @@ def command(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.observe.console import Console
     from chunkvisor.onefile import OneFile, encode, state_beside
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
     one_text = {name: given[name] for name in ("column", "template", "sql")}
-    if not any(value is not None for value in one_text.values()):
-        _require_text(source)
     values: dict[str, Any] = {
         "model": _only(given, {"model": "name", "dtype": "dtype", "revision": "revision", "max_length": "max_length"})
         | _only(given, {"encoder": "encoder"}),
@@ -67,7 +68,10 @@ def command(
     }
     out = out.absolute()
     place = workdir.absolute() if workdir else state_beside(out)
-    code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch), Console())
+    with shown(quiet, log_format) as observer:
+        if not any(value is not None for value in one_text.values()):
+            _require_text(source)
+        code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch), observer)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
 

@@ -7,18 +7,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.table import StagedTable, TableFiles
 from chunkvisor_worker.contract.files import read_bounded, sync_folder, write_atomic
-
-_WAIT_S = 0.1
 
 
 def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
@@ -32,7 +30,9 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
     write_atomic(request_path, request.to_json().encode(), durable=False)
-    status = _run(request_path, partial, on_wait)
+    # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
+    command = [sys.executable, "-P", "-m", "chunkvisor.ingest.stage", str(request_path), str(partial), str(os.getpid())]
+    status = run_child(command, partial / "ingest.log", on_wait)
     if status:
         halt = _halt(request, partial, status)
         if halt.log is None:
@@ -47,34 +47,6 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
 def log_path(folder: Path) -> Path:
     """What a child wrote that crashed while staging into `folder`."""
     return folder.with_name(folder.name + ".partial") / "ingest.log"
-
-
-def _run(request_path: Path, partial: Path, on_wait: Callable[[], None]) -> int:
-    descriptor = os.open(partial / "ingest.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as log:
-        child = subprocess.Popen(
-            # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
-            [
-                *(sys.executable, "-P", "-m", "chunkvisor.ingest.stage"),
-                *(str(request_path), str(partial), str(os.getpid())),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        while True:
-            try:
-                return child.wait(_WAIT_S)
-            except subprocess.TimeoutExpired:
-                on_wait()
-    finally:
-        # Not reaped yet means that the group still is its own: the number cannot belong to anybody else.
-        if child.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
 
 
 def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:

@@ -4,8 +4,6 @@ It never imports a tokenizer itself, and never keeps a text.
 """
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from chunkvisor.child import run_child
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.outcome import Evidence, judge
 from chunkvisor.planning.histogram import Lengths
@@ -69,23 +68,8 @@ def _run(files: LengthsFiles) -> int:
     # No GPU may be touched; and a message of a library must not look like one of ours.
     environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    descriptor = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        return child.wait()
-    finally:
-        if child.returncode is None:  # interrupted
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)]
+    return run_child(command, files.log, lambda: None, environment)
 
 
 def _tail(log: Path) -> str:

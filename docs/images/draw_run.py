@@ -1,0 +1,42 @@
+"""Draws docs/images/run.svg: what the live view shows of a run that is under way just now.
+
+    python docs/images/draw_run.py WORKDIR
+
+It never draws anything made up: the lines are those of `chunkvisor status --watch WORKDIR`. Only the folder that the
+workdir lies in is left out of them.
+"""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from chunkvisor.observe.follow import Follower
+from chunkvisor.observe.screen import line_of
+from chunkvisor.observe.view import Room, view
+
+COLUMNS, LINES = 80, 24
+OUT = Path(__file__).with_name("run.svg")
+
+
+def main(workdir: Path) -> None:
+    """Look once, draw once."""
+    follower = Follower(workdir)
+    if not follower.alive:
+        sys.exit(f"no run is under way in {workdir}")
+    snapshot = follower.look()
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
+    for weight, t, words in follower.news:
+        console.print(line_of((weight, t, words.replace(f"{workdir.absolute().parent}/", ""))))
+    for line in view(snapshot, Room(COLUMNS, LINES)):
+        console.print(line)
+    svg = console.export_svg(title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run")
+    # The fonts would come from another host.
+    OUT.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

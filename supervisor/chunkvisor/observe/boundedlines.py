@@ -1,0 +1,37 @@
+"""A file of lines that stays small however long a run lasts: every second line goes when there are too many.
+
+It never raises for a disk that is full: a line that cannot be written is lost.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from chunkvisor_worker.contract.files import write_atomic
+
+
+class BoundedLines:
+    """Appends lines; the file is private to the user."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        """At most `limit` lines stay in the file."""
+        self._path = path
+        self._limit = limit
+        self._lines = 0
+
+    def append(self, line: str) -> bool:
+        """Append a line; True where the file was thinned, so that lines are to come half as often from now on."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, line.encode() + b"\n")
+            finally:
+                os.close(fd)
+        self._lines += 1
+        if self._lines < self._limit:
+            return False
+        with contextlib.suppress(OSError):
+            kept = self._path.read_bytes().splitlines(keepends=True)[::2]
+            write_atomic(self._path, b"".join(kept), durable=False)
+        self._lines //= 2
+        return True

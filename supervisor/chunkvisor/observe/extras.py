@@ -1,0 +1,58 @@
+"""Refuses a config that asks for what is not installed, or for notices to addresses that nobody understands.
+
+It never imports what it looks for, and never repeats an address.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from chunkvisor.config import Config
+from chunkvisor.errors import config_error
+
+_CHECK_S = 20.0
+
+
+def require_extras(config: Config) -> None:
+    """Raises Halt (78) where a key cannot do what it says."""
+    if (textfile := config.metrics.textfile) is not None:
+        _require("metrics.textfile", "prometheus_client", "metrics")
+        if not textfile.parent.is_dir():
+            raise config_error(
+                f"metrics.textfile: there is no folder {textfile.parent}",
+                remedy="make the folder, or name the one that node_exporter reads (--collector.textfile.directory)",
+            )
+    if config.notify:
+        _require("notify", "apprise", "notify")
+        if wrong := _not_understood([url.get_secret_value() for url in config.notify]):
+            places = ", ".join(f"notify[{number}]" for number in wrong)
+            raise config_error(
+                f"{places}: apprise does not understand this address",
+                remedy="see apprise's list of services for its form; try it out with: apprise -b test ADDRESS",
+            )
+
+
+def _require(key: str, package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise config_error(
+            f"the key {key} needs the package {package}, which is not installed",
+            remedy=f"pip install 'chunkvisor[{extra}]', or remove the key",
+        )
+
+
+def _not_understood(urls: Sequence[str]) -> list[int]:
+    """Places of wrong addresses; none where that cannot be found out. In a child: apprise is large."""
+    try:
+        ended = subprocess.run(
+            (sys.executable, "-P", "-m", "chunkvisor.observe.messenger"),
+            input=json.dumps({"urls": list(urls), "title": ""}).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_CHECK_S,
+            check=True,
+        )
+        return [int(number) for number in json.loads(ended.stdout)]
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+        return []

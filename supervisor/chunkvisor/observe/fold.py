@@ -1,0 +1,186 @@
+"""Folds the events of a run into what there is to see of it.
+
+It never reads a file or a clock: events come with their time, and what only files tell comes as `Readings`. The same
+fold serves the run itself and whoever reads its journal.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.observe.concern import Troubles, concern_of
+from chunkvisor.observe.readings import AttemptKey, Readings
+from chunkvisor.observe.snapshot import OutputState, Snapshot
+from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
+
+_WINDOW = 48
+"""Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
+
+_COMPUTING = "computing"
+
+_STAGES = {
+    "invoked": "starting",
+    "resolving": "asking the hub for {model}",
+    "checking_model": "reading the files of the model",
+    "staging": "reading the source of {output}",
+    "template_started": "loading the model into the template process",
+    "go": _COMPUTING,
+    "assembling": "joining the chunks of {output}",
+    "output_complete": _COMPUTING,
+    "draining": "stopping: the chunks under way are finished first",
+    "run_ended": "finished",
+    "halted": "ended",
+}
+
+
+@dataclass(slots=True)
+class _Output:
+    rows: int
+    distinct: int
+    chunks: int
+    chunks_done: int
+    texts_done: int
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class Fold:
+    """What the events so far come to; a new run in the same journal starts it afresh."""
+
+    workdir: Path | None = None
+    invocation: str = ""
+    ending: dict[str, Any] | None = None
+    """Details of the event that ended the run."""
+    workers: dict[AttemptKey, Worker] = field(default_factory=dict)
+    """Under way."""
+    troubles: Troubles = field(default_factory=Troubles)
+    _began_s: float = 0.0
+    _told_s: float = 0.0
+    _doing: str = "starting"
+    _devices: list[str] = field(default_factory=list)
+    _outputs: dict[str, _Output] = field(default_factory=dict)
+    _apart: set[tuple[str, int]] = field(default_factory=set)
+    """(output, chunk) of chunks that are being taken apart."""
+    _first_go_s: float | None = None
+    _texts_here: int = 0
+    _tokens_here: int = 0
+    _chunks_here: int = 0
+    _points: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """(time, texts, tokens) of this run after its first `go` and after each commit."""
+
+    def feed(self, event: str, details: Mapping[str, Any], t: float) -> None:
+        """Take in an event of time `t`, seconds since the epoch; what is not as expected is passed over."""
+        try:
+            self._feed(event, details, t)
+        except (KeyError, ValueError, TypeError, AttributeError):  # from the journal of another version
+            return
+
+    def _feed(self, event: str, details: Mapping[str, Any], t: float) -> None:
+        self._told_s = max(self._told_s, t)
+        if event == "invoked" or (event == "run_started" and self.ending is not None):
+            self.__init__()  # type: ignore[misc]  # every field to its default
+            self._began_s = self._told_s = t
+            self.workdir, self.invocation = Path(details["workdir"]), str(details.get("invocation", ""))
+        if (stage := _STAGES.get(event)) is not None and (event != "go" or not self._stopping):
+            self._doing = stage.format_map(details)
+        self.troubles.feed(event, details, t)
+        match event:
+            case "run_started":
+                self._devices = labels_of(str(details["device"]).split(", "))
+            case "output_opened":
+                names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
+                counts: dict[str, Any] = {name: int(details[name]) for name in names}
+                self._outputs[details["output"]] = _Output(**counts)
+            case "output_already_complete":
+                self._outputs[details["output"]] = _Output(int(details["rows"]), 0, 0, 0, 0, complete=True)
+            case "output_complete":
+                self._outputs[details["output"]].complete = True
+            case "attempt_started":
+                self.workers[_key(details)] = Worker(int(details["device"]), int(details["pid"]))
+            case "go":
+                worker = self.workers[_key(details)]
+                worker.gone, worker.limit_rows = True, int(details["rows"])
+                if self._first_go_s is None:
+                    self._first_go_s = t
+                    self._points.append((t, 0, 0))
+            case "worker_ended":
+                self.workers.pop(_key(details), None)
+            case "chunk_committed":
+                self._commit(details, t)
+            case "chunk_split":
+                self._apart.add((str(details["output"]), int(details["chunk"])))
+            case "halted" | "run_ended":
+                self.ending = dict(details)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._doing.startswith("stopping")
+
+    def _commit(self, details: Mapping[str, Any], t: float) -> None:
+        output = self._outputs[details["output"]]
+        output.chunks_done, output.texts_done = int(details["chunks_done"]), int(details["texts_done"])
+        self._apart.discard((details["output"], details["chunk"]))
+        self._chunks_here += 1
+        self._texts_here += int(details["texts"])
+        self._tokens_here += int(details["tokens"])
+        if self._points:
+            self._points.append((t, self._texts_here, self._tokens_here))
+
+    @property
+    def _searching(self) -> bool:
+        """Whether nothing is left but chunks that are being taken apart; how long that takes cannot be told."""
+        left = sum(output.chunks - output.chunks_done for output in self._outputs.values())
+        return bool(self._apart) and left <= len(self._apart)
+
+    def snapshot(self, now_s: float, readings: Readings) -> Snapshot:
+        """What there is to see at this moment; `now_s` is ignored once the run has ended."""
+        now_s = max(self._told_s, now_s if self.ending is None else 0.0)
+        workers = {key: worker_state(key, worker, readings) for key, worker in self.workers.items()}
+        under_way = dict.fromkeys(self._outputs, 0)
+        tokens = 0
+        for key, state in workers.items():
+            if state.computing:
+                under_way[key.output] = under_way.get(key.output, 0) + state.texts_done
+                tokens += readings.beats[key][0].tokens_done if key in readings.beats else 0
+        outputs = tuple(_output_state(name, output, under_way[name]) for name, output in self._outputs.items())
+        texts_per_s, tokens_per_s = self._rates(now_s, sum(under_way.values()), tokens)
+        ours = [output for output in self._outputs.values() if output.distinct]  # not complete before
+        distinct = sum(output.distinct for output in ours)
+        left = distinct - sum(output.texts_done for output in ours) - sum(under_way.values())
+        rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
+        live = self.ending is None
+        return Snapshot(
+            doing="looking for the texts that fail" if self._searching and self._doing == _COMPUTING else self._doing,
+            elapsed_s=max(0.0, now_s - self._began_s),
+            concern=concern_of(self.troubles, list(workers.values()), now_s, live=live),
+            outputs=outputs,
+            devices=tuple(device_states(self._devices, self.workers, workers, readings)) if live else (),
+            rows_per_s=texts_per_s and texts_per_s * rows_per_text,
+            tokens_per_s=tokens_per_s or None,
+            eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not self._searching else None,
+            chunks_here=self._chunks_here,
+        )
+
+    def _rates(self, now_s: float, texts_under_way: int, tokens_under_way: int) -> tuple[float | None, float | None]:
+        if not self._points:
+            return None, None
+        since_s, texts, tokens = self._points[0]
+        end_s = now_s if self.ending is None and self.workers else self._points[-1][0]
+        if self.ending is not None and self._first_go_s is not None:  # of the whole run
+            since_s, end_s, texts, tokens = self._first_go_s, self._told_s, 0, 0
+        spent_s = end_s - since_s
+        new_texts = self._texts_here + texts_under_way - texts
+        if spent_s <= 0 or new_texts <= 0:
+            return None, None
+        return new_texts / spent_s, (self._tokens_here + tokens_under_way - tokens) / spent_s
+
+
+def _key(details: Mapping[str, Any]) -> AttemptKey:
+    return AttemptKey(str(details["output"]), int(details["chunk"]), int(details["attempt"]))
+
+
+def _output_state(name: str, output: _Output, under_way: int) -> OutputState:
+    share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
+    return OutputState(name, output.rows, share, output.chunks, output.chunks_done)

@@ -1,0 +1,114 @@
+"""Follows a run by its folder alone: the journal as it grows, beats and sensors.
+
+It never takes the lock and never writes, so that it works from another terminal, and over ssh.
+"""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.layout import Layout
+from chunkvisor.lock import read_holder
+from chunkvisor.observe.fold import Fold
+from chunkvisor.observe.readings import Readings, take_readings
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.observe.words import Weight, weight_of, words_of
+from chunkvisor_worker.contract.files import open_regular
+
+_BLOCK_BYTES = 1 << 20
+_LAST_NEWS = 5
+_FOREIGN_SILENCE_S = 900.0
+"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
+
+
+class Tail:
+    """The whole lines of a journal that have come since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Those that can be read; a journal that has become shorter is read from its start."""
+        try:
+            with open_regular(self._path) as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                while block := file.readlines(_BLOCK_BYTES):
+                    for line in block:
+                        if not line.endswith(b"\n"):
+                            return
+                        self._offset += len(line)
+                        if (event := _parsed(line)) is not None:
+                            yield event
+        except OSError:
+            return
+
+
+class Follower:
+    """A workdir, looked at now and then."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._layout = Layout(workdir)
+        self._tail = Tail(self._layout.events)
+        self._fold = Fold()
+        self._told_s = 0.0
+        self.news: list[tuple[Weight, float, str]] = []
+        """What has come with the last look: weight, time, words; of the first look only the last few."""
+        self._read(_LAST_NEWS)
+        self._begun_with = self.news
+
+    def look(self) -> Snapshot:
+        """Read what has come."""
+        self._read()
+        self.news, self._begun_with = [*self._begun_with, *self.news], []
+        if not self.alive:
+            return self._fold.snapshot(self._told_s, Readings())
+        self._fold.workdir = self._layout.workdir  # it may be mounted elsewhere here
+        return self._fold.snapshot(
+            time.time(), take_readings(self._layout.workdir, self._fold.invocation, self._fold.workers)
+        )
+
+    def _read(self, at_most: int | None = None) -> None:
+        news: deque[tuple[Weight, float, str]] = deque(maxlen=at_most)
+        for event in self._tail.events():
+            name, t = event["event"], event["t"]
+            self._told_s = t
+            self._fold.feed(name, event, t)
+            if line := words_of(name, event):
+                news.append((weight_of(name), t, line))
+        self.news = list(news)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the run whose events were read last is still under way."""
+        if self._fold.ending is not None:
+            return False
+        holder = read_holder(self._layout.lock)
+        alive = holder.alive() if holder is not None else False
+        return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
+
+    @property
+    def ending(self) -> int | None:
+        """Exit code of the run that ended last; None where it lives, or ended without a word."""
+        return None if self._fold.ending is None else int(self._fold.ending.get("code", 1))
+
+    def begun_anew(self) -> list[tuple[str, int]]:
+        """(output, chunk) of attempts that were under way when the run ended without a word."""
+        if self.alive or self._fold.ending is not None:
+            return []
+        return sorted({(key.output, key.chunk) for key in self._fold.workers})
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(event, dict) and isinstance(event.get("event"), str)
+    return event if sound and isinstance(event.get("t"), int | float) else None

@@ -1,0 +1,120 @@
+"""Tells people elsewhere when a run ends, stalls, or meets the first text that cannot be encoded.
+
+It never waits for a notifier while the run lives, and ten seconds at most at its end; what addresses say stays here.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from chunkvisor.errors import ExitCode
+from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.observe.boundedlines import BoundedLines
+from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.pace import Pace
+from chunkvisor.units import human_time
+
+END_S = 10.0
+"""How long the end of a run may take longer for its notices."""
+_KILL_S = 1.0
+_COMMAND = (sys.executable, "-P", "-m", "chunkvisor.observe.messenger")
+_NO_WORK = frozenset({"invoked", "run_started", "output_already_complete", "run_ended"})
+
+
+class Notices(Deaf):
+    """Hears one run, and sends a child for each notice."""
+
+    def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
+        self._urls = list(urls)
+        self._layout = layout
+        self._record = BoundedLines(files.notices, 1000) if files is not None else None
+        self._under_way: list[tuple[str, float, subprocess.Popen[bytes]]] = []
+        self._pace = Pace()
+        self._begun_s = time.monotonic()
+        self._worked = self._quarantined = self._stalled = False
+        self._rows: dict[str, int] = {}
+
+    def event(self, event: str, details: dict[str, Any]) -> None:
+        """Send a notice, if it is worth one."""
+        now_s = time.monotonic()
+        self._worked = self._worked or event not in _NO_WORK
+        match event:
+            case "output_opened" | "assembling":
+                self._pace.began(now_s)
+            case "chunk_committed":
+                self._pace.committed(now_s)
+                self._stalled = False
+            case "output_complete":
+                self._rows[details["output"]] = details["rows"]
+            case "quarantined" if not self._quarantined:
+                self._quarantined = True
+                row = f"{details['output']} row {details['row']} ({details['place']})"
+                self._send("a row is quarantined", f"{row} gets no vector: {details['outcome']}: {details['reason']}")
+            case "run_ended" if self._worked:
+                rows = [f"{name}: {rows:,} rows" for name, rows in self._rows.items()]
+                self._send("complete", "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
+            # Who pressed Ctrl-C knows.
+            case "halted" if details["code"] != ExitCode.INTERRUPTED:
+                self._send(f"ended with exit code {details['code']}", "\n".join(_words(details)))
+
+    def tick(self) -> None:
+        """Look after the children, and whether the run stalls."""
+        self._collect()
+        stalled_s = self._pace.stalled_s(time.monotonic())
+        if stalled_s is not None and not self._stalled:
+            self._stalled = True
+            usual = f"; usually it takes {human_time(self._pace.usual_s)}" if self._pace.usual_s else ""
+            todo = f"Look at: chunkvisor status {self._layout.workdir}"
+            self._send("no progress", f"no chunk was committed for {human_time(stalled_s)}{usual}\n{todo}")
+
+    def close(self) -> None:
+        """Wait a little for what is under way, and end the rest."""
+        deadline_s = time.monotonic() + END_S
+        for _, _, child in self._under_way:
+            try:
+                child.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(_KILL_S)
+        self._collect()
+
+    def _send(self, what: str, body: str) -> None:
+        title = f"chunkvisor: {what}: {self._layout.workdir.name} on {socket.gethostname()}"
+        try:
+            child = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            self._note(what, "not sent")
+            return
+        assert child.stdin is not None
+        # By standard input: a command line and an environment can be read by others. It fits into the pipe's buffer.
+        order = {"urls": self._urls, "title": title, "body": body[:8000]}
+        try:
+            with child.stdin:
+                child.stdin.write(json.dumps(order).encode())
+        except OSError:
+            child.kill()
+        self._under_way.append((what, time.monotonic(), child))
+
+    def _collect(self) -> None:
+        waiting = []
+        for what, since_s, child in self._under_way:
+            if child.poll() is None:
+                waiting.append((what, since_s, child))
+            else:
+                self._note(what, "delivered" if child.returncode == 0 else "not delivered to all")
+        self._under_way = waiting
+
+    def _note(self, what: str, end: str) -> None:
+        if self._record is not None:
+            self._record.append(json.dumps({"t": round(time.time(), 3), "notice": what, "end": end}))
+
+
+def _words(details: dict[str, Any]) -> list[str]:
+    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: "}
+    return [label + str(details[key]) for key, label in labels.items() if details.get(key)]

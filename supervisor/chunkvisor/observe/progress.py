@@ -1,0 +1,57 @@
+"""A snapshot as one line of text: the heartbeat of a run without a terminal, and the closing line of any run.
+
+Pure: it never decides when a line is due but by the figures it is given.
+"""
+
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.units import human_time
+
+_FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
+
+
+def heartbeat_s(elapsed_s: float) -> float:
+    """Seconds until the next heartbeat: three a minute at first, one in ten minutes in the end."""
+    return min(_LAST_S, max(_FIRST_S, _SHARE * elapsed_s))
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """How far the run is."""
+    parts = [f"{snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"]
+    if snapshot.chunks:
+        parts.append(
+            f"{percent(snapshot.share)}, {snapshot.rows_done:,} of {snapshot.rows:,} rows, "
+            f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks"
+        )
+    parts += rates(snapshot)
+    if snapshot.eta_s is not None:
+        parts.append(f"about {human_time(snapshot.eta_s)} left")
+    return ", ".join(parts)
+
+
+def closing_line(snapshot: Snapshot) -> str | None:
+    """What a run has done, at its end; None where it has computed nothing."""
+    if not snapshot.chunks_here:
+        return None
+    chunks = f"{snapshot.chunks_here:,} chunk{'s' * (snapshot.chunks_here != 1)}"
+    parts = [f"{chunks} computed in {human_time(snapshot.elapsed_s)}", *rates(snapshot), snapshot.concern.words]
+    return ", ".join(parts)
+
+
+def rates(snapshot: Snapshot) -> list[str]:
+    """Rows and tokens a second, where they are known."""
+    found = []
+    if snapshot.rows_per_s:
+        found.append(f"{figure(snapshot.rows_per_s)} rows/s")
+    if snapshot.tokens_per_s:
+        found.append(f"{figure(snapshot.tokens_per_s)} tokens/s")
+    return found
+
+
+def figure(value: float) -> str:
+    """A rate with two significant digits at least."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    """`53 %`; 100 only where all is done."""
+    return f"{min(int(100 * share), 100 if share >= 1 else 99)} %"

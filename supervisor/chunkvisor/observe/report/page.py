@@ -1,0 +1,229 @@
+"""Gathers what a report shows from the folder, and makes the page of it.
+
+It never fails for what is missing or damaged: that part is left out, or says so.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import dropwhile, islice
+from pathlib import Path
+from typing import Any
+
+from chunkvisor import __version__
+from chunkvisor.journal import read_events
+from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.ledger import read_facts
+from chunkvisor.manifest import read_quarantined
+from chunkvisor.observe.report.bands import kind_of
+from chunkvisor.observe.report.figures import Figures
+from chunkvisor.observe.report.headline import headline
+from chunkvisor.observe.report.lengths import Lengths, lengths_of
+from chunkvisor.observe.report.readings import read_readings
+from chunkvisor.observe.report.story import Story, read_story
+from chunkvisor.observe.report.trouble import clean, troubles
+from chunkvisor.seal import DamagedError
+from chunkvisor.status import State, read_status
+from chunkvisor.units import human_bytes, human_time
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import read_bounded, write_atomic
+
+_ROWS, _RUNS, _CONFIG_CHARS = 100, 25, 20_000
+_PHASES = {
+    "start": "start of the interpreter",
+    "import": "imports",
+    "model_load": "loading the model",
+    "tokenize": "tokenising",
+    "ready": "ready, waiting for the device",
+    "cuda_init": "starting CUDA",
+    "forward": "encoding",
+    "write": "writing vectors",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A row of a bar chart."""
+
+    label: str
+    share: float
+    """Of the longest, from 0 to 1."""
+    value: str
+    css: str = "s1"
+
+
+def size_of_story(workdir: Path) -> int:
+    """Bytes that a report has to read, about."""
+    layout = Layout(workdir)
+    paths = [layout.events, *(files.sensors for files in _invocations(layout))]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def write_report(workdir: Path, path: Path) -> None:
+    """Make the page and put it there by one rename. Raises Halt (78) where the folder is no workdir, OSError."""
+    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False)
+
+
+def render(workdir: Path, now_s: float) -> str:
+    """The page as HTML; `now_s` is the time that it is written at. Raises Halt (78) where the folder is no workdir."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("chunkvisor.observe.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(human_time=_duration, human_bytes=human_bytes, when=_when)
+    return environment.get_template("page.html.j2").render(_content(workdir, now_s))
+
+
+def _content(workdir: Path, now_s: float) -> dict[str, Any]:
+    status = read_status(workdir)  # first: it refuses what is no workdir
+    layout = Layout(workdir)
+    story = read_story(read_events(layout.events))
+    invocations = _invocations(layout)
+    readings = read_readings(files.sensors for files in invocations)
+    figures = Figures(story, readings)
+    rows = sum(output.rows for output in status.outputs.values())
+    rows_done = sum(output.rows_done for output in status.outputs.values())
+    return {
+        "name": clean(workdir.absolute().name, 100),
+        "workdir": clean(str(workdir.absolute())),
+        "now_s": now_s,
+        "version": __version__,
+        "head": headline(status, story, now_s),
+        "running": status.state is State.RUNNING,
+        "status": status,
+        "rows": rows,
+        "rows_done": rows_done,
+        "rate": story.texts_done / figures.running_s if figures.running_s else None,
+        "rows_per_s": status.rows_per_s,
+        "running_s": figures.running_s,
+        "failed": sum(failure.count for failure in story.failures.values()),
+        "committed": story.outcomes[Outcome.COMMITTED],
+        "quarantined": sum(output.quarantined for output in status.outputs.values()),
+        "figures": list(figures.all()),
+        "paused": figures.paused,
+        "outcomes": list(_outcome_bars(story)),
+        "phases": list(_phase_bars(story)),
+        "story": story,
+        "hidden_s": max(0.0, story.startup_s - story.idle_s),
+        "padding": 1 - story.tokens / story.padded_tokens if story.padded_tokens else None,
+        "lengths": [
+            (each, _length_bars(each))
+            for name in status.outputs
+            if (each := lengths_of(layout.output(name))) is not None
+        ],
+        "troubles": list(troubles(story, layout, status.outputs)),
+        "bad_rows": list(islice(_bad_rows(layout, story, list(status.outputs)), _ROWS + 1)),
+        "bad_rows_shown": _ROWS,
+        "notes": [(at_s, clean(words)) for at_s, words in story.notes[-20:]],
+        "runs": story.runs[-_RUNS:],
+        "runs_left_out": story.runs_left_out + max(0, len(story.runs) - _RUNS),
+        "versions": list(_versions(layout, list(status.outputs), invocations)),
+        "config": _config(invocations),
+    }
+
+
+def _invocations(layout: Layout) -> list[InvocationFiles]:
+    """Folders of the invocations, oldest first."""
+    try:
+        found = sorted(path for path in layout.invocations.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return []
+    return [InvocationFiles(path) for path in found]
+
+
+def _outcome_bars(story: Story) -> Iterator[Bar]:
+    most, total = max(story.outcomes.values(), default=0), sum(story.outcomes.values())
+    for outcome, count in story.outcomes.most_common(20):
+        if count:
+            words = f"{count:,} ({_percent(count / total)})"
+            yield Bar(clean(outcome, 40), count / most, words, f"k-{kind_of(outcome)}")
+
+
+def _phase_bars(story: Story) -> Iterator[Bar]:
+    most = max(story.phase_s.values(), default=0.0)
+    order = {name: place for place, name in enumerate(_PHASES)}
+    for name, seconds in sorted(story.phase_s.items(), key=lambda item: order.get(item[0], 99)):
+        if seconds > 0 and name != "done":
+            css = "s2" if name == "ready" else "s1"
+            yield Bar(_PHASES.get(name, clean(name, 40)), seconds / most, _duration(seconds), css)
+
+
+def _length_bars(lengths: Lengths) -> list[Bar]:
+    bins = list(dropwhile(lambda each: not each.count, lengths.distribution.bins))
+    most = max((each.count for each in bins), default=0)
+    return [
+        Bar(
+            f"{each.low:,} to {each.high:,}",
+            each.count / most if most else 0.0,
+            _percent(each.count / lengths.distribution.count),
+        )
+        for each in bins
+    ]
+
+
+def _bad_rows(layout: Layout, story: Story, outputs: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows in quarantine: from the record of a finished output, else from the journal."""
+    for name in outputs:
+        try:
+            found = read_quarantined(layout.output(name))
+        except (DamagedError, OSError):
+            found = None
+        if found is None:
+            found = [event for (output, _), event in story.quarantined.items() if output == name]
+        for row in found:
+            cleaned = {key: clean(str(row.get(key, ""))) for key in ("row", "place", "outcome", "reason")}
+            yield {"output": name, **cleaned}
+
+
+def _versions(layout: Layout, outputs: list[str], invocations: list[InvocationFiles]) -> Iterator[tuple[str, str]]:
+    """(what, which), of the newest invocation and of the workers."""
+    around = _json(invocations[-1].environment) if invocations else {}
+    for key in ("chunkvisor", "python", "system", "host", "cores", "nvidia_driver"):
+        if (value := around.get(key)) is not None:
+            yield key.replace("_", " "), clean(str(value), 200)
+    if type(memory := around.get("memory_bytes")) is int:
+        yield "memory", human_bytes(memory)
+    packages = around.get("packages")
+    for name, version in packages.items() if isinstance(packages, dict) else ():
+        yield clean(str(name), 60), clean(str(version), 60)
+    seen: set[tuple[str, str]] = set()
+    for output in outputs:
+        facts = read_facts(layout.output(output))
+        for name, version in facts.versions.items() if facts is not None else ():
+            if (name, version) not in seen:
+                seen.add((name, version))
+                yield f"worker: {clean(name, 60)}", clean(version, 60)
+
+
+def _config(invocations: list[InvocationFiles]) -> str:
+    """The effective config of the newest invocation; secrets were left out when it was written."""
+    for files in reversed(invocations):
+        if (data := read_bounded(files.config)) is not None:
+            return "\n".join(clean(line, 300) for line in data[:_CONFIG_CHARS].decode(errors="replace").splitlines())
+    return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_bounded(path) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _percent(share: float) -> str:
+    return "< 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _duration(seconds: float) -> str:
+    return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.2g} s"
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

@@ -1,0 +1,102 @@
+"""What failed, in words, with what can be done and the end of a log.
+
+It never reads a file outside the workdir, whatever the journal says, and never lets a token or a control character out.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from chunkvisor.attempt import read_tail
+from chunkvisor.lastwords import last_remedy
+from chunkvisor.layout import Layout
+from chunkvisor.observe.report.bands import Kind, kind_of
+from chunkvisor.observe.report.story import Failure, Story
+from chunkvisor.outcome import Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.masking import masked
+from chunkvisor_worker.contract.messages import Cause, Fault, read_message
+from chunkvisor_worker.contract.rules import RULES
+
+_LINES, _CHARS = 14, 180
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Terminal sequences, control characters, and marks that turn the direction of writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Failed attempts of one kind."""
+
+    outcome: str
+    kind: Kind
+    count: int
+    rule: str
+    cause: str
+    reason: str
+    remedy: str
+    where: str
+    at_s: float
+    log: str
+    """Path of the last one's log, relative to the workdir; empty where it is gone."""
+    excerpt: tuple[str, ...]
+
+
+def troubles(story: Story, layout: Layout, outputs: Iterable[str]) -> Iterator[Trouble]:
+    """The failures, most frequent first; `outputs` are those that the workdir has."""
+    known = set(outputs)
+    rules = {rule.name: rule for rule in RULES}
+    for failure in sorted(story.failures.values(), key=lambda each: -each.count):
+        rule = rules.get(failure.rule)
+        files = layout.output(failure.output).attempt(failure.chunk, failure.attempt)
+        there = failure.output in known and files.folder.is_dir()
+        yield Trouble(
+            outcome=failure.outcome,
+            kind=kind_of(failure.outcome),
+            count=failure.count,
+            rule=rule.name if rule else "",
+            cause=rule.cause if rule else "",
+            reason=clean(_without(failure.reason, rule.cause if rule else "")),
+            remedy=rule.remedy if rule else _remedy(failure),
+            where=f"{failure.output} chunk {failure.chunk}, attempt {failure.attempt}",
+            at_s=failure.at_s,
+            log=str(files.log.relative_to(layout.workdir)) if there else "",
+            excerpt=tuple(_excerpt(files)) if there else (),
+        )
+
+
+def clean(text: str, chars: int = 1000) -> str:
+    """Text of a log or a message as a page may show it: no tokens, no control characters, not endless."""
+    text = _CONTROLS.sub("", masked(text[: 16 * chars]).encode(errors="replace").decode())
+    return text if len(text) <= chars else f"{text[:chars]} …"
+
+
+def _remedy(failure: Failure) -> str:
+    try:
+        return last_remedy(Verdict(Outcome(failure.outcome), failure.reason))
+    except ValueError:
+        return "Read the log."
+
+
+def _without(reason: str, cause: str) -> str:
+    """The reason of an attempt begins with the cause that its rule gives."""
+    rest = reason.removeprefix(cause.rstrip("."))
+    return reason if rest == reason else rest.lstrip(":. ")
+
+
+def _excerpt(files: AttemptFiles) -> list[str]:
+    """The fault in a line, and the end of the log; where the log is empty, of the traceback."""
+    fault = read_message(Fault, files.fault)
+    lines = _last_lines(read_tail(files.log))
+    if fault is None:
+        return lines
+    lines = lines or _last_lines(fault.traceback)
+    cause = fault.chain[0] if fault.chain else Cause("", (), "")
+    if any(line.startswith(f"{cause.name}:") for line in lines):  # the traceback ends with the message
+        return [f"in phase {fault.phase}:", *lines]
+    return [clean(" ".join(f"in phase {fault.phase}: {cause.name}: {cause.message}".split()), 2 * _CHARS), *lines]
+
+
+def _last_lines(text: str) -> list[str]:
+    lines = [clean(line.rstrip(), _CHARS) for line in text.splitlines()[-4 * _LINES :]]
+    return [line for line in lines if line.strip()][-_LINES:]

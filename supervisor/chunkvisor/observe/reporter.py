@@ -1,0 +1,34 @@
+"""Has the report written when a run ends.
+
+It never holds up the end of a run for long: with a very long story the report is left to `chunkvisor report`.
+"""
+
+import contextlib
+from typing import Any
+
+from chunkvisor.layout import Layout
+from chunkvisor.observe.observer import Deaf
+
+_MOST_BYTES = 48 << 20
+"""Of journal and sensors; about five seconds of reading on a slow core."""
+_NOTHING_NEW = frozenset({"invoked", "run_started", "output_already_complete", "orphans_ended", "run_ended"})
+
+
+class Reporter(Deaf):
+    """Writes `report.html` into the workdir."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._news = False
+
+    def event(self, event: str, _details: dict[str, Any]) -> None:
+        """A run that found everything complete leaves the report as it is."""
+        self._news = self._news or event not in _NOTHING_NEW
+
+    def close(self) -> None:
+        """Write it; a disk that is full costs the report, nothing else."""
+        from chunkvisor.observe.report.page import size_of_story, write_report
+
+        with contextlib.suppress(OSError):
+            if self._news and size_of_story(self._layout.workdir) <= _MOST_BYTES:
+                write_report(self._layout.workdir, self._layout.report)

@@ -1,0 +1,88 @@
+"""Chooses how a command shows a run: the live view, lines, or JSON.
+
+It never shows anything itself.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TextIO, TypeVar
+
+import click
+
+from chunkvisor.errors import Halt
+from chunkvisor.observe.observer import Guarded, Observer
+from chunkvisor.observe.words import Weight
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Shown(Observer, Protocol):
+    """An observer that a command can use to speak, too."""
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+
+
+def options(function: _Function) -> _Function:
+    """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
+    quiet = click.option(
+        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
+    )
+    log_format = click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="json: one object for each event on standard error, the last words included.",
+    )
+    return quiet(log_format(function))
+
+
+@contextlib.contextmanager
+def shown(quiet: bool, log_format: str) -> Iterator[Shown]:
+    """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
+    least = Weight.LOSS if quiet else Weight.NEWS
+    if log_format == "json":
+        from chunkvisor.observe.jsonlines import JsonLines
+
+        lines = JsonLines(least=least)
+        try:
+            yield lines
+        except Halt as halt:
+            lines.last_words(halt)
+            sys.exit(int(halt.code))
+        return
+    yield choose(least)
+
+
+def choose(least: Weight) -> Shown:
+    """The live view where there is a terminal that can show it and the person wants news, else lines."""
+    if least is Weight.NEWS and can_draw(sys.stderr):
+        from chunkvisor.observe.live import Live
+
+        return _Careful(Live())
+    from chunkvisor.observe.console import Console
+
+    return Console(least=least)
+
+
+class _Careful(Guarded):
+    """A live view that may fail."""
+
+    def __init__(self, live: Shown) -> None:
+        super().__init__(live)
+        self._live = live
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+        with contextlib.suppress(Exception):
+            self._live.say(text)
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that can move its cursor."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    except ValueError:  # closed
+        return False

@@ -1,0 +1,171 @@
+"""Draws a snapshot as lines of a terminal.
+
+Pure: it never reads a clock, a file or the terminal's size; whoever shows the lines says how much room there is.
+"""
+
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from chunkvisor.observe.progress import percent, rates
+from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.observe.words import Weight, plain
+from chunkvisor.units import human_bytes, human_time
+
+_STYLES = {Weight.NEWS: "green", Weight.CARE: "yellow", Weight.LOSS: "red"}
+_MIN_BAR, _MAX_BAR = 8, 40
+_GAP = "  "
+_AIRY = 12
+"""So many lines leave one empty between the news and the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the terminal has to offer."""
+
+    columns: int
+    lines: int
+    ascii_only: bool = False
+
+
+def view(snapshot: Snapshot, room: Room) -> list[Text]:
+    """Lines that fit: none is wider than `columns`, and there are no more than `lines`.
+
+    Where room is short, workers prepared ahead go first, then single outputs, then devices.
+    """
+    head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
+    if snapshot.rows:
+        head += [_overall(snapshot, room), _numbers(snapshot)]
+    foot = [_concern(snapshot)]
+    free = room.lines - len(head) - len(foot)
+    outputs = [_output(output, room) for output in snapshot.outputs] if len(snapshot.outputs) > 1 else []
+    devices = [_device(device, snapshot, room) for device in snapshot.devices]
+    ahead = [_ahead(device, snapshot) for device in snapshot.devices]
+    body = _body(outputs, devices, ahead, free)
+    lines = [*head, *body, *foot][: max(1, room.lines)]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(room.columns, overflow="ellipsis" if not room.ascii_only else "crop")
+    return lines
+
+
+def _body(outputs: list[Text], devices: list[Text], ahead: list[Text | None], free: int) -> list[Text]:
+    """As much as fits of outputs, devices and what is prepared ahead on each."""
+    if len(outputs) + len(devices) + sum(line is not None for line in ahead) <= free:
+        pairs = zip(devices, ahead, strict=True)
+        return [*outputs, *(line for pair in pairs for line in pair if line is not None)]
+    if len(outputs) + len(devices) <= free:
+        return [*outputs, *devices]
+    if len(devices) <= free:
+        return devices
+    shown = max(0, free - 1)
+    return [*devices[:shown], *([Text(f"and {len(devices) - shown} more devices", "dim")] if free > 0 else [])]
+
+
+def _head(snapshot: Snapshot) -> Text:
+    line = Text(plain(snapshot.doing), "bold")
+    line.append(f", {human_time(snapshot.elapsed_s)} so far", "not bold")
+    if snapshot.eta_s is not None:
+        line.append(f", about {human_time(snapshot.eta_s)} left", "bold")
+    return line
+
+
+def _overall(snapshot: Snapshot, room: Room) -> Text:
+    share = percent(snapshot.share).rjust(5)
+    return bar(snapshot.share, max(_MIN_BAR, room.columns - len(share)), room, "cyan").append(f"{share}")
+
+
+def _numbers(snapshot: Snapshot) -> Text:
+    parts = [f"{snapshot.rows_done:,} of {snapshot.rows:,} rows", *rates(snapshot)]
+    if snapshot.chunks:
+        parts.append(f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks")
+    return Text(", ".join(parts))
+
+
+def _output(output: OutputState, room: Room) -> Text:
+    width = min(24, max(8, room.columns // 5))
+    line = Text(f"{_fit(output.name, width)}{_GAP}")
+    line.append_text(bar(output.share, max(_MIN_BAR, min(_MAX_BAR, room.columns // 4)), room, "cyan"))
+    line.append(f"{percent(output.share):>6}")
+    line.append(f"{_GAP}{output.rows:,} rows", "dim")
+    return line
+
+
+def _device(device: DeviceState, snapshot: Snapshot, room: Room) -> Text:
+    """The device and the worker that computes on it, or is the next to do so."""
+    worker = device.workers[0] if device.workers else None
+    line = Text(f"{device.label:<6}", "bold")
+    if worker is None:
+        return line.append("idle", "not bold dim").append_text(Text("".join(_memory(device, None)), "dim"))
+    line.append(f"{_chunk(worker, snapshot, room):<10} ", "not bold")
+    line.append(f"{worker.phase:<10} ", "not bold " + ("cyan" if worker.computing else "dim"))
+    share = worker.texts_done / worker.texts if worker.texts else 0.0
+    fields = [f"{percent(share):>5}"]
+    if room.columns >= 120 and worker.texts:
+        fields.append(f"{_GAP}{worker.texts_done:,} of {worker.texts:,} texts")
+    if worker.batch_rows:
+        fields.append(f"{_GAP}batch {worker.batch_rows}")
+    fields += _memory(device, worker, wide=room.columns >= 120)
+    if sum(slot.computing for slot in device.workers) > 1:
+        fields.append(f"{_GAP}+{sum(slot.computing for slot in device.workers) - 1} workers")
+    while len(fields) > 1 and line.cell_len + _MIN_BAR + sum(map(len, fields)) > room.columns:
+        fields.pop()
+    width = room.columns - line.cell_len - sum(map(len, fields))
+    if width >= _MIN_BAR:
+        line.append_text(bar(share, min(_MAX_BAR, width), room, "cyan"))
+    return line.append("".join(fields), "not bold")
+
+
+def _memory(device: DeviceState, worker: WorkerState | None, *, wide: bool = False) -> list[str]:
+    """GPU and host memory, the more important first."""
+    fields = []
+    if device.memory_used_bytes is not None and device.memory_total_bytes:
+        used, total = device.memory_used_bytes / (1 << 30), device.memory_total_bytes / (1 << 30)
+        fields.append(f"{_GAP}{used:.0f}/{total:.0f} GiB")
+    if worker is not None and worker.rss_bytes is not None:
+        fields.append(f"{_GAP}RAM {human_bytes(worker.rss_bytes)}")
+    if wide and device.utilization is not None:
+        fields.append(f"{_GAP}{device.utilization:.0f} % busy")
+    if wide and device.temperature_c is not None:
+        fields.append(f"{_GAP}{device.temperature_c:.0f} °C")
+    if wide and device.power_w is not None:
+        fields.append(f"{_GAP}{device.power_w:.0f} W")
+    return fields
+
+
+def _ahead(device: DeviceState, snapshot: Snapshot) -> Text | None:
+    """What is prepared for the device's next turns."""
+    waiting = [worker for worker in device.workers[1:] if not worker.computing]
+    if not waiting:
+        return None
+    names = ", ".join(f"{_chunk(worker, snapshot, None)} {worker.phase}" for worker in waiting)
+    return Text(f"{'':<6}next: {names}", "dim")
+
+
+def _chunk(worker: WorkerState, snapshot: Snapshot, room: Room | None) -> str:
+    """With the output's name where there are several and there is room for it."""
+    if len(snapshot.outputs) > 1 and (room is None or room.columns >= 120):
+        return f"{worker.output} chunk {worker.chunk}"
+    return f"chunk {worker.chunk}"
+
+
+def _concern(snapshot: Snapshot) -> Text:
+    concern = snapshot.concern
+    mark = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[concern.weight]
+    return Text(mark + plain(concern.words), _STYLES[concern.weight])
+
+
+def bar(share: float, width: int, room: Room, style: str) -> Text:
+    """A bar that can be read without colours, too."""
+    share = min(1.0, max(0.0, share))
+    done, todo, half = ("#", "-", "") if room.ascii_only else ("━", "─", "╸")
+    cells = int(share * width)
+    line = Text(done * cells, style)
+    if half and cells < width and share * width - cells >= 0.5:
+        line.append(half, style)
+    return line.append(todo * (width - line.cell_len), "dim")
+
+
+def _fit(text: str, width: int) -> str:
+    text = plain(text)
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"

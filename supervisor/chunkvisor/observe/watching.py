@@ -1,0 +1,69 @@
+"""`chunkvisor status --watch`: looks on until the run ends, in a terminal, in a pipe, or for a program.
+
+It never ends or slows the run that it looks at, and ends by itself when that has ended.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from chunkvisor.observe.follow import Follower
+from chunkvisor.observe.live import REFRESH_S
+from chunkvisor.observe.progress import heartbeat_s, progress_line
+from chunkvisor.observe.screen import Screen
+from chunkvisor.observe.terminal import can_draw
+from chunkvisor.status import State, read_status
+
+_JSON_LOOK_S = 1.0
+_JSON_SHARE = 0.1
+"""Of the time, at most, goes into reading: a long journal is read again less often."""
+
+
+def watch_view(follower: Follower) -> None:
+    """The live view, or lines where nothing can be drawn; returns at the end of the run, at once where none lives."""
+    if not follower.alive:
+        return
+    if not can_draw(sys.stdout):
+        _watch_lines(follower)
+        return
+    screen = Screen(sys.stdout)
+    try:
+        while True:
+            snapshot = follower.look()
+            if not follower.alive:
+                break
+            screen.draw(snapshot, follower.news)
+            time.sleep(REFRESH_S)
+    finally:
+        screen.leave(follower.news if not follower.alive else ())
+
+
+def _watch_lines(follower: Follower) -> None:
+    said_s = -float("inf")
+    while True:
+        snapshot = follower.look()
+        for _, t, words in follower.news:
+            click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(t))} {words}")
+        if not follower.alive:
+            return
+        if time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s):
+            said_s = time.monotonic()
+            click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {progress_line(snapshot)}")
+        time.sleep(REFRESH_S)
+
+
+def watch_json(workdir: Path) -> None:
+    """One line of JSON, as `status --json` has it, at once and for each change; returns at the end of the run."""
+    shown = None
+    while True:
+        began_s = time.monotonic()
+        status = read_status(workdir)
+        if (content := status.to_json()) != shown:
+            shown = content
+            click.echo(json.dumps(content))
+        if status.state is not State.RUNNING:
+            return
+        time.sleep(max(_JSON_LOOK_S, (time.monotonic() - began_s) / _JSON_SHARE))

@@ -1,0 +1,242 @@
+"""The fold of events into a snapshot, the words for it, and whether to worry: as tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.observe.fold import Fold
+from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line
+from chunkvisor.observe.readings import AttemptKey, Readings, last_line
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.observe.words import Weight, weight_of, words_of
+from chunkvisor_worker.contract.messages import Beat, Phase
+
+Event = tuple[float, str, dict[str, Any]]
+
+INVOKED: Event = (100, "invoked", {"invocation": "001_x", "workdir": "w", "pid": 1})
+STARTED: Event = (100, "run_started", {"run": "r", "workdir": "w", "device": "NVIDIA X (GPU-1), cpu", "outputs": ["a"]})
+OPENED: Event = (
+    101,
+    "output_opened",
+    {"output": "a", "rows": 200, "distinct": 100, "chunks": 4, "chunk_size": 25, "chunks_done": 1, "texts_done": 25},
+)
+FIRST, SECOND = (
+    {"output": "a", "chunk": 1, "attempt": 1},
+    {"output": "a", "chunk": 2, "attempt": 3},
+)
+BEGUN: list[Event] = [
+    INVOKED,
+    STARTED,
+    OPENED,
+    (102, "attempt_started", {**FIRST, "pid": 7, "device": 0, "start": "fresh"}),
+    (103, "attempt_started", {**SECOND, "pid": 8, "device": 0, "start": "fresh"}),
+    (110, "go", {**FIRST, "rows": 32, "tokens": None, "tiers": []}),
+]
+COMMITTED: Event = (
+    120,
+    "chunk_committed",
+    {"output": "a", "chunk": 1, "texts": 25, "texts_done": 50, "chunks_done": 2, "chunks": 4, "tokens": 500},
+)
+
+
+def fold_of(*events: Event) -> Fold:
+    """What the events come to."""
+    fold = Fold()
+    for t, event, details in events:
+        fold.feed(event, details, t)
+    return fold
+
+
+def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snapshot:
+    """What there is to see after the events."""
+    return fold_of(*events).snapshot(now_s, readings or Readings())
+
+
+@pytest.mark.parametrize(
+    ("events", "doing"),
+    [
+        ([], "starting"),
+        ([INVOKED], "starting"),
+        ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the hub for m/m"),
+        ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
+        ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model into the template process"),
+        (BEGUN, "computing"),
+        ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
+        ([*BEGUN, (120, "draining", {"signal": "SIGINT"})], "stopping: the chunks under way are finished first"),
+        (
+            [*BEGUN, (120, "draining", {"signal": "SIGINT"}), (121, "go", {**SECOND, "rows": 1})],
+            "stopping: the chunks under way are finished first",
+        ),
+        ([*BEGUN, (120, "run_ended", {"code": 0})], "finished"),
+        ([*BEGUN, (120, "halted", {"code": 75, "what": "no"})], "ended"),
+        ([*BEGUN, (120, "halted", {"code": 75}), (200, "invoked", {"workdir": "w", "invocation": ""})], "starting"),
+    ],
+)
+def test_what_it_is_doing(events: list[Event], doing: str) -> None:
+    """Each stage of a run has its words, and a new run in the same journal begins from the start."""
+    assert seen(130, *events).doing == doing
+
+
+def test_progress_counts_what_workers_have_done() -> None:
+    """Rows, rates and the time left come from commits and beats together; a text stands for its share of the rows."""
+    beat = Beat(9, 8, Phase.FORWARD, rows_done=10, rows_total=25, tokens_done=200, batch_rows=16)
+    readings = Readings({AttemptKey("a", 2, 3): (beat, 0.5)})
+    ended: Event = (119, "worker_ended", {**FIRST, "device": 0})
+    now = seen(130, *BEGUN, ended, COMMITTED, (121, "go", {**SECOND, "rows": 32}), readings=readings)
+    assert (now.rows, now.rows_done, now.chunks_done) == (200, 120, 2)  # 60 of 100 texts
+    assert now.rows_per_s == pytest.approx(2 * 35 / 20)
+    assert now.tokens_per_s == pytest.approx(700 / 20)
+    assert now.eta_s == pytest.approx(40 / (35 / 20))
+    assert now.elapsed_s == 30
+    (worker,) = now.devices[0].workers
+    assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
+
+
+def test_a_worker_prepared_ahead_counts_for_nothing() -> None:
+    """A standby is shown behind the one that computes, and adds nothing to the progress."""
+    readings = Readings({AttemptKey("a", 2, 3): (Beat(1, 8, Phase.MODEL_LOAD, 0, 25), 200.0)})
+    now = seen(130, *BEGUN, readings=readings)
+    assert [worker.phase for worker in now.devices[0].workers] == ["starting", "loading"]
+    assert now.devices[1].workers == ()
+    assert now.share == 0.25
+    assert now.eta_s is None
+    assert now.concern.weight is Weight.NEWS
+
+
+def test_sensors_are_shown_where_they_fit() -> None:
+    """GPU memory goes to its device, a process's memory to its worker; nonsense is passed over."""
+    sensors: dict[str, Any] = {
+        "gpus": [{"device": 0, "memory_used_bytes": 5, "memory_total_bytes": 10, "utilization": 97}, 7],
+        "workers": [{"pid": 7, "rss_bytes": 11}, {"pid": 8, "rss_bytes": "many"}],
+    }
+    now = seen(130, *BEGUN, readings=Readings(sensors=sensors))
+    gpu, cpu = now.devices
+    assert (gpu.label, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization) == ("GPU 0", 5, 10, 97)
+    assert [worker.rss_bytes for worker in gpu.workers] == [11, None]
+    assert (cpu.label, cpu.memory_used_bytes) == ("CPU", None)
+
+
+FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})
+BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "outcome": "crashed", "reason": "no"})
+
+
+@pytest.mark.parametrize(
+    ("events", "silent_s", "weight", "words"),
+    [
+        ([], 0, Weight.NEWS, "all is well"),
+        ([FAILED], 0, Weight.CARE, "1 attempt failed and is tried again; nothing is lost"),
+        ([FAILED, FAILED], 0, Weight.CARE, "2 attempts failed and are tried again; nothing is lost"),
+        ([FAILED, BAD], 0, Weight.LOSS, "1 text could not be encoded and will be NaN"),
+        ([(120, "chunk_set_aside", {"chunk": 1})], 0, Weight.LOSS, "1 chunk given up for now"),
+        ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
+        ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Weight.CARE, "waiting for 25 s, then"),
+        ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Weight.NEWS, "all is well"),
+        ([BAD], 200, Weight.CARE, "no progress in chunk 1 for 3 min"),
+    ],
+)
+def test_whether_to_worry(events: list[Event], silent_s: float, weight: Weight, words: str) -> None:
+    """The gravest matter is named, with what comes of it by itself."""
+    readings = Readings({AttemptKey("a", 1, 1): (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)})
+    concern = seen(130, *BEGUN, *events, readings=readings).concern
+    assert concern.weight is weight
+    assert concern.words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("chunk_committed", {"output": "never opened"}),
+        ("go", {"output": "a", "chunk": 77, "attempt": 1, "rows": 1}),
+        ("worker_ended", {}),
+        ("run_started", {"device": 5, "outputs": None}),
+        ("waiting", {"delay_s": "long"}),
+        ("what is this", {"a": 1}),
+    ],
+)
+def test_strange_events_do_no_harm(event: tuple[str, dict[str, Any]]) -> None:
+    """An event of another version, or a damaged one, is passed over."""
+    assert seen(130, *BEGUN, (129, *event)).rows == 200
+
+
+def test_the_search_for_bad_texts_has_no_known_end() -> None:
+    """When only chunks that are taken apart are left, it says so and tells no time that would be wrong."""
+    split: Event = (121, "chunk_split", {"output": "a", "chunk": 2, "texts": 25, "parts": 2})
+    now = seen(130, *BEGUN, COMMITTED, split)
+    assert (now.doing, now.eta_s is None) == ("computing", False)
+    done: Event = (122, "chunk_committed", {**COMMITTED[2], "chunk": 3, "chunks_done": 3, "texts_done": 75})
+    now = seen(130, *BEGUN, COMMITTED, split, done)
+    assert (now.doing, now.eta_s) == ("looking for the texts that fail", None)
+    found: Event = (125, "chunk_committed", {**COMMITTED[2], "chunk": 2, "chunks_done": 4, "texts_done": 100})
+    assert seen(130, *BEGUN, COMMITTED, split, done, found).doing == "computing"
+
+
+def test_an_ended_run_stands_still() -> None:
+    """After its end nothing moves any more, whatever the clock says."""
+    now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
+    assert now.elapsed_s == 30
+    assert (now.eta_s, now.devices) == (None, ())
+    assert closing_line(now) == "1 chunk computed in 30 s, 2.5 rows/s, 25 tokens/s, without a fault"
+
+
+def test_progress_line() -> None:
+    """The heartbeat has all figures that are known."""
+    assert progress_line(seen(110, INVOKED)) == "starting, 10 s so far"
+    assert progress_line(seen(120, *BEGUN, COMMITTED)) == (
+        "computing, 20 s so far, 50 %, 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
+    )
+    assert closing_line(seen(110, INVOKED)) is None
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "pause_s"), [(0, 20), (200, 20), (600, 60), (3600, 360), (6000, 600), (1e6, 600)]
+)
+def test_heartbeat_becomes_rarer(elapsed_s: float, pause_s: float) -> None:
+    """Three lines a minute at first, one in ten minutes later."""
+    assert heartbeat_s(elapsed_s) == pytest.approx(pause_s)
+
+
+@pytest.mark.parametrize(("share", "words"), [(0, "0 %"), (0.999, "99 %"), (1.0, "100 %")])
+def test_percent(share: float, words: str) -> None:
+    """100 % is said only when all is done."""
+    assert percent(share) == words
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.01234, "0.012"), (1.26, "1.3"), (12345.6, "12,346")])
+def test_figure(value: float, words: str) -> None:
+    """A slow rate is no zero."""
+    assert figure(value) == words
+
+
+@pytest.mark.parametrize(
+    ("event", "details", "words"),
+    [
+        ("note", {"text": "a\x1b[31m\nb\rc"}, "a [31m b c"),
+        ("quarantined", {"output": "a"}, None),
+        ("worker_ended", {}, None),
+        ("draining", {"signal": "SIGINT"}, "SIGINT: finishing the chunks under way; once more stops at once"),
+    ],
+)
+def test_words(event: str, details: dict[str, Any], words: str | None) -> None:
+    """One line without control characters, whatever a model's error message has in it; None where there are none."""
+    assert words_of(event, details) == words
+    assert weight_of(event) in Weight
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (None, {}),
+        (b"", {}),
+        (b'{"t":1}\n', {"t": 1}),
+        (b'{"t":1}\n{"t":2}\n{"t":', {"t": 2}),
+        (b'{"t":1}\nnonsense\n', {}),
+        (b"[1]\n", {}),
+        (b"x" * 40_000 + b'\n{"t":3}\n', {"t": 3}),
+    ],
+)
+def test_last_line_of_the_sensors(tmp_path: Path, content: bytes | None, found: dict[str, Any]) -> None:
+    """The last whole line counts; what cannot be read is not there."""
+    if content is not None:
+        (tmp_path / "sensors.jsonl").write_bytes(content)
+    assert last_line(tmp_path / "sensors.jsonl") == found

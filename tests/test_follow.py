@@ -1,0 +1,131 @@
+"""Whoever looks at a folder: the growing journal, and the screen of `chunkvisor status`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.observe.concern import Concern
+from chunkvisor.observe.follow import Follower, Tail
+from chunkvisor.observe.glance import glance
+from chunkvisor.observe.snapshot import DeviceState, Snapshot, WorkerState
+from chunkvisor.observe.words import Weight
+from chunkvisor.status import OutputStatus, State, Status
+from harness import ROOT
+
+
+def test_tail(tmp_path: Path) -> None:
+    """Only whole lines count, each once; damaged ones are passed over; a shorter journal is read from its start."""
+    journal = tmp_path / "events.jsonl"
+    tail = Tail(journal)
+
+    def names() -> list[str]:
+        return [event["event"] for event in tail.events()]
+
+    assert names() == []
+    journal.write_bytes(b'{"event":"a","t":1}\nnonsense\n{"event":5,"t":1}\n{"event":"b","t":2}\n\n{"event":"c",')
+    assert names() == ["a", "b"]
+    assert names() == []
+    with journal.open("ab") as file:
+        file.write(b'"t":3}\n')
+    assert names() == ["c"]
+    journal.write_bytes(b'{"event":"d","t":1}\n')
+    assert names() == ["d"]
+
+
+def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
+    """Of a long story only the last few lines are told at the first look, and none of them twice."""
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"t": number, "event": "note", "text": f"n{number}"}) + "\n" for number in range(50))
+    )
+    follower = Follower(tmp_path)
+    follower.look()
+    assert [words for _, _, words in follower.news] == ["n45", "n46", "n47", "n48", "n49"]
+    follower.look()
+    assert follower.news == []
+    assert not follower.alive
+
+
+WORKING = Snapshot(
+    doing="computing",
+    elapsed_s=754,
+    concern=Concern(Weight.NEWS, "all is well"),
+    devices=(DeviceState("CPU", (WorkerState("a", 4, 1, "computing", True, 100, 7),)),),
+    rows_per_s=12,
+    eta_s=680,
+)
+
+
+def status(state: State, done: int, quarantined: int = 0) -> Status:
+    """Of one output with 10 chunks."""
+    output = OutputStatus(100, 10 * done, 10, done, quarantined, complete=done == 10, distinct_texts=100)
+    return Status(state, 77, {"a": output}, {"committed": done}, 12.0, None)
+
+
+@pytest.mark.parametrize(
+    ("now", "begun", "ending", "lines"),
+    [
+        (
+            status(State.RUNNING, 3),
+            [],
+            None,
+            [
+                "running (pid 77): computing, 13 min so far, about 11 min left",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  12 rows/s",
+                "  CPU: a chunk 4, computing, 7 of 100 texts",
+                "  attempts: 3 committed",
+                "  all is well",
+                "  to look on: chunkvisor status --watch w",
+            ],
+        ),
+        (
+            status(State.STOPPED, 3),
+            [("a", 3), ("a", 4)],
+            None,
+            [
+                "stopped: its process was killed, or the machine went down; nothing that is done is lost",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  attempts: 3 committed",
+                "  run the same command again to go on; what is done stays done",
+                "  it would keep 3 of 10 chunks and compute the other 7",
+                "  under way at the end, and tried afresh unless their result is there: chunks 3, 4",
+            ],
+        ),
+        (
+            status(State.STOPPED, 10),
+            [],
+            130,
+            [
+                "stopped: somebody asked it to (SIGINT)",
+                "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
+                "  attempts: 10 committed",
+                "  run the same command again to go on; what is done stays done",
+                "  it would keep all 10 chunks and join them",
+            ],
+        ),
+        (
+            status(State.COMPLETE, 10, 2),
+            [],
+            3,
+            [
+                "complete",
+                "  a: 100 %, 100 of 100 rows, 10 of 10 chunks, 2 quarantined",
+                "  attempts: 10 committed",
+                "  2 rows without a vector, listed in the manifests; after a mend: chunkvisor retry w",
+            ],
+        ),
+    ],
+    ids=["running", "killed", "interrupted", "complete"],
+)
+def test_glance(now: Status, begun: list[tuple[str, int]], ending: int | None, lines: list[str]) -> None:
+    """At a glance: the state, how far, how long, whether to worry, and what to do."""
+    assert glance(now, WORKING, begun, ending, Path("w")) == lines
+
+
+def test_the_picture_is_for_everybody() -> None:
+    """The README's picture needs nothing from another host, and tells nothing of the machine it was drawn on."""
+    picture = (ROOT / "docs" / "images" / "run.svg").read_text("utf-8")
+    assert not re.search(r"url\((?!#)|@import|href", picture)
+    assert not re.search(r"/(tmp|home|root|work)\b", picture)

@@ -1,0 +1,171 @@
+"""A model of the hub is resolved and downloaded once, from a small hub of our own on loopback."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.config import ModelConfig
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.modelsource import ModelSource, resolve_hub
+from chunkvisor.policy import Budget
+from harness import Workplace, wait_for
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"model_type": "bert"}',
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"the same weights",
+    "onnx/model.onnx": b"graph",
+}
+BUDGET = Budget(3, 1, 60.0)
+
+pytest.importorskip("huggingface_hub")
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves one model; the first requests can be answered with an error, or with silence."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Visitor)
+        self.asked: list[str] = []
+        self.errors: list[int] = []
+        self.silent = threading.Event()
+        self.over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """For HF_ENDPOINT."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Visitor(http.server.BaseHTTPRequestHandler):
+    """One request; the addresses and headers are those that huggingface_hub reads."""
+
+    server: Hub
+
+    def do_GET(self) -> None:
+        """Answer with a body."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer without."""
+        self._answer(with_body=False)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        self.server.asked.append(self.path)
+        if self.server.silent.is_set():
+            self.server.over.wait()
+        status, body, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+        name = self.path.partition(f"/resolve/{COMMIT}/")[2]
+        if self.server.errors:
+            status, headers = self.server.errors.pop(0), {}
+        elif self.path.startswith("/api/models/some/model/tree/"):
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
+            status, body, headers = 200, json.dumps(tree).encode(), {}
+        elif self.path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": name} for name in FILES]
+            status, headers = 200, {}
+            body = json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode()
+        elif name in FILES:
+            status, body, headers = 200, FILES[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub asks, and an empty cache."""
+    hub = Hub()
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield hub
+    hub.over.set()
+    hub.shutdown()
+    hub.server_close()
+
+
+def resolve(folder: Path, waits: list[str], **model: Any) -> ModelSource:
+    """The model, resolved in a workdir; no wait is waited for."""
+    config = ModelConfig(name="some/model", **model)
+    return resolve_hub(config, folder / "model.json", folder / "fetch", BUDGET, lambda _s, why: waits.append(why))
+
+
+def names(source: ModelSource) -> set[str]:
+    """Files of a snapshot."""
+    assert source.path is not None
+    folder = Path(source.path)
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_model_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+    """The commit is fixed, weights in old formats are left out, and a resume asks nobody."""
+    first = resolve(tmp_path, [])
+    asked = len(hub.asked)
+    again = resolve(tmp_path, [])
+
+    assert first == again
+    assert (first.revision, names(first)) == (COMMIT, {"config.json", "model.safetensors"})
+    assert len(hub.asked) == asked
+
+
+def test_another_backend_needs_its_own_files(hub: Hub, tmp_path: Path) -> None:
+    """For ONNX, everything is downloaded."""
+    source = resolve(tmp_path, [], kwargs={"backend": "onnx"})
+
+    assert names(source) == set(FILES)
+
+
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    """After 503 the run waits and tries again, and says why."""
+    hub.errors = [503] * 12  # huggingface_hub tries a few times by itself
+    waits: list[str] = []
+
+    source = resolve(tmp_path, waits)
+
+    assert source.revision == COMMIT
+    assert waits
+    assert "503" in waits[0]
+
+
+def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> None:
+    """A wrong name is the config's fault, and nobody waits for it."""
+    waits: list[str] = []
+    config = ModelConfig(name="some/typo")
+
+    with pytest.raises(Halt) as halt:
+        resolve_hub(config, tmp_path / "model.json", tmp_path / "fetch", BUDGET, lambda _s, why: waits.append(why))
+
+    assert halt.value.code is ExitCode.CONFIG
+    assert "some/typo" in str(halt.value)
+    assert waits == []
+
+
+def test_a_download_can_be_stopped(hub: Hub, workplace: Workplace) -> None:
+    """SIGTERM ends a run whose hub says nothing, and no process is left behind."""
+    hub.silent.set()
+    workplace.write_source(["a"])
+    workplace.write_config("sentence-transformers", model__name="some/model")
+    run = workplace.start("run", str(workplace.config_path))
+    wait_for(lambda: bool(hub.asked))
+
+    run.terminate()
+    _, stderr = run.communicate(timeout=60)
+
+    assert run.returncode == 143, stderr
+    assert "stopped by SIGTERM" in stderr

@@ -1,0 +1,493 @@
+"""The pure parts of the report: bins, bands, the time axis, charts, the story, the headline."""
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chunkvisor.observe.report import svg
+from chunkvisor.observe.report.bands import Band, Kind, kind_of, thinned
+from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.figures import Figures
+from chunkvisor.observe.report.headline import Mood, headline
+from chunkvisor.observe.report.readings import Readings
+from chunkvisor.observe.report.story import Failure, Run, Story, read_story
+from chunkvisor.observe.report.timeline import Span, Tick, Timeline
+from chunkvisor.observe.report.trouble import clean
+from chunkvisor.status import OutputStatus, State, Status
+from chunkvisor_worker.contract.exits import Outcome
+
+T0 = 1_700_000_000.0
+
+
+@pytest.mark.parametrize("length_s", [0.0, 0.5, 100.0, 1e6, 1e9])
+def test_bins_keep_the_sum_in_bounded_space(length_s: float) -> None:
+    """However long the time, there are at most `limit` bins, and nothing that was added is lost."""
+    bins = Bins(limit=50)
+
+    bins.add(T0, 1.0)
+    bins.spread(T0, T0 + length_s, 99.0)
+
+    found = bins.bins()
+    assert len(found) <= 50
+    assert sum(each.total for each in found) == pytest.approx(100.0)
+    assert found[0].start_s <= T0
+    assert found[-1].start_s <= T0 + length_s
+
+
+def test_bins_know_mean_and_most() -> None:
+    """Widening keeps count and maximum."""
+    bins = Bins(limit=2)
+    for second in range(64):
+        bins.add(second, float(second))
+
+    (first, *_) = found = bins.bins()
+    assert sum(each.count for each in found) == 64
+    assert max(each.most for each in found) == 63
+    assert first.total / first.count < found[-1].total / found[-1].count
+
+
+@pytest.mark.parametrize(
+    ("count", "every", "failures"), [(10, 8, 1), (5000, 2500, 2), (5000, 50, 100), (5000, 2, 157), (5000, 1, 157)]
+)
+def test_bands_are_bounded_and_failures_stay_as_they_are(count: int, every: int, failures: int) -> None:
+    """Of many attempts successes are merged and failures are sampled; none is lost, and no failure becomes longer."""
+    failed = [number % every == every - 1 for number in range(count)]
+    bands = [Band(str(n % 3), float(n), n + 1.0, Kind.FAULT if failed[n] else Kind.DONE) for n in range(count)]
+
+    found = thinned(bands, 600)
+
+    assert len(found) <= 600
+    assert sum(band.attempts for band in found) == count
+    faults = [band for band in found if band.kind is Kind.FAULT]
+    assert len(faults) == failures
+    assert all(band.stop_s - band.start_s == 1 for band in faults)
+
+
+def test_every_outcome_has_a_kind() -> None:
+    """Every outcome has a colour of its own kind; a name that nobody knows is a fault."""
+    assert {kind_of(outcome) for outcome in Outcome} == set(Kind)
+    assert kind_of("unheard of") is Kind.FAULT
+
+
+@pytest.mark.parametrize(
+    ("spans", "pauses", "running_s"),
+    [
+        pytest.param([], 0, 0, id="nothing"),
+        pytest.param([(0, 10)], 0, 10, id="one"),
+        pytest.param([(0, 10), (1000, 1010)], 1, 20, id="two"),
+        pytest.param([(0, 10), (5, 15)], 1, 15, id="clock set back"),
+        pytest.param([(0, 0)] * 3, 2, 0, id="no time at all"),
+        pytest.param([(n * 100, n * 100 + 1) for n in range(500)], 499, 500, id="many"),
+    ],
+)
+def test_time_axis(spans: list[tuple[float, float]], pauses: int, running_s: float) -> None:
+    """Running time fills the axis from 0 to 1, in order, and every pause takes a little of it."""
+    axis = Timeline([Span(*span) for span in spans])
+
+    assert axis.running_s == running_s
+    assert len(axis.pauses()) == pauses
+    places = [axis.at(time_s) for span in axis.spans for time_s in (span.start_s, span.stop_s)]
+    assert places == sorted(places)
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
+    if running_s:
+        assert places[-1] == pytest.approx(1.0)
+    ticks, _ = axis.ticks(10)
+    assert len(ticks) <= 11 + len(spans)
+
+
+@pytest.mark.parametrize(
+    ("length_s", "labels", "unit"),
+    [
+        (10, ["0", "1", "2"], "seconds"),
+        (600, ["0", "1", "2"], "minutes"),
+        (6 * 3600, ["0", "1", "2"], "hours"),
+        (8 * 86400, ["0", "1", "2"], "days"),
+        (90 * 86400, ["0", "9", "18"], "days"),
+    ],
+)
+def test_ticks_are_round(length_s: float, labels: list[str], unit: str) -> None:
+    """Marks stand at round times in a unit that fits the length."""
+    ticks, name = Timeline([Span(T0, T0 + length_s)]).ticks(10)
+
+    assert [tick.label for tick in ticks[:3]] == labels
+    assert name == unit
+
+
+@pytest.mark.parametrize("highest", [0.0, 1e-3, 0.7, 1.0, 9.99, 10.0, 12345.0, 7e9])
+def test_axes_hold_their_values(highest: float) -> None:
+    """The axis ends at or above the highest value, not far above, with a handful of ticks."""
+    scale = svg.linear(highest, "x")
+
+    assert 2 <= len(scale.ticks) <= 6
+    assert scale.ticks[-1] >= highest * 0.999
+    assert not highest or scale.ticks[-1] <= 2.5 * highest
+
+
+@pytest.mark.parametrize(
+    ("highest", "unit", "last"),
+    [(0, "KiB", "1"), (3 << 20, "MiB", "3"), (70 << 30, "GiB", "80"), (1 << 51, "TiB", "3,000")],
+)
+def test_byte_axes(highest: float, unit: str, last: str) -> None:
+    """Bytes are shown in the unit that gives readable numbers."""
+    scale = svg.in_bytes(highest)
+
+    assert scale.unit == unit
+    assert scale.label(scale.ticks[-1]) == last
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (8, 32), (1, 16384), (4096, 4096)])
+def test_logarithmic_axes(low: float, high: float) -> None:
+    """Powers of two, with both values within."""
+    scale = svg.powers_of_two(low, high, "texts")
+
+    assert scale.ticks[0] <= low
+    assert scale.ticks[-1] >= high
+    assert 2 <= len(scale.ticks) <= 8
+
+
+HOSTILE = '</svg><script>alert("x")</script>&<b>\x00'
+
+
+def test_charts_are_well_formed_whatever_they_are_called() -> None:
+    """A chart is well-formed XML, its numbers are finite and within it, and no text of it is markup."""
+    chart = svg.Chart(
+        title=HOSTILE.replace("\0", ""),
+        scale=svg.linear(10, "texts/s"),
+        series=[svg.Series("a", "s1", [[(0.0, 1.0), (1.0, 11.0)], [(0.5, 3.0)], []], area=True)],
+        shades=[svg.Shade(0.2, 0.2, "k-fault", HOSTILE.replace("\0", ""))],
+        pauses=[(0.4, 0.45, "paused")],
+        starts=[Tick(0.0, "21 Nov 10:00"), Tick(0.01, "21 Nov 10:01"), Tick(0.99, "21 Nov 10:02")],
+    )
+    for width in (880, 350):
+        root = ET.fromstring(svg.draw(chart, [Tick(0.0, "0"), Tick(1.0, "5")], "hours", width, 200))
+        assert not list(root.iter("script"))
+        texts = [element.text for element in root.iter("text")]
+        assert "21 Nov 10:00" in texts
+        assert "21 Nov 10:01" not in texts  # it would run into the first
+        assert "21 Nov 10:02" not in texts  # it would run out of the chart
+        for element in root.iter():
+            for name in ("x", "x1", "x2"):
+                assert 0 <= float(element.get(name, "0")) <= width
+            for name in ("y", "y1", "y2"):
+                assert 0 <= float(element.get(name, "0")) <= 200
+
+
+def journal(*events: tuple[str, float, dict[str, Any]], run: str = "r1") -> list[dict[str, Any]]:
+    """Events of one run at seconds after T0."""
+    return [{"event": name, "t": T0 + at_s, "run": run, **details} for name, at_s, details in events]
+
+
+ATTEMPT = {"output": "out", "chunk": 0, "attempt": 1}
+ENDED = {"device": 0, "startup_s": 5.0, "idle_s": 2.0, "busy_s": 10.0, "texts": 100, "tokens": 900}
+COMMITTED = {"output": "out", "chunk": 0, "texts": 100, "attempt_ok": True, "tokens": 900, "padded_tokens": 1200}
+GO = {"rows": 32, "tokens": 4096, "tiers": [{"min_length": 64, "rows": 8, "tokens": 1024}]}
+
+
+def test_story_of_a_success() -> None:
+    """Texts count while their attempt had the device, and what start-up cost is added up."""
+    story = read_story(
+        journal(
+            ("run_started", 0, {"device": "cpu", "outputs": ["out"]}),
+            ("attempt_started", 5, {**ATTEMPT, "device": 3}),
+            ("go", 10, {**ATTEMPT, **GO}),
+            ("worker_ended", 20.5, {**ATTEMPT, **ENDED, "returncode": 0}),
+            ("chunk_committed", 21, {**COMMITTED, "phase_s": {"forward": 9.0}}),
+            ("run_ended", 22, {"code": 0}),
+        )
+    )
+
+    (run,) = story.runs
+    assert (run.start_s, run.stop_s, run.code) == (T0, T0 + 22, 0)
+    (band,) = story.lanes.bands()
+    assert (band.device, band.start_s, band.stop_s, band.kind) == ("3", T0 + 10, T0 + 20, Kind.DONE)
+    assert [each.total for each in story.texts.bins()] == pytest.approx([10.0] * 10)
+    assert (story.startup_s, story.idle_s, story.busy_s) == (5.0, 2.0, 10.0)
+    assert story.phase_s["forward"] == 9.0
+    assert story.outcomes == {"committed": 1}
+    (ceiling,) = story.ceilings
+    assert (ceiling.texts, ceiling.texts_long, ceiling.tokens, ceiling.tokens_long) == (32, 8, 4096, 1024)
+
+
+def test_story_of_a_failure_and_a_kill() -> None:
+    """A failure has its last reason; an attempt that was cut off with its run was interrupted when that ended."""
+    failed = {**ATTEMPT, "outcome": "gpu_oom", "rule": "gpu-out-of-memory", "reason": "too much", "phase": "forward"}
+    story = read_story(
+        [
+            *journal(
+                ("go", 1, {**ATTEMPT, **GO}),
+                ("worker_ended", 2, {**ATTEMPT, **ENDED, "returncode": 20}),
+                ("attempt_failed", 2, failed),
+                ("go", 3, {**ATTEMPT, **GO, "attempt": 2}),
+                ("note", 9, {"text": "x"}),
+            ),
+            *journal(("invoked", 1000, {}), run="r2"),
+        ]
+    )
+
+    assert [band.kind for band in story.lanes.bands()] == [Kind.MEMORY, Kind.STOPPED]
+    assert story.lanes.bands()[1].stop_s == T0 + 9
+    (failure,) = story.failures.values()
+    assert (failure.count, failure.reason, failure.chunk, failure.attempt) == (1, "too much", 0, 1)
+    assert [run.run_id for run in story.runs] == ["r1", "r2"]
+
+
+def test_chunks_in_parts_are_counted_once() -> None:
+    """A chunk that was taken apart counts its parts when they were computed, and the rest when it is committed."""
+    story = read_story(
+        journal(
+            ("go", 1, {**ATTEMPT, **GO}),
+            ("worker_ended", 2, {**ATTEMPT, **ENDED, "returncode": 0}),
+            ("part_committed", 3, {**ATTEMPT, "start": 0, "stop": 60}),
+            ("chunk_committed", 9, {**COMMITTED, "attempt_ok": False}),
+        )
+    )
+
+    assert sum(each.total for each in story.texts.bins()) == 100
+    assert story.texts.total_at(T0 + 9) == 40
+
+
+NONSENSE: list[Any] = [None, -1, 1e400, float("nan"), "x" * 100_000, [], {}, [[1]], {"a": {}}, True, 1 << 80]
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run_started",
+        "go",
+        "worker_ended",
+        "chunk_committed",
+        "part_committed",
+        "attempt_failed",
+        "quarantined",
+        "halted",
+    ],
+)
+def test_no_nonsense_in_a_journal_hurts(name: str, value: Any) -> None:
+    """Whatever stands under the keys of an event, the story can be told and drawn."""
+    keys = {*ATTEMPT, *ENDED, *COMMITTED, *GO, "phase_s", "code", "what", "outcome", "rule", "reason", "row", "start"}
+    sound = journal(("run_started", 0, {}), ("go", 1, {**ATTEMPT, **GO}), ("worker_ended", 2, {**ATTEMPT, **ENDED}))
+    odd = [{"event": name, "t": T0 + 3, "run": value, **dict.fromkeys(keys, value)}]
+    odd_times = [{"event": name, "t": value, "run": "r1"}]
+
+    story = read_story([*sound, *odd, *odd_times, *sound])
+
+    for figure in Figures(story, Readings()).all():
+        ET.fromstring(figure.wide)
+        ET.fromstring(figure.narrow)
+        assert not re.search(r"\b(nan|inf)\b", figure.wide)
+
+
+def test_story_is_bounded() -> None:
+    """A million different failures, runs and notes would take no more room than some hundred."""
+    events = []
+    for number in range(3000):
+        attempt = {**ATTEMPT, "chunk": number}
+        events += journal(
+            ("go", number, {**attempt, **GO, "rows": number + 1}),
+            ("worker_ended", number + 0.5, {**attempt, **ENDED, "returncode": 1}),
+            ("attempt_failed", number + 0.6, {**attempt, "outcome": f"o{number}", "rule": "r", "reason": "x" * 9000}),
+            ("quarantined", number + 0.7, {"output": "out", "row": number}),
+            ("waiting", number + 0.8, {"reason": "y" * 9000}),
+            run=f"r{number}",
+        )
+
+    story = read_story(events)
+
+    assert len(story.runs) <= 200
+    assert story.runs_left_out == 2800
+    assert len(story.failures) <= 41
+    assert len(story.outcomes) <= 41
+    assert sum(story.outcomes.values()) == 3000
+    assert len(story.lanes.bands()) <= 2000
+    assert len(story.quarantined) <= 200
+    assert len(story.notes) <= 201
+    assert len(story.ceilings) <= 400
+
+
+DONE = OutputStatus(rows=10, rows_done=10, chunks=1, chunks_done=1, complete=True)
+STATUS = Status(State.COMPLETE, 1, {"out": DONE}, {}, None, None)
+HALT = Run("r", T0, T0 + 1, code=78, what="no such column", why="typed wrongly", remedy="mend it", log="/x/worker.log")
+
+
+@pytest.mark.parametrize(
+    ("status", "runs", "failed", "mood", "title", "worry", "todo"),
+    [
+        pytest.param(STATUS, [], 0, Mood.GOOD, "Complete", "every row has its vector", "", id="complete"),
+        pytest.param(
+            STATUS, [], 2, Mood.GOOD, "Complete", "2 attempts failed on the way", "", id="complete-with-failures"
+        ),
+        pytest.param(
+            replace(STATUS, outputs={"out": replace(DONE, quarantined=1)}),
+            [],
+            3,
+            Mood.CARE,
+            "quarantine",
+            "1 row could not be encoded",
+            "chunkvisor retry",
+            id="quarantine",
+        ),
+        pytest.param(
+            replace(STATUS, state=State.RUNNING, eta_s=7200.0),
+            [],
+            0,
+            Mood.GOOD,
+            "2.0 h left",
+            "Nothing",
+            "",
+            id="running",
+        ),
+        pytest.param(
+            replace(STATUS, state=State.RUNNING), [], 9, Mood.CARE, "Running", "9 of 9 attempts", "below", id="failing"
+        ),
+        pytest.param(
+            replace(STATUS, state=State.HALTED),
+            [HALT],
+            0,
+            Mood.BAD,
+            "exit code 78",
+            "No such column.",
+            "Mend it.",
+            id="halted",
+        ),
+        pytest.param(
+            replace(STATUS, state=State.HALTED),
+            [replace(HALT, code=75)],
+            0,
+            Mood.CARE,
+            "exit code 75",
+            "Typed wrongly.",
+            "Mend it.",
+            id="passing",
+        ),
+        pytest.param(
+            replace(STATUS, state=State.STOPPED),
+            [Run("r", T0, T0)],
+            0,
+            Mood.CARE,
+            "Stopped",
+            "killed",
+            "same command",
+            id="killed",
+        ),
+        pytest.param(
+            replace(STATUS, state=State.STOPPED), [], 0, Mood.CARE, "Stopped", "killed", "again", id="no-journal"
+        ),
+        pytest.param(
+            replace(STATUS, state=State.STOPPED),
+            [replace(HALT, code=143, what="stopped by SIGTERM")],
+            0,
+            Mood.CARE,
+            "Stopped",
+            "SIGTERM",
+            "again",
+            id="terminated",
+        ),
+    ],
+)
+def test_headline(status: Status, runs: list[Run], failed: int, mood: Mood, title: str, worry: str, todo: str) -> None:
+    """The first lines say how it stands, whether to worry, and what to do where there is something."""
+    story = Story(runs=runs)
+    if failed:
+        story.failures["crashed", ""] = Failure("crashed", "", failed)
+        story.outcomes["crashed"] = failed
+
+    found = headline(status, story, T0)
+
+    assert found.mood is mood
+    assert title in found.title
+    assert worry in found.worry
+    assert todo in found.todo
+    assert bool(todo) == bool(found.todo)
+
+
+def test_a_stall_is_a_reason_to_worry() -> None:
+    """A run without a chunk for very long says so, and what is usual."""
+    story = read_story(journal(*(("chunk_committed", at_s, COMMITTED) for at_s in (0, 60, 120))))
+
+    found = headline(replace(STATUS, state=State.RUNNING), story, T0 + 7200)
+
+    assert found.mood is Mood.CARE
+    assert "No chunk was committed for" in found.worry
+    assert "60 s" in found.worry
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", "plain"),
+        ("\x1b[31mred\x1b[0m\x07", "red"),
+        ("a\x00b\x9fc\u202ed", "abcd"),
+        ("HF_TOKEN=hf_abcdefghij", "HF_TOKEN=***"),
+        ("lone \udcff surrogate", "lone ? surrogate"),
+        ("x" * 5000, "x" * 1000 + " …"),
+    ],
+)
+def test_texts_are_cleaned(text: str, expected: str) -> None:
+    """Control characters, tokens and endless lines do not get into a page."""
+    assert clean(text) == expected
+
+
+def test_a_long_wait_takes_no_room() -> None:
+    """A run that has committed one chunk in a month has a chart as small as that of any other."""
+    story = read_story(
+        journal(("chunk_committed", 1, COMMITTED), ("note", 30 * 86400, {}), ("run_ended", 31 * 86400, {}))
+    )
+
+    (throughput,) = Figures(story, Readings()).all()
+
+    assert len(throughput.wide) < 20_000
+    assert story.texts.width_s > 3600
+
+
+def reading(at_s: float, used_bytes: int) -> dict[str, Any]:
+    """A line of the sensors."""
+    gpu = {"device": 0, "memory_used_bytes": used_bytes, "memory_total_bytes": 80 << 30, "utilization": 90.0}
+    worker = {"pid": 7, "rss_bytes": 1 << 30, "peak_bytes": 3 << 30}
+    return {
+        "t": T0 + at_s,
+        "gpus": [{**gpu, "temperature_c": 61.0}],
+        "workers": [worker, worker],
+        "parent": {"rss_bytes": 50 << 20},
+        "host": {"available_bytes": 5 << 30},
+    }
+
+
+def test_charts_of_a_run_with_a_gpu() -> None:
+    """A run with sensors has charts of GPUs and memory as well, and a kill shows as a pause."""
+    first = journal(
+        ("run_started", 0, {}),
+        ("attempt_started", 0, {**ATTEMPT, "device": 0}),
+        ("go", 1, {**ATTEMPT, **GO}),
+        ("worker_ended", 9, {**ATTEMPT, **ENDED, "returncode": 0}),
+        ("chunk_committed", 9, COMMITTED),
+    )
+    second = journal(("go", 5000, {**ATTEMPT, **GO, "rows": 4}), ("run_ended", 5010, {"code": 0}), run="r2")
+    readings = Readings()
+    for second_s in range(0, 30, 5):
+        readings.take(reading(second_s, 20 << 30))
+
+    figures = Figures(read_story([*first, *second]), readings)
+    made = {figure.title: figure for figure in figures.all()}
+
+    assert list(made) == [
+        "Throughput",
+        "Attempts",
+        "GPU memory",
+        "GPU utilisation",
+        "Host memory",
+        "Batch ceiling",
+    ]
+    assert figures.paused
+    assert figures.running_s == pytest.approx(25 + 10)  # the sensors know that the first run lived for 25 s
+    assert "3.0 GiB" in made["Host memory"].note
+    assert "5.0 GiB stayed available" in made["Host memory"].note
+    assert any("61 °C" in key.words for key in made["GPU memory"].legend)
+    assert "<title>not running for" in made["Throughput"].wide
+    assert [key.words for key in made["Batch ceiling"].legend] == [
+        "short texts",
+        "the longest texts, after an out-of-memory fault",
+    ]

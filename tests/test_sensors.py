@@ -1,0 +1,211 @@
+"""Sensors: what they note, that they stay small, and that nvidia-smi cannot hurt them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.layout import InvocationFiles
+from chunkvisor.observe import gpuprobe, sensors
+from chunkvisor.observe.boundedlines import BoundedLines
+from chunkvisor.observe.gpuprobe import GpuProbe, parse
+from chunkvisor.observe.processes import Processes
+from chunkvisor.observe.sensors import Sensors
+from harness import Workplace, wait_for
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "uuids", "expected"),
+    [
+        pytest.param(
+            "0, GPU-a, 1024, 81920, 97, 61, 512.5\n",
+            ["GPU-a"],
+            [
+                {
+                    "device": 0,
+                    "memory_used_bytes": GIB,
+                    "memory_total_bytes": 80 * GIB,
+                    "utilization": 97.0,
+                    "temperature_c": 61.0,
+                    "power_w": 512.5,
+                }
+            ],
+            id="all",
+        ),
+        pytest.param(
+            "0, GPU-a, 1, 2, [N/A], 61, [Unknown Error]\n",
+            ["GPU-a"],
+            [{"device": 0, "memory_used_bytes": 1 << 20, "memory_total_bytes": 2 << 20, "temperature_c": 61.0}],
+            id="not-known",
+        ),
+        pytest.param(
+            "0, GPU-a, , , 1, , \n1, GPU-b, , , 2, , \n2, GPU-c, , , 3, , \n",
+            ["GPU-c", "GPU-a"],
+            [{"device": 0, "utilization": 3.0}, {"device": 1, "utilization": 1.0}],
+            id="in-the-order-of-the-run",
+        ),
+        pytest.param("3, GPU-x, , , 4, , \n", ["3"], [{"device": 0, "utilization": 4.0}], id="by-index"),
+        pytest.param("0, GPU-a, nan, inf, -1, 1e99, 5\n", ["GPU-a"], [{"device": 0, "power_w": 5.0}], id="nonsense"),
+        pytest.param("Failed to initialize NVML\n,,,\n0, GPU-a, 1\n", ["GPU-a"], [], id="garbage"),
+        pytest.param("", ["GPU-a"], [], id="nothing"),
+    ],
+)
+def test_answer_of_nvidia_smi(text: str, uuids: list[str], expected: list[dict[str, Any]]) -> None:
+    """Readings are of the run's own GPUs, in bytes, and have what nvidia-smi knows."""
+    assert parse(text, uuids) == expected
+
+
+def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Put an nvidia-smi on PATH that notes its calls; returns the notes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho >> {folder}/calls\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder / "calls"
+
+
+def lines_of(files: InvocationFiles) -> list[dict[str, Any]]:
+    """What the sensors have written so far."""
+    return [json.loads(line) for line in files.sensors.read_text().splitlines()] if files.sensors.exists() else []
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo no such thing", "exec sleep 600"])
+def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three failures in a row, a hang being one, nvidia-smi is asked no more, and no child of it is left."""
+    calls = fake_smi(tmp_path / "bin", monkeypatch, script)
+    monkeypatch.setattr(gpuprobe, "_TIMEOUT_S", 0.3)
+    probe = GpuProbe(["GPU-a"])
+
+    def asked() -> bool:
+        probe.ask()
+        probe.answer()
+        return probe.given_up
+
+    wait_for(asked)
+    probe.ask()
+    assert probe.answer() is None
+    probe.close()
+
+    assert len(calls.read_text().splitlines()) == 3
+
+
+def test_a_child_of_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is taken when nvidia-smi has ended, even if something that it has started keeps its output open."""
+    script = f"sleep 600 &\necho $! > {tmp_path}/pid\necho 0, GPU-a, , , 5, ,"
+    fake_smi(tmp_path / "bin", monkeypatch, script)
+    probe = GpuProbe(["GPU-a"])
+    probe.ask()
+
+    assert wait_for(probe.answer) == [{"device": 0, "utilization": 5.0}]
+
+    os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_hung_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nvidia-smi hangs, lines without GPUs are written all the same."""
+    fake_smi(tmp_path / "bin", monkeypatch, "exec sleep 600")
+    monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
+    files = InvocationFiles(tmp_path)
+    watched = Sensors(files)
+    watched.event("run_started", {"gpus": ["GPU-a"]})
+
+    def written() -> int:
+        watched.tick()
+        return len(lines_of(files))
+
+    wait_for(lambda: written() > 3)
+    watched.close()
+
+    assert not any("gpus" in line for line in lines_of(files))
+
+
+def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line after the third failure says that the GPUs are unknown from now on."""
+    fake_smi(tmp_path / "bin", monkeypatch, "exit 9")
+    monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
+    files = InvocationFiles(tmp_path)
+    watched = Sensors(files)
+    watched.event("run_started", {"gpus": ["GPU-a"]})
+
+    def noted() -> list[str]:
+        watched.tick()
+        return [line["note"] for line in lines_of(files) if "note" in line]
+
+    wait_for(noted)
+    for _ in range(50):
+        watched.tick()
+    assert len(noted()) == 1
+    watched.close()
+
+
+def test_processes_are_measured() -> None:
+    """The supervisor and its workers have memory and, from the second reading on, processor time."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        processes = Processes()
+        processes.add(child.pid)
+        first, second = processes.read(), processes.read()
+        assert "cpu" not in first["workers"][0]
+        assert second["workers"][0]["cpu"] >= 0
+        assert second["workers"][0]["peak_bytes"] >= second["workers"][0]["rss_bytes"] > 0
+        assert second["parent"]["rss_bytes"] > 0
+        assert second["host"]["available_bytes"] > 0
+    finally:
+        child.communicate()
+    processes.add(child.pid)
+    assert processes.read()["workers"] == []
+
+
+def test_file_stays_small(tmp_path: Path) -> None:
+    """However many lines come, the file has fewer than its limit, from the whole time."""
+    file = BoundedLines(tmp_path / "lines", 100)
+
+    thinned = sum(file.append(str(number)) for number in range(1000))
+
+    kept = [int(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert len(kept) < 100
+    assert kept[0] == 0
+    assert kept[-1] > 900
+    assert kept == sorted(set(kept))
+    assert thinned > 5
+
+
+def test_intervals_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the file is thinned, readings are taken half as often."""
+    monkeypatch.setattr(sensors, "LINES", 4)
+    monkeypatch.setattr(sensors, "INTERVAL_S", 1e-6)
+    watched = Sensors(InvocationFiles(tmp_path))
+
+    for _ in range(50):
+        watched.tick()
+
+    assert watched._interval_s > 1e-6
+    assert len((tmp_path / "sensors.jsonl").read_text().splitlines()) < 4
+
+
+def test_a_run_notes_its_gpus_and_workers(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of a run's sensors.jsonl has the time and the host; GPUs are those of the run, by its own numbers."""
+    script = """case "$*" in
+      *--query-gpu=index,uuid,name*)
+        for i in 0 1; do echo "$i, GPU-$i-aaaa, NVIDIA Fake, 81920, 00000000:0$i:00.0"; done ;;
+      *--query-gpu=index,uuid,memory*) for i in 0 1; do echo "$i, GPU-$i-aaaa, 1$i, 81920, 50, 40, 300"; done ;;
+      *--query-gpu=memory.used*) echo 3 ;;
+    esac"""
+    fake_smi(workplace.folder / "bin", monkeypatch, script)
+    workplace.write_source([f"text {number}" for number in range(20)])
+    workplace.write_config("gpus:make", device="cuda:1")
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    lines = lines_of(InvocationFiles(workplace.workdir / "invocations" / "latest"))
+    assert all(line["t"] and line["host"]["available_bytes"] and line["parent"]["rss_bytes"] for line in lines)
+    gpus = [gpu for line in lines for gpu in line.get("gpus", ())]
+    assert {gpu["device"] for gpu in gpus} <= {0}
+    assert all(gpu["memory_used_bytes"] == 11 << 20 for gpu in gpus)
