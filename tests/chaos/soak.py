@@ -39,9 +39,8 @@ POISON = 0.012
 
 ROWS, DISTINCT, CHUNK = 420, 260, 5
 ALLOWED = {0, 3, 69, 74, 75, 78, 130, 143, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM}
-"""A signal in the moment between the last word and the end of the interpreter ends it as the shell's 130 and 143."""
-
-"""How a run may end; 1 would be a bug."""
+"""How a run may end; 1 would be a bug. A signal between the last word and the end of the interpreter may end it, too,
+which a shell calls 130 and 143."""
 
 LONGEST_CALM_S = 240
 
