@@ -66,6 +66,27 @@ def test_short_help(workplace: Workplace, command: Sequence[str]) -> None:
     assert ended.stdout.startswith(f"Usage: {' '.join(['chunkvisor', *command])} [OPTIONS]")
 
 
+def test_the_list_of_commands_has_whole_sentences(workplace: Workplace) -> None:
+    """What the list says of each command is not cut off."""
+    _, commands = workplace.call("-h").stdout.split("Commands:\n")
+    assert len(commands.splitlines()) == len(COMMANDS)
+    assert "..." not in commands
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "report", "retry", "clean"])
+def test_a_config_in_place_of_its_workdir(workplace: Workplace, command: str) -> None:
+    """It is refused with the name of the workdir, where the config can be read."""
+    (workplace.folder / "broken.yaml").write_text("outputs: [")
+    config = workplace.folder / "config.yaml"
+    config.write_text("workdir: vectors\nmodel: {name: m}\noutputs: {out: {source: rows.txt}}\n")
+    named, unnamed = f"do:  give the folder that it calls workdir: {workplace.folder / 'vectors'}\n", "calls workdir\n"
+    for path, remedy in ((config, named), (workplace.folder / "broken.yaml", unnamed)):
+        ended = workplace.call(command, str(path))
+        assert ended.returncode == 78
+        assert f"is a file; {command} wants a workdir" in ended.stderr
+        assert remedy in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

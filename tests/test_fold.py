@@ -60,7 +60,7 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
         ([INVOKED], "starting"),
         ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the hub for m/m"),
         ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
-        ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model into the template process"),
+        ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model, once for all workers"),
         (BEGUN, "computing"),
         ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
         ([*BEGUN, (120, "draining", {"signal": "SIGINT"})], "stopping: the chunks under way are finished first"),
@@ -91,6 +91,12 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.elapsed_s == 30
     (worker,) = now.devices[0].workers
     assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
+
+
+def test_a_run_that_is_stopping_tells_no_time_left() -> None:
+    """The time until all is done would be taken for the time until the run has stopped."""
+    assert seen(130, *BEGUN, COMMITTED).eta_s is not None
+    assert seen(130, *BEGUN, COMMITTED, (125, "draining", {"signal": "SIGINT"})).eta_s is None
 
 
 def test_a_worker_prepared_ahead_counts_for_nothing() -> None:
@@ -128,6 +134,7 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
         ([FAILED], 0, Weight.CARE, "1 attempt failed and is tried again; nothing is lost"),
         ([FAILED, FAILED], 0, Weight.CARE, "2 attempts failed and are tried again; nothing is lost"),
         ([FAILED, BAD], 0, Weight.LOSS, "1 text could not be encoded and will be NaN"),
+        ([BAD, (130, "halted", {"code": 3})], 0, Weight.LOSS, "1 text could not be encoded and got no vector"),
         ([(120, "chunk_set_aside", {"chunk": 1})], 0, Weight.LOSS, "1 chunk given up for now"),
         ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
         ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Weight.CARE, "waiting for 25 s, then"),

@@ -47,6 +47,17 @@ def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
     assert not follower.alive
 
 
+def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
+    """What the run before has told is not taken for news of this one."""
+    story = [("note", {"text": "old"}), ("invoked", {"workdir": "w", "invocation": ""}), ("note", {"text": "new"})]
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"t": 1, "event": event, **details}) + "\n" for event, details in story)
+    )
+    follower = Follower(tmp_path)
+    follower.look()
+    assert [words for _, _, words in follower.news] == ["new"]
+
+
 WORKING = Snapshot(
     doing="computing",
     elapsed_s=754,

@@ -120,6 +120,9 @@ def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, En
     calls = len(place.calls())
     told = place.here("retry", str(place.workdir))
     assert (told.returncode, "4 texts are pending again" in told.stdout) == (0, True)
+    status = place.here("status", str(place.workdir)).stdout
+    assert status.startswith("stopped: rows that had no vector are pending again\n")
+    assert "NaN" not in status
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     assert Counter(text for call in place.calls()[calls:] for text in call) == {f"t{row}": 1 for row in POISON}

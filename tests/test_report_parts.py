@@ -374,6 +374,16 @@ HALT = Run("r", T0, T0 + 1, code=78, what="no such column", why="typed wrongly",
             id="killed",
         ),
         pytest.param(
+            replace(STATUS, state=State.STOPPED),
+            [replace(HALT, code=3)],
+            0,
+            Mood.CARE,
+            "Stopped",
+            "pending again",
+            "same command",
+            id="retried",
+        ),
+        pytest.param(
             replace(STATUS, state=State.STOPPED), [], 0, Mood.CARE, "Stopped", "killed", "again", id="no-journal"
         ),
         pytest.param(

@@ -39,12 +39,12 @@ def lines_of(what: Snapshot, columns: int, lines: int = 24, *, ascii_only: bool 
 
 def test_80_columns() -> None:
     """State, times, bar, figures, the device with everything that matters, and whether to worry: in 80 columns."""
-    bar, device_bar = "━" * 39 + "╸" + "─" * 35, "━" * 6 + "╸" + "─" * 6
+    bar, device_bar = "━" * 39 + "╸" + "─" * 35, "━" * 6 + "─" * 6
     assert lines_of(snapshot(), 80) == [
         "computing, 13 min so far, about 11 min left",
         f"{bar} 53 %",
         "9,362 of 17,666 rows, 24 rows/s, 1,203 tokens/s, 9 of 18 chunks",
-        f"GPU 0 chunk 0    computing  {device_bar} 51 %  batch 32  14/80 GiB  RAM 1.5 GiB",
+        f"GPU 0 chunk 0    computing  {device_bar}  51 %  batch 32  14/80 GiB  RAM 1.5 GiB",
         "      next: chunk 8 ready",
         "note: 2 attempts failed and are tried again; nothing is lost",
     ]
@@ -67,6 +67,14 @@ def test_it_always_fits(columns: int, lines: int, devices: int) -> None:
         assert len(drawn) <= lines
         assert all(line.cell_len <= columns for line in drawn)
         assert any(line.plain.startswith("computing") for line in drawn[:2])
+
+
+def test_a_full_bar_keeps_its_distance() -> None:
+    """100 % does not touch the bar before it, and a second worker that computes is counted."""
+    computing = WorkerState("titles", 0, 1, "writing", True, 100, 100, 32)
+    full = replace(snapshot(), devices=(DeviceState("CPU", (computing, replace(computing, chunk=1))),))
+    (line,) = [line for line in lines_of(full, 80) if line.startswith("CPU")]
+    assert "━ 100 %  batch 32  and 1 more" in line
 
 
 def test_eight_devices_in_24_lines() -> None:

@@ -7,7 +7,7 @@ quarantine.
 import shutil
 from pathlib import Path
 
-from chunkvisor.errors import config_error
+from chunkvisor.errors import no_workdir
 from chunkvisor.layout import Layout
 from chunkvisor.lock import hold
 from chunkvisor.manifest import read_finished
@@ -17,9 +17,7 @@ def clean(workdir: Path) -> tuple[int, int]:
     """(files removed, bytes freed). Raises Halt: 78 where the folder is no workdir, 75 while a run holds it."""
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
-        raise config_error(
-            f"{workdir} is no workdir of chunkvisor", remedy="give the folder that the config calls workdir"
-        )
+        raise no_workdir(workdir)
     removed = freed_bytes = 0
     with hold(layout.lock, ""):
         for folder in sorted(layout.outputs.glob("*/")):

@@ -3,6 +3,7 @@
 It never decides which code a fault gets: the code that raises knows.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,7 @@ class ChunkvisorError(Exception):
 
     def lines(self) -> list[str]:
         """The message, one part a line, without colour or decoration."""
-        parts = [("", self.what), ("why: ", self.why), ("do:  ", self.remedy), ("log: ", str(self.log or ""))]
-        return [label + text for label, text in parts if text]
+        return lines_of_end(self.details())
 
     def details(self) -> dict[str, Any]:
         """Plain values, for the journal and for programs."""
@@ -63,8 +63,19 @@ Halt = ChunkvisorError
 """What the program itself calls it: the end of a run in good order."""
 
 
+def lines_of_end(details: Mapping[str, Any]) -> list[str]:
+    """The message of an error from its `details`, as they stand in the journal; nothing for an end without one."""
+    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: "}
+    return [label + str(details[key]) for key, label in labels.items() if details.get(key)]
+
+
 def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None) -> ChunkvisorError:
     return ChunkvisorError(code, what, why=why, remedy=remedy, log=log)
+
+
+def no_workdir(path: Path) -> Halt:
+    """A Halt for a path that was given as a workdir and is none."""
+    return config_error(f"{path} is no workdir of chunkvisor", remedy="give the folder that the config calls workdir")
 
 
 def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:

@@ -37,7 +37,7 @@ DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
 RESERVED_NAMES = frozenset(
-    "lock events.jsonl model.json lessons.json report.html fetch template invocations outputs".split()
+    {"lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "invocations", "outputs"}
 )
 """What else is in a workdir: no final file or manifest may have such a name."""
 

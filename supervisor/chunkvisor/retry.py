@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from chunkvisor.artifact import BadVectorsError, inspect
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.fixed import ledger_of
 from chunkvisor.layout import Layout
 from chunkvisor.ledger import Ledger
@@ -22,7 +22,7 @@ def retry(workdir: Path) -> int:
     """
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
-        raise config_error(f"{workdir} is no workdir of chunkvisor", remedy="give the config's workdir")
+        raise no_workdir(workdir)
     count = 0
     with hold(layout.lock, ""):
         for folder in sorted(layout.outputs.glob("*/")):

@@ -293,7 +293,8 @@ def _quarantined(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -
         + ", ".join(rows[:10])
         + more,
         why=f"{first['outcome']}: {first['reason']}",
-        remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again",
+        remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
+        "a mended source needs --from-scratch instead",
     )
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.errors import config_error
+from chunkvisor.errors import lines_of_end, no_workdir
 from chunkvisor.fixed import read_fixed, read_staged
 from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout, OutputLayout, parse_chunk_name
@@ -111,9 +111,7 @@ def read_status(workdir: Path) -> Status:
     layout = Layout(workdir)
     holder = read_holder(layout.lock)
     if holder is None and not layout.outputs.exists():
-        raise config_error(
-            f"{workdir} is no workdir of chunkvisor", remedy="give the folder that the config calls workdir"
-        )
+        raise no_workdir(workdir)
     story = _read_story(layout)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: _read_output(layout.output(name)) for name in names}
@@ -128,7 +126,8 @@ def read_status(workdir: Path) -> Status:
     elif complete:
         state = State.COMPLETE
     else:
-        halted = story.ending is not None and story.ending.get("code") not in (None, 0, 130, 143)
+        # After code 3 all was complete: since then, `retry` has made rows pending.
+        halted = story.ending is not None and story.ending.get("code") not in (None, 0, 3, 130, 143)
         state = State.HALTED if halted else State.STOPPED
     rate = story.texts_per_s
     rows = sum(output.rows for output in outputs.values())
@@ -141,7 +140,7 @@ def read_status(workdir: Path) -> Status:
         round(rate * rows / distinct, 3) if rate and distinct else None,
         story.eta_s if running else None,
         story.devices,
-        _words(story.ending) if state is State.HALTED else [],
+        lines_of_end(story.ending or {}) if state is State.HALTED else [],
     )
 
 
@@ -198,10 +197,3 @@ def committed_chunks(layout: OutputLayout) -> set[int]:
             if parsed := parse_chunk_name(path.name):
                 numbers.add(parsed[0])
     return numbers
-
-
-def _words(ending: dict[str, Any] | None) -> list[str]:
-    if ending is None:
-        return []
-    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: "}
-    return [label + str(ending[key]) for key, label in labels.items() if ending.get(key)]

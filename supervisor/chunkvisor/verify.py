@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.artifact import BadVectorsError, Inspection, chunk_key, inspect
-from chunkvisor.errors import config_error
+from chunkvisor.errors import no_workdir
 from chunkvisor.finalfiles import FinalPart, strays
 from chunkvisor.fixed import ledger_of
 from chunkvisor.layout import Layout, OutputLayout
@@ -31,9 +31,7 @@ def verify(workdir: Path) -> Iterator[Finding]:
     """Every file in turn. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
-        raise config_error(
-            f"{workdir} is no workdir of chunkvisor", remedy="give the folder that the config calls workdir"
-        )
+        raise no_workdir(workdir)
     for folder in sorted(layout.outputs.glob("*/")):
         output = layout.output(folder.name)
         yield from _final(output)

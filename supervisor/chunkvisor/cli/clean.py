@@ -10,7 +10,7 @@ from chunkvisor.cli.parameters import workdir_argument
 @click.command("clean")
 @workdir_argument()
 def command(workdir: Path) -> None:
-    r"""Remove chunk and attempt files of the finished outputs in WORKDIR; never a final file.
+    r"""Remove what finished outputs in WORKDIR no longer need. Chunk and attempt files go, never a final file.
 
     \b
     Example: chunkvisor clean cache/embeddings

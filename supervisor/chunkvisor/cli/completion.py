@@ -17,7 +17,7 @@ _HOW = {
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(_HOW)))
 def command(shell: str) -> None:
-    r"""Print the lines that make SHELL complete commands, options, config files and keys.
+    r"""Print the lines that make SHELL complete commands. Options, config files and keys are completed, too.
 
     \b
     Example: chunkvisor completion bash >> ~/.bashrc

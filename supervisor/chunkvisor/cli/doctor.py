@@ -13,7 +13,7 @@ from chunkvisor.cli.parameters import config_argument
 @config_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs: `ok`, and an object for each finding.")
 def command(config: Path | None, as_json: bool) -> None:
-    r"""Check, one by one, what a run needs of this machine, and say how to mend each fault.
+    r"""Check what a run needs of this machine. Each check says how to mend what is wrong.
 
     With CONFIG, its device, folders and model are checked as well, and a worker encodes a few words.
 

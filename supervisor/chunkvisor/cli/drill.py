@@ -32,7 +32,7 @@ def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: st
 @click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds.")
 def command(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
-    r"""Provoke each fault on this machine, with CONFIG's model and a few rows, and show that the run recovers.
+    r"""Provoke each fault here, and show that the run recovers. It takes CONFIG's model and a few rows.
 
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom

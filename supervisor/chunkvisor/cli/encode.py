@@ -47,7 +47,7 @@ def command(
     log_format: str,
     **given: str | None,
 ) -> None:
-    r"""Encode the texts of SOURCE into OUT.npy, and describe it in OUT.json; the same command again goes on.
+    r"""Encode the texts of SOURCE into OUT.npy. OUT.json describes it; the same command again goes on.
 
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy

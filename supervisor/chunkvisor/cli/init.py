@@ -11,7 +11,7 @@ from chunkvisor.errors import config_error
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
 def command(path: Path) -> None:
-    r"""Write a commented starter config to PATH (chunkvisor.yaml); an existing file is never overwritten.
+    r"""Write a commented starter config to PATH. Without PATH: chunkvisor.yaml; no existing file is overwritten.
 
     \b
     Example: chunkvisor init embeddings.yaml

@@ -1,6 +1,6 @@
 """The arguments and options that several commands share, and how a shell completes them.
 
-It never reads a config: a shell completes while a person types, and does not wait.
+It never reads a config to complete: a shell completes while a person types, and does not wait.
 """
 
 import os
@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from chunkvisor.errors import Halt, config_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Items = list["CompletionItem[Any]"]
@@ -22,7 +24,9 @@ def config_argument(*, required: bool = True) -> Callable[[_Function], _Function
 
 def workdir_argument() -> Callable[[_Function], _Function]:
     """WORKDIR: the folder of a run."""
-    return click.argument("workdir", type=click.Path(path_type=Path), shell_complete=_complete_folder)
+    return click.argument(
+        "workdir", type=click.Path(path_type=Path), callback=_refuse_config, shell_complete=_complete_folder
+    )
 
 
 def set_option(help_text: str) -> Callable[[_Function], _Function]:
@@ -30,6 +34,19 @@ def set_option(help_text: str) -> Callable[[_Function], _Function]:
     return click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text, shell_complete=_complete_key
     )
+
+
+def _refuse_config(ctx: click.Context, _param: click.Parameter, workdir: Path) -> Path:
+    """A config in the place of its workdir is an easy slip. Raises Halt (78), naming the workdir."""
+    if workdir.is_file() and not ctx.resilient_parsing:
+        from chunkvisor.configfile import load
+
+        try:
+            remedy = f"give the folder that it calls workdir: {load(workdir).config.workdir}"
+        except Halt:
+            remedy = "give the folder that the config calls workdir"
+        raise config_error(f"{workdir} is a file; {ctx.info_name} wants a workdir, which is a folder", remedy=remedy)
+    return workdir
 
 
 def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:

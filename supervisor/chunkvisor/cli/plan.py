@@ -17,7 +17,7 @@ from chunkvisor.errors import ExitCode
 @click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, bytes and seconds.")
 def command(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
-    r"""Show what a run of CONFIG would do and need; starts no GPU and writes nothing into the workdir.
+    r"""Show what a run of CONFIG would do and need. It starts no GPU and writes nothing into the workdir.
 
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192

@@ -13,7 +13,7 @@ from chunkvisor.cli.parameters import workdir_argument
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without."
 )
 def command(workdir: Path, output: Path | None) -> None:
-    r"""Write the story of WORKDIR as one HTML file that needs no network; works at any time, beside a live run too.
+    r"""Write the story of WORKDIR as one HTML page. It needs no network, and may be made beside a live run.
 
     \b
     Example: chunkvisor report cache/embeddings -o night.html

@@ -10,7 +10,7 @@ from chunkvisor.cli.parameters import workdir_argument
 @click.command("retry")
 @workdir_argument()
 def command(workdir: Path) -> None:
-    r"""Make the quarantined rows in WORKDIR pending again; the next run tries them, and only them.
+    r"""Make the quarantined rows in WORKDIR pending again. The next run tries them, and only them.
 
     \b
     Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml

@@ -26,7 +26,7 @@ def command(
     quiet: bool,
     log_format: str,
 ) -> None:
-    r"""Run the job of CONFIG; run the same command again to go on after any end.
+    r"""Run the job of CONFIG, or go on with it after any end.
 
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1

@@ -7,7 +7,7 @@ import click
 
 @click.command("schema")
 def command() -> None:
-    r"""Print the JSON Schema of the config, for editors that complete keys and mark what is wrong.
+    r"""Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
 
     \b
     Example: chunkvisor schema > chunkvisor.schema.json

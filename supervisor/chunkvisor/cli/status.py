@@ -13,7 +13,7 @@ from chunkvisor.cli.parameters import workdir_argument
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds and rows.")
 @click.option("--watch", is_flag=True, help="Look on until the run ends; with --json, one line for each change.")
 def command(workdir: Path, as_json: bool, watch: bool) -> None:
-    r"""Show how far the run in WORKDIR is; works beside a live run and after its end.
+    r"""Show how far the run in WORKDIR is. It works beside a live run and after its end.
 
     \b
     Example: chunkvisor status --watch cache/embeddings

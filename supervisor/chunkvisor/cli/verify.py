@@ -11,7 +11,7 @@ from chunkvisor.errors import ExitCode, Halt
 @click.command("verify")
 @workdir_argument()
 def command(workdir: Path) -> None:
-    r"""Check every final and chunk file in WORKDIR against its record: shape, dtype, digest, finite, not zero.
+    r"""Check all vectors in WORKDIR against their records. Of every file: shape, dtype, digest, finite, not zero.
 
     \b
     Example: chunkvisor verify cache/embeddings

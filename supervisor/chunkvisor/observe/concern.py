@@ -59,7 +59,8 @@ def concern_of(troubles: Troubles, workers: Sequence[WorkerState], now_s: float,
         )
     lost = []
     if troubles.quarantined:
-        lost.append(f"{_count(troubles.quarantined, 'text')} could not be encoded and will be NaN")
+        none = f"{_count(troubles.quarantined, 'text')} could not be encoded"
+        lost.append(f"{none} and {'will be NaN' if live else 'got no vector'}")
     if troubles.set_aside:
         lost.append(f"{_count(troubles.set_aside, 'chunk')} given up for now, running again tries them anew")
     if troubles.dropped:

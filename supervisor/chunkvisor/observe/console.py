@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from chunkvisor.errors import lines_of_end
 from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
@@ -55,9 +56,8 @@ class Console(Deaf):
         if line := closing_line(self._fold.snapshot(time.time(), Readings())):
             self.say(line)
         if event == "halted" and self._last_words:
-            for label, key in (("", "what"), ("why: ", "why"), ("do:  ", "remedy"), ("log: ", "log")):
-                if details.get(key):
-                    self._write(label + plain(str(details[key])))
+            for line in lines_of_end(details):
+                self._write(plain(line))
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -25,7 +25,7 @@ _STAGES = {
     "resolving": "asking the hub for {model}",
     "checking_model": "reading the files of the model",
     "staging": "reading the source of {output}",
-    "template_started": "loading the model into the template process",
+    "template_started": "loading the model, once for all workers",
     "go": _COMPUTING,
     "assembling": "joining the chunks of {output}",
     "output_complete": _COMPUTING,
@@ -151,6 +151,7 @@ class Fold:
         left = distinct - sum(output.texts_done for output in ours) - sum(under_way.values())
         rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
         live = self.ending is None
+        endless = self._searching or self._stopping  # it takes no one knows how long, or ends before its work does
         return Snapshot(
             doing="looking for the texts that fail" if self._searching and self._doing == _COMPUTING else self._doing,
             elapsed_s=max(0.0, now_s - self._began_s),
@@ -159,7 +160,7 @@ class Fold:
             devices=tuple(device_states(self._devices, self.workers, workers, readings)) if live else (),
             rows_per_s=texts_per_s and texts_per_s * rows_per_text,
             tokens_per_s=tokens_per_s or None,
-            eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not self._searching else None,
+            eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not endless else None,
             chunks_here=self._chunks_here,
         )
 

@@ -59,7 +59,7 @@ class Follower:
         self._fold = Fold()
         self._told_s = 0.0
         self.news: list[tuple[Weight, float, str]] = []
-        """What has come with the last look: weight, time, words; of the first look only the last few."""
+        """What has come with the last look: weight, time, words; of the first look only the last few of that run."""
         self._read(_LAST_NEWS)
         self._begun_with = self.news
 
@@ -80,6 +80,8 @@ class Follower:
             name, t = event["event"], event["t"]
             self._told_s = t
             self._fold.feed(name, event, t)
+            if name == "invoked" and at_most is not None:
+                news.clear()
             if line := words_of(name, event):
                 news.append((weight_of(name), t, line))
         self.news = list(news)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from chunkvisor.observe.progress import percent, rates
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.observe.words import Weight
 from chunkvisor.status import DeviceStatus, OutputStatus, State, Status
 from chunkvisor.units import human_time
 
@@ -33,8 +32,7 @@ def glance(
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
     if status.state is State.RUNNING:
-        mark = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[snapshot.concern.weight]
-        lines += [f"  {mark}{snapshot.concern.words}", f"  to look on: chunkvisor status --watch {workdir}"]
+        lines += [f"  {snapshot.concern.marked}", f"  to look on: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
         lines += [f"  {line}" for line in _complete(status, workdir)]
     else:
@@ -46,6 +44,7 @@ def glance(
 
 _STOPPED = {
     None: "its process was killed, or the machine went down; nothing that is done is lost",
+    3: "rows that had no vector are pending again",
     130: "somebody asked it to (SIGINT)",
     143: "somebody asked it to (SIGTERM)",
 }

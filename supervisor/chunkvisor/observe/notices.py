@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, lines_of_end
 from chunkvisor.layout import InvocationFiles, Layout
 from chunkvisor.observe.boundedlines import BoundedLines
 from chunkvisor.observe.observer import Deaf
@@ -59,7 +59,7 @@ class Notices(Deaf):
                 self._send("complete", "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
             # Who pressed Ctrl-C knows.
             case "halted" if details["code"] != ExitCode.INTERRUPTED:
-                self._send(f"ended with exit code {details['code']}", "\n".join(_words(details)))
+                self._send(f"ended with exit code {details['code']}", "\n".join(lines_of_end(details)))
 
     def tick(self) -> None:
         """Look after the children, and whether the run stalls."""
@@ -113,8 +113,3 @@ class Notices(Deaf):
     def _note(self, what: str, end: str) -> None:
         if self._record is not None:
             self._record.append(json.dumps({"t": round(time.time(), 3), "notice": what, "end": end}))
-
-
-def _words(details: dict[str, Any]) -> list[str]:
-    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: "}
-    return [label + str(details[key]) for key, label in labels.items() if details.get(key)]

@@ -66,6 +66,11 @@ class Concern:
     weight: Weight
     words: str
 
+    @property
+    def marked(self) -> str:
+        """The words, with a mark that needs no colour."""
+        return {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[self.weight] + self.words
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -36,13 +36,13 @@ def view(snapshot: Snapshot, room: Room) -> list[Text]:
     head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
     if snapshot.rows:
         head += [_overall(snapshot, room), _numbers(snapshot)]
-    foot = [_concern(snapshot)]
-    free = room.lines - len(head) - len(foot)
+    foot = Text(plain(snapshot.concern.marked), _STYLES[snapshot.concern.weight])
+    free = room.lines - len(head) - 1
     outputs = [_output(output, room) for output in snapshot.outputs] if len(snapshot.outputs) > 1 else []
     devices = [_device(device, snapshot, room) for device in snapshot.devices]
     ahead = [_ahead(device, snapshot) for device in snapshot.devices]
     body = _body(outputs, devices, ahead, free)
-    lines = [*head, *body, *foot][: max(1, room.lines)]
+    lines = [*head, *body, foot][: max(1, room.lines)]
     for line in lines:
         line.no_wrap = True
         line.truncate(room.columns, overflow="ellipsis" if not room.ascii_only else "crop")
@@ -100,14 +100,14 @@ def _device(device: DeviceState, snapshot: Snapshot, room: Room) -> Text:
     line.append(f"{_chunk(worker, snapshot, room):<10} ", "not bold")
     line.append(f"{worker.phase:<10} ", "not bold " + ("cyan" if worker.computing else "dim"))
     share = worker.texts_done / worker.texts if worker.texts else 0.0
-    fields = [f"{percent(share):>5}"]
+    fields = [f"{percent(share):>6}"]
     if room.columns >= 120 and worker.texts:
         fields.append(f"{_GAP}{worker.texts_done:,} of {worker.texts:,} texts")
     if worker.batch_rows:
         fields.append(f"{_GAP}batch {worker.batch_rows}")
     fields += _memory(device, worker, wide=room.columns >= 120)
-    if sum(slot.computing for slot in device.workers) > 1:
-        fields.append(f"{_GAP}+{sum(slot.computing for slot in device.workers) - 1} workers")
+    if (others := sum(slot.computing for slot in device.workers) - 1) > 0:
+        fields.append(f"{_GAP}and {others} more")
     while len(fields) > 1 and line.cell_len + _MIN_BAR + sum(map(len, fields)) > room.columns:
         fields.pop()
     width = room.columns - line.cell_len - sum(map(len, fields))
@@ -147,12 +147,6 @@ def _chunk(worker: WorkerState, snapshot: Snapshot, room: Room | None) -> str:
     if len(snapshot.outputs) > 1 and (room is None or room.columns >= 120):
         return f"{worker.output} chunk {worker.chunk}"
     return f"chunk {worker.chunk}"
-
-
-def _concern(snapshot: Snapshot) -> Text:
-    concern = snapshot.concern
-    mark = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[concern.weight]
-    return Text(mark + plain(concern.words), _STYLES[concern.weight])
 
 
 def bar(share: float, width: int, room: Room, style: str) -> Text:

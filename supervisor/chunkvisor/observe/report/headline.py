@@ -47,7 +47,7 @@ def headline(status: Status, story: Story, now_s: float) -> Headline:
             worry = (
                 f"All the rest is done, but {rows} could not be encoded and got no vector (NaN); see Quarantined rows."
             )
-            todo = "Mend the rows or the model, then: chunkvisor retry, and run again. Or leave them out downstream."
+            todo = "Mend the cause, then: chunkvisor retry, and run again. Or leave them out downstream."
             return Headline(Mood.CARE, "Complete, with rows in quarantine", worry, todo)
         case State.COMPLETE:
             return Headline(
@@ -56,9 +56,11 @@ def headline(status: Status, story: Story, now_s: float) -> Headline:
         case State.RUNNING:
             return _running(status, story, failed, now_s)
         case State.HALTED if last is not None:
-            mood = Mood.CARE if last.code in (ExitCode.TRY_AGAIN, ExitCode.QUARANTINED) else Mood.BAD
+            mood = Mood.CARE if last.code == ExitCode.TRY_AGAIN else Mood.BAD
             worry = f"{_sentence(last.what)} {_sentence(last.why)}".strip()
             return Headline(mood, f"Halted (exit code {last.code})", worry, _sentence(last.remedy), last.log)
+        case _ if last is not None and last.code == ExitCode.QUARANTINED:
+            return Headline(Mood.CARE, "Stopped", "Rows that had no vector are pending again.", _AGAIN)
         case _ if last is not None and last.code is not None:
             return Headline(Mood.CARE, "Stopped", f"{_sentence(last.what)} Nothing that was committed is lost.", _AGAIN)
         case _:
