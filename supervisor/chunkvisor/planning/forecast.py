@@ -39,8 +39,6 @@ class OutputForecast:
     chunks: int
     chunks_done: int
     chunk_size: int
-    chunk_size_reason: str | None
-    """Why it is that, where `auto` chose it; None once a run has fixed it."""
     texts_left: int
     """Distinct texts of the chunks that are not done."""
     texts_measured: int
@@ -62,6 +60,8 @@ class OutputForecast:
     """Size of the final file."""
     disk_bytes: int | None
     """Still to be written, at most, while the output is being made: staged texts, chunks, final file."""
+    chunk_size_reason: str | None = None
+    """Why it is that, where `auto` chose it; None once a run has fixed it."""
 
 
 @dataclass(frozen=True, slots=True)
