@@ -73,7 +73,7 @@ class Bench:
             str(model),
             "texts.json",
             "plain.npy",
-            *([str(pool)] if pool else []),
+            *(["--pool", str(pool)] if pool else []),
         ]
         ours, theirs = self.alternate(lambda: self.run(config), lambda: self.call(plain))
         difference = float(np.abs(np.load(self.folder / "work/out.npy") - np.load(self.folder / "plain.npy")).max())

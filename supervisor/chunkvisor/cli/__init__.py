@@ -3,8 +3,10 @@
 It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
 """
 
+import atexit
 import difflib
 import importlib
+import signal
 import sys
 from typing import TypeVar
 
@@ -80,6 +82,8 @@ _with_marks(cli)
 
 def main() -> None:
     """The entry point: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
+    # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
+    atexit.register(_ignore_signals)
     try:
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
@@ -88,10 +92,15 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(int(ExitCode.USAGE))
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def show(halt: Halt) -> None:
