@@ -138,7 +138,13 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
         ([(120, "chunk_set_aside", {"chunk": 1})], 0, Weight.LOSS, "1 chunk given up for now"),
         ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
         ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Weight.CARE, "waiting for 25 s, then"),
-        ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Weight.NEWS, "all is well"),
+        ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Weight.CARE, "trying again: busy"),
+        (
+            [(90, "waiting", {"delay_s": 30, "reason": "busy"}), (121, "go", {**SECOND, "rows": 1})],
+            0,
+            Weight.NEWS,
+            "all is well",
+        ),
         ([BAD], 200, Weight.CARE, "no progress in chunk 1 for 3 min"),
     ],
 )

@@ -128,7 +128,7 @@ def test_vectors_equal_the_librarys(
 ) -> None:
     """Either path gives, row by row, what one plain `SentenceTransformer.encode` gives."""
     if not fast:
-        monkeypatch.setattr(sentence_transformer, "_is_plain_text_model", lambda model: False)
+        monkeypatch.setattr(sentence_transformer, "is_plain_text_model", lambda model: False)
 
     vectors, encoder = run(minilm, encode=encode)
 

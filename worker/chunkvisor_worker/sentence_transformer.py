@@ -4,7 +4,6 @@ It never changes a vector: what it yields is what `SentenceTransformer.encode` g
 rounding that comes with another batch. It never falls back to the CPU.
 """
 
-import inspect
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.devicecopy import begin_copy, to_device
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
@@ -24,6 +24,7 @@ from chunkvisor_worker.model import (
     set_truncate_dim,
     table_rows,
 )
+from chunkvisor_worker.plaintext import is_plain_text_model
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
@@ -39,9 +40,6 @@ BYTES_PER_TOKEN = 3
 
 _LEFT_BYTES = 256 << 20
 """What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
-
-TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
-"""Modules of sentence-transformers that need nothing but the padded token ids."""
 
 
 class SentenceTransformerEncoder:
@@ -163,7 +161,7 @@ class SentenceTransformerEncoder:
     def _tokenize(self, progress: Progress) -> None:
         progress.phase(Phase.TOKENIZE)
         sizes = [len(text.encode()) for text in self._texts]
-        if not _is_plain_text_model(self._model):
+        if not is_plain_text_model(self._model):
             limit = max_length(self._model) or max(sizes, default=0)
             prompt_bytes = len((self._prompt or "").encode())
             self._lengths = np.array(
@@ -221,7 +219,7 @@ class SentenceTransformerEncoder:
 
         rows = [self._tokens[index] for index in indices]
         batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
-        features = {key: self._to_device(value) for key, value in batch.items()}
+        features = {key: to_device(value, self._model.device) for key, value in batch.items()}
         with torch.inference_mode():
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
@@ -229,12 +227,7 @@ class SentenceTransformerEncoder:
                 vectors = vectors[..., : self._encode.truncate_dim]
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
-            return _begin_copy(vectors.float())
-
-    def _to_device(self, tensor: Any) -> Any:
-        """A copy from pinned memory does not wait for the batch that the device is at."""
-        device = self._model.device
-        return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+            return begin_copy(vectors.float())
 
     def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
         tensor = self._model.encode(
@@ -245,43 +238,7 @@ class SentenceTransformerEncoder:
             convert_to_tensor=True,
             normalize_embeddings=self._encode.normalize,
         )
-        return _begin_copy(tensor.float())
-
-
-def _begin_copy(vectors: Any) -> Callable[[], Vectors]:
-    """Begin to copy the vectors to host memory; the function that comes back waits for the copy.
-
-    Without blocking, torch copies from a GPU into pinned memory (Tensor.to), which is not there before the event is.
-    """
-    if vectors.device.type == "cpu":
-        return lambda: vectors.numpy()
-    import torch
-
-    copy = vectors.to("cpu", non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-
-    def wait() -> Vectors:
-        done.synchronize()
-        array: Vectors = copy.numpy()
-        return array
-
-    return wait
-
-
-def _is_plain_text_model(model: Any) -> bool:
-    """Whether token ids, padded, are all that the modules need; only then may tokenizing and forwarding be parted."""
-    first = model[0]
-    return (
-        model.get_backend() == "torch"
-        and type(first).__name__ == "Transformer"
-        and all(type(module).__module__.startswith("sentence_transformers.") for module in model)
-        and all(type(module).__name__ in TEXT_MODULES for module in model)
-        and "processing_kwargs" in inspect.signature(first.preprocess).parameters
-        and list(first.modality_config) == ["text"]
-        and not first.processing_kwargs  # its own padding or length would be overridden
-        and not first.can_flatten_inputs  # flash attention without padding batches by itself
-    )
+        return begin_copy(tensor.float())
 
 
 def _slices(sizes: list[int]) -> Iterator[slice]:

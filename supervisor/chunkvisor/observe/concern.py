@@ -29,6 +29,7 @@ class Troubles:
     """Devices."""
     waits_until_s: float = 0.0
     waits_for: str = ""
+    """Empty again once the run has got on: between two waits for the same thing it has not."""
 
     def feed(self, event: str, details: Mapping[str, Any], t: float) -> None:
         """Take in an event."""
@@ -43,13 +44,16 @@ class Troubles:
                 self.dropped += 1
             case "waiting":
                 self.waits_until_s, self.waits_for = t + float(details["delay_s"]), plain(str(details["reason"]))
+            case "checking_model" | "staging" | "output_opened" | "go" | "assembling":
+                self.waits_for = ""
 
 
 def concern_of(troubles: Troubles, workers: Sequence[WorkerState], now_s: float, *, live: bool) -> Concern:
     """The gravest matter of the moment."""
-    if live and now_s < troubles.waits_until_s:
-        left = human_time(troubles.waits_until_s - now_s)
-        return Concern(Weight.CARE, f"waiting for {left}, then it goes on by itself: {troubles.waits_for}")
+    if live and troubles.waits_for:
+        left_s = troubles.waits_until_s - now_s
+        doing = f"waiting for {human_time(left_s)}, then it goes on by itself" if left_s > 0 else "trying again"
+        return Concern(Weight.CARE, f"{doing}: {troubles.waits_for}")
     silent = max((worker for worker in workers if live), key=lambda worker: worker.silent_s, default=None)
     if silent is not None and silent.silent_s > _SILENCE_S:
         for_long = human_time(silent.silent_s)

@@ -98,15 +98,15 @@ class Fold:
             case "output_complete":
                 self._outputs[details["output"]].complete = True
             case "attempt_started":
-                self.workers[_key(details)] = Worker(int(details["device"]), int(details["pid"]))
+                self.workers[AttemptKey.of(details)] = Worker(int(details["device"]), int(details["pid"]))
             case "go":
-                worker = self.workers[_key(details)]
+                worker = self.workers[AttemptKey.of(details)]
                 worker.gone, worker.limit_rows = True, int(details["rows"])
                 if self._first_go_s is None:
                     self._first_go_s = t
                     self._points.append((t, 0, 0))
             case "worker_ended":
-                self.workers.pop(_key(details), None)
+                self.workers.pop(AttemptKey.of(details), None)
             case "chunk_committed":
                 self._commit(details, t)
             case "chunk_split":
@@ -176,10 +176,6 @@ class Fold:
         if spent_s <= 0 or new_texts <= 0:
             return None, None
         return new_texts / spent_s, (self._tokens_here + tokens_under_way - tokens) / spent_s
-
-
-def _key(details: Mapping[str, Any]) -> AttemptKey:
-    return AttemptKey(str(details["output"]), int(details["chunk"]), int(details["attempt"]))
 
 
 def _output_state(name: str, output: _Output, under_way: int) -> OutputState:

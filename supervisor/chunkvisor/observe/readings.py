@@ -6,10 +6,10 @@ It never writes, and never waits: what cannot be read is not there.
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from chunkvisor.layout import InvocationFiles, Layout
 from chunkvisor_worker.contract.files import open_regular
@@ -24,6 +24,11 @@ class AttemptKey(NamedTuple):
     output: str
     chunk: int
     attempt: int
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> Self:
+        """That of an event. Raises KeyError, ValueError, TypeError."""
+        return cls(str(details["output"]), int(details["chunk"]), int(details["attempt"]))
 
 
 @dataclass(frozen=True, slots=True)

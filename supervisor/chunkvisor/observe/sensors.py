@@ -12,6 +12,7 @@ from chunkvisor.observe.boundedlines import BoundedLines
 from chunkvisor.observe.gpuprobe import GpuProbe
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.processes import Processes
+from chunkvisor.observe.readings import AttemptKey
 
 INTERVAL_S = 5.0
 LINES = 3000
@@ -28,7 +29,7 @@ class Sensors(Deaf):
         self._processes = Processes()
         self._probe: GpuProbe | None = None
         self._gpus: list[dict[str, Any]] = []
-        self._pids: dict[tuple[Any, Any, Any], int] = {}
+        self._pids: dict[AttemptKey, int] = {}
         self._next_s = 0.0
         self._due_s: float | None = None
         self._told = False
@@ -39,10 +40,10 @@ class Sensors(Deaf):
             case "run_started" if any(details.get("gpus", ())):
                 self._probe = GpuProbe(details["gpus"])
             case "attempt_started":
-                self._pids[_key(details)] = details["pid"]
+                self._pids[AttemptKey.of(details)] = details["pid"]
                 self._processes.add(details["pid"])
             case "worker_ended":
-                self._processes.drop(self._pids.pop(_key(details), 0))
+                self._processes.drop(self._pids.pop(AttemptKey.of(details), 0))
             case "template_started":
                 self._processes.add(details["pid"])
             case "template_failed":
@@ -83,7 +84,3 @@ class Sensors(Deaf):
         self._gpus = []  # an old reading is worth less than none
         if self._file.append(json.dumps(line, separators=(",", ":"))):
             self._interval_s *= 2
-
-
-def _key(details: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return details["output"], details["chunk"], details["attempt"]
