@@ -304,6 +304,17 @@ def test_unknown_things(tmp_path: Path, kind: Callable[[Path], None], places: li
     assert_harmless(place, place.run_here(), places)
 
 
+def test_a_final_file_of_ours_is_no_foreign_one(tmp_path: Path) -> None:
+    """One whose manifest was not written any more, as after a kill, is replaced, and no copy stays behind."""
+    place = kept(tmp_path / "place")
+    for name in ("out.json", "outputs/out/done.json"):
+        (place.workdir / name).unlink()
+
+    assert_harmless(place, place.run_here(), "unrecorded")
+
+    assert not list(place.workdir.glob("*.aside*"))
+
+
 STATE = [
     "events.jsonl",
     "lessons.json",

@@ -138,6 +138,7 @@ def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, En
     assert place.manifest()["quarantined"] == []
     assert place.here("retry", str(place.workdir)).stdout == "nothing is in quarantine\n"
     assert place.run_here().returncode == 0
+    assert not list(place.workdir.glob("*.aside*"))  # the earlier final files were ours
 
 
 # ---------------------------------------------------------------------------------------------------- small runs

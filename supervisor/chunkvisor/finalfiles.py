@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.layout import OutputLayout
+from chunkvisor.seal import DamagedError, read_sealed
 
 MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
@@ -67,6 +68,21 @@ def remove_final(place: Path) -> None:
             path.unlink()
     with contextlib.suppress(OSError):  # somebody has put something of his own there
         place.rmdir()
+
+
+def mark_of(place: Path) -> list[int]:
+    """Size and modification time (ns): they stay when a file or folder is renamed, or copied with its times."""
+    found = place.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def is_ours(layout: OutputLayout, place: Path) -> bool:
+    """Whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
+    try:
+        record = read_sealed(layout.published)
+    except DamagedError:
+        return False
+    return record is not None and place.exists() and mark_of(place) in record.get("marks", [])
 
 
 def strays(place: Path, parts: list[FinalPart]) -> Iterator[Path]:

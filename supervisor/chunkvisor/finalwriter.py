@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.artifact import BadVectorsError, Vectors, inspect, npy_header
-from chunkvisor.finalfiles import FinalPart, partial_of, parts_of, place_of, remove_final
+from chunkvisor.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
 from chunkvisor.layout import OutputLayout
+from chunkvisor.seal import write_sealed
 from chunkvisor.stamp import Stamp, stamp_as
 from chunkvisor_worker.contract.files import set_aside, sync_folder
 
@@ -112,12 +113,21 @@ class FinalWriter:
     def publish(self) -> tuple[Stamp, ...]:
         """Give all that is verified its final name; returns a stamp for each file. Raises OSError.
 
-        What stands at that place is set aside.
+        A final of ours without a manifest, as a kill or `retry` leaves it, is replaced; anything else that stands at
+        that place is set aside.
         """
         if self._shards is not None:
             sync_folder(self._partial)
         place = place_of(self._layout, self._shards)
-        set_aside(place, files_too=True)  # it is not ours: ours appears here
+        marks = [mark_of(self._partial)]
+        if is_ours(self._layout, place):
+            marks.append(mark_of(place))
+        # Before the rename: whoever finds the file after a kill knows it by this.
+        write_sealed(self._layout.published, {"marks": marks})
+        if len(marks) == 1:
+            set_aside(place, files_too=True)
+        elif self._shards is not None:
+            remove_final(place)  # no rename replaces a folder that is not empty
         self._partial.replace(place)
         sync_folder(self._layout.workdir)
         parts = parts_of(place, self._rows, self._shards)

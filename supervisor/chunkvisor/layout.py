@@ -21,6 +21,7 @@ It never creates, reads or deletes anything.
         parts/000012/                   what is good of a chunk that is being taken apart
         quarantine/000012.json          texts of a committed chunk that have no vector, and why
         attempts/000012/003/            one attempt at a chunk; gone once the chunk is committed
+        published.json                  how to know a final file of ours again, written just before it appears
         done.json                       the final file's stamp and the manifest once more
 """
 
@@ -124,6 +125,11 @@ class OutputLayout:
     def attempts(self) -> Path:
         """Folder of the attempts under way and of those that failed."""
         return self.state / "attempts"
+
+    @property
+    def published(self) -> Path:
+        """How to know a final of ours again, whose manifest is not there."""
+        return self.state / "published.json"
 
     @property
     def done(self) -> Path:

@@ -89,8 +89,8 @@ def worker_environment(
     environment["OMP_NUM_THREADS"] = str(threads)
     environment |= _FIXED
     if device == CPU:
-        # Threads that spin at every barrier starve the worker beside them: on 2 cores that others use as well, a chunk
-        # takes up to eight times as long as with threads that sleep.
+        # Threads that spin at every barrier starve the worker beside them: on 2 cores that others use as well, a batch
+        # takes more than twice as long as with threads that sleep (docs/performance.md).
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environment["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else device.uuid
     environment |= extra
