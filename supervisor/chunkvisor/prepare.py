@@ -31,8 +31,8 @@ from chunkvisor.modelsource import ModelSource
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
+from chunkvisor.specs import encode_spec, model_spec
 from chunkvisor.staging import asked, request_of, staged_before
-from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -209,24 +209,14 @@ def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:
-    model, encode = opening.config.model, opening.config.effective_encode(name)
     cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
     wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
     return Job(
         run_id=opening.run_id,
         fingerprint=fingerprint,
         output=name,
-        model=ModelSpec(
-            name=model.name,
-            path=opening.source.path,
-            revision=opening.source.revision,
-            dtype=str(model.dtype),
-            max_length=model.max_length,
-            trust_remote_code=model.trust_remote_code,
-            kwargs=model.kwargs,
-            encoder=model.encoder,
-        ),
-        encode=EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim),
+        model=model_spec(opening.config.model, opening.source.path, opening.source.revision),
+        encode=encode_spec(opening.config.effective_encode(name)),
         import_path=(str(opening.loaded.folder),),
         threads=thread_count(wanted, opening.device_kind, cores),
     )

@@ -25,9 +25,10 @@ from chunkvisor.ledger import read_facts
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import Snapshot
 from chunkvisor.seal import DamagedError, read_record
+from chunkvisor.specs import model_spec
 from chunkvisor.status import State, read_status
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
-from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message
+from chunkvisor_worker.contract.messages import Fault, read_message
 
 _FETCH_TIMEOUT_S = 120.0
 _BAD_NAME = "huggingface_hub.errors.HFValidationError"
@@ -78,17 +79,8 @@ def _samples(
     say: Callable[[str], None],
 ) -> Iterator[SampleReading]:
     """Every way of encoding on the first device, and the first of them on the others."""
-    config, model = loaded.config, loaded.config.model
-    spec = ModelSpec(
-        name=model.name,
-        path=found.path,
-        revision=found.revision,
-        dtype=str(model.dtype),
-        max_length=model.max_length,
-        trust_remote_code=model.trust_remote_code,
-        kwargs=model.kwargs,
-        encoder=model.encoder,
-    )
+    config = loaded.config
+    spec = model_spec(config.model, found.path, found.revision)
     encodes = list(distinct_encodes(config).items())
     todo = [(device, *each) for device in devices for each in (encodes if device is devices[0] else encodes[:1])]
     for number, (device, encode, names) in enumerate(todo):

@@ -16,6 +16,7 @@ from chunkvisor.doctor.readings import SampleReading
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.hostmemory import oom_kills
 from chunkvisor.outcome import EndedBy, judge
+from chunkvisor.specs import encode_spec
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
@@ -32,7 +33,7 @@ def distinct_encodes(config: Config) -> dict[EncodeSpec, list[str]]:
     found: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         encode = config.effective_encode(name)
-        spec = EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim)
+        spec = encode_spec(encode)
         found.setdefault(spec, []).append(name)
     return found
 

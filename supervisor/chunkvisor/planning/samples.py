@@ -18,6 +18,7 @@ from chunkvisor.layout import Layout, OutputLayout
 from chunkvisor.plan import Plan
 from chunkvisor.planning.estimate import stride
 from chunkvisor.seal import DamagedError
+from chunkvisor.specs import encode_spec
 from chunkvisor.staging import request_of, staged_before
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 
@@ -67,7 +68,7 @@ def sample_of(config: Config, name: str, max_rows: int | None, scratch: Path, sa
         size, why = proposed.texts, proposed.reason
     plan = Plan(table.distinct, size)
     limits = resolve_limits(encode, kind, plugin=config.model.is_plugin)
-    spec = EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim)
+    spec = encode_spec(encode)
     return Sample(table, plan, stride(plan.count, plan.chunk_size, MOST_TEXTS), spec, limits, fixed, why)
 
 

@@ -26,6 +26,7 @@ from chunkvisor.planning.measure import UncountableError, count_characters, coun
 from chunkvisor.planning.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.planning.samples import Sample, sample_of
 from chunkvisor.seal import DamagedError, read_sealed
+from chunkvisor.specs import model_spec
 from chunkvisor.status import committed_chunks
 from chunkvisor_worker.contract.lengths import LengthsReport
 from chunkvisor_worker.contract.messages import ModelSpec
@@ -112,14 +113,7 @@ class _Survey:
 
     def _model(self) -> ModelSpec:
         model = self._config.model
-        spec = ModelSpec(
-            name=model.name,
-            revision=model.revision,
-            dtype=str(model.dtype),
-            max_length=model.max_length,
-            trust_remote_code=model.trust_remote_code,
-            kwargs=model.kwargs,
-        )
+        spec = model_spec(model, None, model.revision)
         if Path(model.name).is_dir():
             if not any((Path(model.name) / name).exists() for name in ("config.json", "modules.json")):
                 raise config_error(
