@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chunkvisor_worker.contract.files import open_log
+
 _WAIT_S = 0.1
 
 
@@ -21,8 +23,7 @@ def run_child(
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises OSError where
     it cannot be started.
     """
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as stream:
+    with open_log(log) as stream:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

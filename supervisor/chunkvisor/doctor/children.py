@@ -18,6 +18,7 @@ from chunkvisor.doctor.readings import ProbeReading
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.gpu import CPU, Device
 from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.files import open_log
 from chunkvisor_worker.contract.messages import read_message
 from chunkvisor_worker.contract.probe import ProbeReport
 
@@ -45,8 +46,7 @@ def environment_of(base: Mapping[str, str], devices: Sequence[Device], extra: Ma
 
 def run_child(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_s: float) -> int | None:
     """Run it to its end; its return code, or None when time ran out. Raises OSError where it cannot be started."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as stream:
+    with open_log(log) as stream:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from chunkvisor.engine.worker import Lifeline
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 
@@ -102,11 +101,6 @@ def keep_log_end(path: Path) -> None:
             file.seek(0)
             file.write(end)
             file.truncate()
-
-
-def open_log(path: Path) -> BinaryIO:
-    """The log, opened for appending, so that `trim_log` can cut it while the worker writes. Raises OSError."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb")
 
 
 def trim_log(path: Path) -> None:

@@ -16,11 +16,10 @@ from enum import Enum
 import psutil
 
 from chunkvisor.engine.environment import template_environment
-from chunkvisor.engine.fresh import open_log
 from chunkvisor.engine.worker import Lifeline, readable
 from chunkvisor.outcome import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Fault, Limits, from_json, read_message, to_json, write_message
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
 

@@ -6,11 +6,11 @@ It never imports a tokenizer itself, and never keeps a text.
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from chunkvisor.attempt import read_tail
 from chunkvisor.child import run_child
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.outcome import Evidence, judge
@@ -46,7 +46,9 @@ def count_tokens(model: ModelSpec, samples: Sequence[Sample], folder: Path) -> t
     returncode = _run(files)
     answer = read_message(LengthsAnswer, files.answer)
     if answer is None or len(answer.reports) != len(tasks):
-        verdict = judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault), log_tail=_tail(files.log)))
+        verdict = judge(
+            Evidence(returncode or 1, fault=read_message(Fault, files.fault), log_tail=read_tail(files.log))
+        )
         raise UncountableError(f"{verdict.reason} {verdict.remedy}".strip())
     try:
         lengths = [np.load(files.lengths(number), allow_pickle=False) for number in range(len(tasks))]
@@ -70,9 +72,3 @@ def _run(files: LengthsFiles) -> int:
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)]
     return run_child(command, files.log, lambda: None, environment)
-
-
-def _tail(log: Path) -> str:
-    with suppress(OSError):
-        return log.read_bytes()[-4096:].decode(errors="replace")
-    return ""

@@ -9,7 +9,7 @@ import itertools
 import os
 import stat
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 READ_LIMIT_BYTES = 8 << 20
@@ -97,6 +97,11 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def open_log(path: Path) -> BufferedWriter:
+    """A log, opened for appending, so that it can be cut while a child writes to it. Raises OSError."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb")
 
 
 def set_aside(path: Path, *, files_too: bool = False) -> Path | None:
