@@ -13,6 +13,15 @@ from chunkvisor_worker.contract.messages import Limits
 Indices = npt.NDArray[np.int64]
 
 
+BYTES_PER_TOKEN = 3
+"""Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+
+
+def estimated_tokens(size_bytes: int) -> int:
+    """Tokens of a text of so many UTF-8 bytes, two special ones included."""
+    return 2 + size_bytes // BYTES_PER_TOKEN
+
+
 def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import Indices, cut, padded_tokens
+from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
@@ -25,9 +25,6 @@ from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 BLOCK_TEXTS = 1024
 """Texts tokenized at once; more of them keep more cores busy, and more memory."""
-
-BYTES_PER_TOKEN = 3
-"""As `sentence_transformer` estimates where it cannot count."""
 
 _TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 
@@ -64,7 +61,7 @@ class Counter:
     def count(self, texts: list[str]) -> list[int]:
         """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""
         if self._tokenizer is None:
-            return [2 + len(text.encode()) // BYTES_PER_TOKEN for text in texts]
+            return [estimated_tokens(len(text.encode())) for text in texts]
         lowered = [text.lower() for text in texts] if self._lower else texts
         ids = self._tokenizer(
             lowered, truncation=False, padding=False, return_attention_mask=False, return_token_type_ids=False

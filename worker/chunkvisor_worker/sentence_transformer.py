@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import begin_copy, to_device
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
@@ -34,9 +34,6 @@ SLICE_ROWS = 256
 
 SLICE_BYTES = 1_000_000
 """UTF-8 bytes tokenized between two signs of life; one longer text is a slice of its own."""
-
-BYTES_PER_TOKEN = 3
-"""Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
 
 _LEFT_BYTES = 256 << 20
 """What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
@@ -165,11 +162,12 @@ class SentenceTransformerEncoder:
             limit = max_length(self._model) or max(sizes, default=0)
             prompt_bytes = len((self._prompt or "").encode())
             self._lengths = np.array(
-                [min(limit, 2 + (prompt_bytes + size) // BYTES_PER_TOKEN) for size in sizes], dtype=np.int64
+                [min(limit, estimated_tokens(prompt_bytes + size)) for size in sizes], dtype=np.int64
             )
             return
         texts = self._shortened(self._texts)
-        sizes = [len(text.encode()) for text in texts]
+        if texts is not self._texts:
+            sizes = [len(text.encode()) for text in texts]
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
         for part in _slices(sizes):
