@@ -4,7 +4,6 @@ It never takes the lock and never writes: it works beside a live run, after one,
 """
 
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 from chunkvisor.errors import lines_of_end, no_workdir
 from chunkvisor.fixed import read_fixed, read_staged
-from chunkvisor.journal import read_events
+from chunkvisor.journal import read_so_far
 from chunkvisor.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.lock import read_holder
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.tally import DeviceStatus
 
 
 class State(StrEnum):
@@ -44,32 +43,6 @@ class OutputStatus:
     distinct_texts: int = 0
 
 
-@dataclass(slots=True)
-class DeviceStatus:
-    """Of one device, in one run."""
-
-    texts: int = 0
-    tokens: int = 0
-    """Without padding; 0 where the encoder cannot count them."""
-    busy_s: float = 0.0
-    """From a worker's `go` to its end."""
-    idle_s: float = 0.0
-    """Between one worker's end and the next one's `go`: what isolation costs."""
-    startup_s: float = 0.0
-    """Imports, loading and tokenising of all workers; what of it is not in `idle_s` was hidden behind others' work."""
-    texts_per_s: float | None = None
-    """While busy."""
-    tokens_per_s: float | None = None
-
-    def add(self, event: dict[str, Any]) -> None:
-        """Take in the end of a worker."""
-        for name in ("texts", "tokens", "busy_s", "idle_s", "startup_s"):
-            setattr(self, name, round(getattr(self, name) + (_number(event.get(name)) or 0), 4))
-        if self.busy_s:
-            self.texts_per_s = round(self.texts / self.busy_s, 3)
-            self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
-
-
 @dataclass(frozen=True, slots=True)
 class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
@@ -92,27 +65,13 @@ class Status:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class _Story:
-    """What the journal says."""
-
-    attempts: Counter[str] = field(default_factory=Counter)
-    texts_per_s: float | None = None
-    eta_s: float | None = None
-    told_s: float = 0.0
-    ending: dict[str, Any] | None = None
-    devices: dict[str, DeviceStatus] = field(default_factory=dict)
-    wanted: list[str] = field(default_factory=list)
-    """Outputs of the last run's config."""
-
-
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
     holder = read_holder(layout.lock)
     if holder is None and not layout.outputs.exists():
         raise no_workdir(workdir)
-    story = _read_story(layout)
+    story = read_so_far(layout.events)[0].tally
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: _read_output(layout.output(name)) for name in names}
     alive = holder.alive() if holder else False
@@ -142,34 +101,6 @@ def read_status(workdir: Path) -> Status:
         story.devices,
         lines_of_end(story.ending or {}) if state is State.HALTED else [],
     )
-
-
-def _read_story(layout: Layout) -> _Story:
-    story = _Story()
-    for event in read_events(layout.events):
-        story.told_s = _number(event.get("t")) or 0.0
-        match event["event"]:
-            case "run_started":
-                story.ending, story.eta_s, story.texts_per_s, story.devices = None, None, None, {}
-                wanted = event.get("outputs")
-                story.wanted = list(map(str, wanted)) if isinstance(wanted, list) else []
-            case "chunk_committed":
-                # A chunk that was taken apart was put together by no attempt of its own.
-                story.attempts[Outcome.COMMITTED] += bool(event.get("attempt_ok"))
-                story.texts_per_s, story.eta_s = _number(event.get("texts_per_s")), _number(event.get("eta_s"))
-            case "worker_ended":
-                story.devices.setdefault(str(event.get("device")), DeviceStatus()).add(event)
-            case "part_committed":
-                story.attempts[Outcome.COMMITTED] += 1
-            case "attempt_failed" | "part_failed" | "attempt_interrupted":
-                story.attempts[str(event.get("outcome"))] += 1
-            case "halted" | "run_ended":
-                story.ending = event
-    return story
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53) else None
 
 
 def _read_output(layout: OutputLayout) -> OutputStatus:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from chunkvisor.observe.progress import percent, rates
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.status import DeviceStatus, OutputStatus, State, Status
+from chunkvisor.status import OutputStatus, State, Status
+from chunkvisor.tally import DeviceStatus
 from chunkvisor.units import human_time
 
 
