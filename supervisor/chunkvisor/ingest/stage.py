@@ -42,13 +42,13 @@ def stage(request: IngestRequest, folder: Path) -> None:
     scratch.mkdir()
     paths, lengths = TableFiles(folder), scratch / "lengths.bin"
     files: list[TableSource] = []
+    first = 0
     # Two cursors: a batch of hashes is inserted while a query over a source is still being fetched.
     with connect(request.memory_limit_bytes, scratch) as connection, connection.cursor() as reader:
         if request.sql is not None:
             check_expression(reader, request.sql)
         with Spool(connection, paths, lengths) as spool:
             for source in sources:
-                first = sum(file.rows for file in files)
                 left = None if request.max_rows is None else request.max_rows - first
                 if left == 0:
                     break
@@ -57,6 +57,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
                     spool.add(text)
                     count += 1
                 files.append(TableSource(source.path, first, count))
+                first += count
         if not spool.rows:
             raise config_error(
                 f"The sources have no rows: {', '.join(str(source.path) for source in sources[:10])}",
