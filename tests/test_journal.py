@@ -136,3 +136,14 @@ def test_follower_reads_the_end(path: Path) -> None:
     assert [words for _, _, words in follower.news][-1] == "nothing is started for 5 s: the hub"
     assert len(follower.news) == 5
     assert follower.begun_anew() == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
+
+
+def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
+    """All that comes before the last sums may be gone: nothing of it is read, however much it was."""
+    before, follower = sums(read_so_far(path)[0]), Follower(path.parent).look()
+    _, offset = newest_mark(path)
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, offset - 1) + 1
+    path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
+    assert sums(read_so_far(path)[0]) == before
+    assert Follower(path.parent).look() == follower
