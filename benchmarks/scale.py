@@ -7,11 +7,9 @@ largest final file.
 """
 
 import argparse
-import json
 import os
 import platform
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,17 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 from bigdata import commit_chunks, write_lines, write_parquet_files, write_short_lines
-from measured import Measured, measure, succeed
+from measured import Measured, succeed
+from scratch import Commits, Scratch
 
-HERE = Path(__file__).parent
 _INGEST = "chunkvisor.ingest.stage"
 _WINDOW = 2000
 _WARM_UP = 300
+_KINDS = ("wall_ms", "cpu_ms")
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,8 @@ class Row:
     goal: str = ""
 
 
-class Scale:
-    """A scratch folder and what is measured in it; every bench begins with an empty one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.workdir = folder / "work"
+class Scale(Scratch):
+    """The benches; each begins with an empty folder."""
 
     def lines(self, rows: int) -> Iterator[Row]:
         """Ingest and plan of one text file."""
@@ -92,25 +85,20 @@ class Scale:
         write_short_lines(source, 10 * count)
         self.config(source, chunk=10)
         part = min(_WINDOW, count // 3)
-        first, found = self.windows(part + _WARM_UP)
-        begin = first[_WARM_UP : _WARM_UP + part]
-        peak_bytes = found.peak_bytes
+        begin = self.commits(part + _WARM_UP)
         commit_chunks(self.workdir, count - part - _WARM_UP)
-        done = sum(1 for path in self.workdir.glob("outputs/out/**/*") if path.is_file())
-        yield Row(f"{count:,} chunks: inodes of a committed chunk", f"{done / count:.2f}")
-        journal_bytes = (self.workdir / "events.jsonl").stat().st_size
-        yield Row(f"{count:,} chunks: journal, a chunk", f"{journal_bytes / count:,.0f} bytes")
+        inodes = sum(1 for _ in (self.workdir / "outputs" / "out").rglob("*"))
+        yield Row(f"{count:,} chunks: files and folders of all that is committed", f"{inodes:,}")
         yield from self.looks(count)
         first_s, found = self.until("attempt_started")
         yield Row(f"{count:,} committed chunks: resume until the first worker starts", f"{first_s:.1f} s", "≤ 10 s")
-        peak_bytes = max(peak_bytes, found.peak_bytes)
-        last, found = self.windows(None)
-        end = last[-part:]
-        peak_bytes = max(peak_bytes, found.peak_bytes)
-        ratio = _pace(end) / _pace(begin)
-        words = f"{1000 * _pace(begin):.1f} ms, {1000 * _pace(end):.1f} ms, {ratio:.2f}"
-        yield Row(f"{count:,} chunks: a chunk at the start, at the end, ratio", words, "≤ 1.1")
-        yield Row("the same: parent's processor time, a chunk", f"{1000 * found.cpu_s / max(1, len(last)):.1f} ms")
+        before_bytes, end = self.journal_bytes(), self.commits()
+        told = (self.journal_bytes() - before_bytes) / len(end.times_s)
+        yield Row(f"{count:,} chunks: journal, a chunk", f"{told:,.0f} bytes")
+        yield from _paces(
+            f"{count:,} chunks", (begin, _WARM_UP, _WARM_UP + part - 1), (end, _WARM_UP, len(end.times_s) - 1)
+        )
+        peak_bytes = max(found.peak_bytes, begin.measured.peak_bytes, end.measured.peak_bytes)
         yield Row("the same: parent's peak", _megabytes(peak_bytes), "≤ 150 MB")
         yield self.checked(10 * count, 8)
 
@@ -119,13 +107,27 @@ class Scale:
         source = self.folder / "chunks.txt"
         write_short_lines(source, 10 * count)
         self.config(source, chunk=10)
-        times, found = self.windows(None)
-        part = min(_WINDOW, count // 3)
-        begin, end = times[_WARM_UP : _WARM_UP + part], times[-part:]
-        words = f"{1000 * _pace(begin):.1f} ms, {1000 * _pace(end):.1f} ms, {_pace(end) / _pace(begin):.2f}"
-        yield Row(f"{count:,} chunks in one run: a chunk at the start, at the end, ratio", words, "≤ 1.1")
-        yield Row("the same: parent's processor time, a chunk", f"{1000 * found.cpu_s / count:.1f} ms")
-        yield Row("the same: parent's peak", _megabytes(found.peak_bytes), "≤ 150 MB")
+        found, part = self.commits(), min(_WINDOW, count // 3)
+        last = len(found.times_s) - 1
+        yield from _paces(
+            f"{count:,} chunks in one run", (found, _WARM_UP, _WARM_UP + part), (found, last - part, last)
+        )
+        yield Row("the same: parent's peak", _megabytes(found.measured.peak_bytes), "≤ 150 MB")
+
+    def vectors(self, count: int) -> Iterator[Row]:
+        """What the parent takes for chunks of a usual size: it reads all vectors and hashes them."""
+        rows, dimension = 1000, 1536
+        source = self.folder / "rows.txt"
+        write_short_lines(source, rows * (count + 10))  # the last are not run, so that nothing is joined
+        self.config(source, chunk=rows, dimension=dimension)
+        found = self.commits(count)
+        first, last = min(20, count // 4), len(found.times_s) - 1
+        what = f"chunks of {rows:,} x {dimension:,}, {4e-6 * rows * dimension:.1f} MB"
+        yield Row(
+            f"{what}: wall, parent's processor time, a chunk",
+            f"{found.wall_ms(first, last):.0f} ms, {found.cpu_ms(first, last):.1f} ms",
+        )
+        yield Row("the same: parent's peak", _megabytes(found.measured.peak_bytes), "≤ 150 MB")
 
     def assembly(self, gigabytes: int) -> Iterator[Row]:
         """Joining chunks into one final file, one row in twenty a repeat, against `cp` of that file."""
@@ -137,7 +139,7 @@ class Scale:
                 file.write(f"row {number}\nrow {number // 2}\n" if number % 20 == 19 else f"row {number}\n")
         rows = distinct + distinct // 20
         self.config(source, chunk=chunk, dimension=dimension)
-        self.windows(1)
+        self.commits(1)
         commit_chunks(self.workdir, distinct // chunk)
         os.sync()
         found = succeed(["run", "config.yaml"], self.folder)
@@ -165,73 +167,6 @@ class Scale:
             peak_bytes = max(each.peak_bytes for each in found)
             yield Row(f"{count:,} chunks: {name}", f"{seconds:.2f} s, {_megabytes(peak_bytes)}", goal)
 
-    def config(self, source: Path, *, chunk: int, dimension: int = 8, batch: int = 1000) -> None:
-        """A config of the trivial encoder for one output `out`."""
-        config: dict[str, Any] = {
-            "workdir": "work",
-            "device": "cpu",
-            "model": {"name": "trivial", "encoder": "trivial:make", "kwargs": {"dimension": dimension}},
-            "encode": {"batch_size": batch},
-            "chunk": {"size": chunk},
-            "workers": {"start": "warm"},
-            "env": {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))},
-            "outputs": {"out": {"source": str(source), "column": "text"}},
-        }
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-
-    def windows(self, stop: int | None) -> tuple[list[float], Measured]:
-        """Run, until so many chunks are committed or to the end; returns the times of the commits."""
-        seen = self.journal_bytes()
-        count = 0
-
-        def on_look(process: subprocess.Popen[bytes], _: Measured) -> None:
-            nonlocal seen, count
-            lines, seen = self.since(seen)
-            count += sum(b'"chunk_committed"' in line for line in lines)
-            if stop is not None and count >= stop:
-                process.send_signal(signal.SIGINT)
-
-        before = self.journal_bytes()
-        found = measure(["run", "config.yaml"], self.folder, on_look=on_look)
-        lines, _ = self.since(before)
-        return [json.loads(line)["t"] for line in lines if b'"chunk_committed"' in line], found
-
-    def until(self, event: str) -> tuple[float, Measured]:
-        """Run until an event, and stop; returns the seconds until then."""
-        seen, started = self.journal_bytes(), time.time()
-        found_at: list[float] = []
-
-        def on_look(process: subprocess.Popen[bytes], _: Measured) -> None:
-            nonlocal seen
-            lines, seen = self.since(seen)
-            found_at.extend(json.loads(line)["t"] for line in lines if f'"event": "{event}"'.encode() in line)
-            if found_at:
-                process.send_signal(signal.SIGINT)
-
-        found = measure(["run", "config.yaml"], self.folder, on_look=on_look)
-        return found_at[0] - started, found
-
-    def journal_bytes(self) -> int:
-        """Its size."""
-        path = self.workdir / "events.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
-    def since(self, offset: int) -> tuple[list[bytes], int]:
-        """The whole lines of the journal from there on, and where they end."""
-        path = self.workdir / "events.jsonl"
-        if not path.exists():
-            return [], offset
-        with open(path, "rb") as file:
-            file.seek(offset)
-            lines = [line for line in file if line.endswith(b"\n")]
-        return lines, offset + sum(map(len, lines))
-
-    def between(self, first: str, last: str) -> float:
-        """Seconds from one event of the journal to another, of the newest of each."""
-        lines, _ = self.since(0)
-        times = {json.loads(line)["event"]: json.loads(line)["t"] for line in lines[-1000:] if line.strip()}
-        return float(times[last] - times[first])
-
     def checked(self, rows: int, dimension: int) -> Row:
         """The final file opened by numpy, memory-mapped, and a look at its ends."""
         final = np.load(self.workdir / "out.npy", mmap_mode="r", allow_pickle=False)
@@ -246,8 +181,12 @@ def _memory(what: str, found: Measured) -> Iterator[Row]:
     yield Row(f"{what}: peak of the parent", _megabytes(found.peak_bytes), "≤ 150 MB")
 
 
-def _pace(times: list[float]) -> float:
-    return (times[-1] - times[0]) / (len(times) - 1)
+def _paces(what: str, begin: tuple[Commits, int, int], end: tuple[Commits, int, int]) -> Iterator[Row]:
+    """Each as (commits, first, last)."""
+    wall, cpu = ([getattr(commits, name)(*bounds) for commits, *bounds in (begin, end)] for name in _KINDS)
+    for name, (start_ms, stop_ms), goal in (("wall", wall, "≤ 1.1"), ("parent's processor time", cpu, "")):
+        words = f"{start_ms:.1f} ms, {stop_ms:.1f} ms, {stop_ms / start_ms:.2f}"
+        yield Row(f"{what}: {name} of a chunk at the start, at the end, ratio", words, goal)
 
 
 def _megabytes(size_bytes: int) -> str:
@@ -270,6 +209,7 @@ def main() -> None:
         "lines": (14_700_000, Scale.lines),
         "chunks": (50_000, Scale.chunks),
         "assembly": (20, Scale.assembly),
+        "vectors": (300, Scale.vectors),
         "short": (50_000_000, Scale.short),
         "parquet": (5_000, Scale.parquet),
         "whole": (50_000, Scale.whole),
