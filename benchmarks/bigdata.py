@@ -42,9 +42,12 @@ def write_lines(path: Path, rows: int) -> None:
     _write(path, lines())
 
 
-def write_short_lines(path: Path, rows: int) -> None:
-    """Lines of some ten bytes, all different."""
-    _write(path, (f"row {number:x}\n" for number in range(rows)))
+def write_short_lines(path: Path, rows: int, *, distinct: bool = True) -> None:
+    """Lines of some ten bytes; unless they are to be distinct, one in ten is one from the first third before it."""
+    if distinct:
+        _write(path, (f"row {number:x}\n" for number in range(rows)))
+    else:
+        _write(path, (f"row {number // 3 if number % 10 == 9 else number:x}\n" for number in range(rows)))
 
 
 def write_parquet_files(folder: Path, files: int, rows: int) -> None:

@@ -3,7 +3,7 @@
 It never takes part in the work, and looks at /proc ten times a second.
 """
 
-import os
+import resource
 import subprocess
 import sys
 import time
@@ -28,6 +28,8 @@ class Measured:
     """The most resident memory of the process itself (VmHWM)."""
     children: dict[str, int] = field(default_factory=dict)
     """The same of its children, by the name of their module."""
+    used_s: float = 0.0
+    """Processor time of the process and of all children that it has waited for."""
     code: int | None = None
 
     def look(self, process: psutil.Process) -> None:
@@ -48,7 +50,7 @@ def measure(
 ) -> Measured:
     """Run `chunkvisor` with the arguments; `on_look` may signal it. What it says goes to `last.log` in the folder."""
     found = Measured()
-    start_s = time.perf_counter()
+    start_s, before_s = time.perf_counter(), _children_s()
     with open(folder / "last.log", "wb") as log:
         process = subprocess.Popen([*CHUNKVISOR, *arguments], cwd=folder, stdout=log, stderr=log)
         watched = psutil.Process(process.pid)
@@ -60,7 +62,8 @@ def measure(
                 process.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
-    found.seconds, found.code = time.perf_counter() - start_s, process.returncode
+    found.seconds, found.used_s = time.perf_counter() - start_s, _children_s() - before_s
+    found.code = process.returncode
     return found
 
 
@@ -72,11 +75,9 @@ def succeed(arguments: list[str], folder: Path) -> Measured:
     return found
 
 
-def drop_caches_of(path: Path) -> None:
-    """Have the next reader of the file read it from the disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _peak(pid: int) -> int:

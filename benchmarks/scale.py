@@ -58,7 +58,7 @@ class Scale(Scratch):
     def short(self, rows: int) -> Iterator[Row]:
         """A whole run of very many rows in large chunks."""
         source = self.folder / "short.txt"
-        write_short_lines(source, rows)
+        write_short_lines(source, rows, distinct=False)
         self.config(source, chunk=1_000_000, dimension=8, batch=10_000)
         found = succeed(["run", "config.yaml"], self.folder)
         yield Row(f"{rows:,} short rows, chunks of 1,000,000: whole run", f"{found.seconds:.0f} s")
@@ -164,8 +164,9 @@ class Scale(Scratch):
         ):
             found = [succeed(arguments, self.folder) for _ in range(3)]
             seconds = statistics.median(each.seconds for each in found)
-            peak_bytes = max(each.peak_bytes for each in found)
-            yield Row(f"{count:,} chunks: {name}", f"{seconds:.2f} s, {_megabytes(peak_bytes)}", goal)
+            used_s, peak_bytes = (max(getattr(each, name) for each in found) for name in ("used_s", "peak_bytes"))
+            words = f"{seconds:.2f} s, {used_s:.2f} s of processor time, {_megabytes(peak_bytes)}"
+            yield Row(f"{count:,} chunks: {name}", words, goal)
 
     def checked(self, rows: int, dimension: int) -> Row:
         """The final file opened by numpy, memory-mapped, and a look at its ends."""

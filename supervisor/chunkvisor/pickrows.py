@@ -4,6 +4,7 @@ It never keeps a file mapped, and never writes: only files that nobody shortens 
 mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.N
     """
     found = np.empty((len(rows), width), dtype=dtype)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
-    for first in range(0, len(rows), _GROUP):
-        group = order[first : first + _GROUP]
-        wanted = rows[group]
-        # By its path: numpy.memmap would move the position of an open file to its end.
-        mapped = np.memmap(path, dtype=dtype, mode="r", offset=offset_bytes, shape=(int(wanted[-1]) + 1, width))
-        found[group] = mapped[wanted]
-        del mapped  # gives the pages back
+    row_bytes = width * found.itemsize
+    with open(path, "rb") as file:
+        for first in range(0, len(rows), _GROUP):
+            group = order[first : first + _GROUP]
+            wanted = rows[group]
+            count = int(wanted[-1]) + 1
+            with mmap.mmap(file.fileno(), offset_bytes + count * row_bytes, access=mmap.ACCESS_READ) as mapped:
+                there = np.frombuffer(mapped, dtype=dtype, count=count * width, offset=offset_bytes)
+                found[group] = there.reshape(count, width)[wanted]
+                del there  # what is still looked at cannot be given back
     return found

@@ -126,6 +126,6 @@ def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
     found = bytearray(plan.count)
     for folder in layout.chunks.iterdir() if layout.chunks.exists() else ():
         for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
-            if (parsed := parse_chunk_name(name)) and parsed[0] < plan.count:
+            if (parsed := parse_chunk_name(name)) and parsed[0] < len(found):
                 found[parsed[0]] = 1
     return found
