@@ -13,10 +13,12 @@ from pathlib import Path
 
 from chunkvisor.artifact import chunk_key
 from chunkvisor.bisect import BadText
+from chunkvisor.errors import config_error
 from chunkvisor.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.parts import Parts, read_quarantine
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError, read_record, write_sealed
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
@@ -30,13 +32,17 @@ class _FactsRecord:
 
 
 class Ledger:
-    """Committed chunks, bad texts and model facts of one output."""
+    """Committed chunks, bad texts and model facts of one output, or of a slice's share of it."""
 
-    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
+    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str, of_slice: Slice | None = None) -> None:
+        """Of a slice, nothing is seen or touched but what belongs to its chunks, and the facts, which all share."""
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
-        self.facts: Facts | None = None
+        self.share = range(plan.count) if of_slice is None else of_slice.chunks(plan.count)
+        """The chunks that are ours."""
+        self._slice = of_slice
+        self._facts: Facts | None = None
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
         self.texts_done = 0
@@ -50,10 +56,10 @@ class Ledger:
         """
         for folder in (self.layout.chunks, self.layout.attempts):
             folder.mkdir(mode=0o700, exist_ok=True)
-        self.facts = read_facts(self.layout)
+        self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
-            fits = number < self.plan.count and not self._committed[number] and self._size_fits(number, path)
+            fits = number in self.share and not self._committed[number] and self._size_fits(number, path)
             if fits:
                 self._committed[number] = 1
             else:
@@ -62,7 +68,18 @@ class Ledger:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
         self._load_quarantine()
-        self.texts_done = sum(self.plan.size(number) for number in range(self.plan.count) if self._committed[number])
+        self.texts_done = sum(self.plan.size(number) for number in self.share if self._committed[number])
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the first worker found out about the model, of whichever slice."""
+        if self._facts is None and self._slice is not None:
+            self._facts = read_facts(self.layout)
+        return self._facts
+
+    def mine(self, chunk: int) -> bool:
+        """Whether the chunk is ours to look after; for the whole, so is one that the plan does not have."""
+        return self._slice is None or chunk in self.share
 
     def committed(self, chunk: int) -> bool:
         """Whether the chunk's vectors are in place."""
@@ -74,9 +91,19 @@ class Ledger:
         return self._committed.count(1)
 
     @property
+    def left(self) -> int:
+        """Number of our chunks that are still to do."""
+        return len(self.share) - self.chunks_done
+
+    @property
+    def texts(self) -> int:
+        """Distinct texts in our chunks."""
+        return self.plan.bounds(self.share[-1])[1] - self.plan.bounds(self.share[0])[0] if self.share else 0
+
+    @property
     def complete(self) -> bool:
-        """Whether every chunk is committed."""
-        return self.chunks_done == self.plan.count
+        """Whether every chunk is committed, and the output can be joined; a slice cannot know that by itself."""
+        return self._slice is None and not self.left
 
     def parts(self, chunk: int) -> Parts:
         """What is known of a chunk that is being taken apart."""
@@ -89,9 +116,13 @@ class Ledger:
         """Bad texts found so far, those of chunks not yet committed among them."""
         return len(self.bad) + sum(len(parts.bad) for parts in self._parts.values())
 
+    def bad_texts(self) -> list[BadText]:
+        """They, in order."""
+        return sorted((*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad)), key=_place)
+
     def next_pending(self, start: int) -> int | None:
         """The first chunk from `start` on that is not committed; None where there is none."""
-        found = self._committed.find(0, start)
+        found = self._committed.find(0, max(start, self.share.start), self.share.stop)
         return None if found < 0 else found
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
@@ -106,7 +137,7 @@ class Ledger:
     def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
         """(chunk, files) of every attempt that left a folder."""
         for chunk_folder in sorted(self.layout.attempts.iterdir()):
-            if chunk_folder.name.isdecimal() and chunk_folder.is_dir():
+            if chunk_folder.name.isdecimal() and self.mine(int(chunk_folder.name)) and chunk_folder.is_dir():
                 for folder in sorted(chunk_folder.iterdir()):
                     yield int(chunk_folder.name), AttemptFiles(folder)
 
@@ -114,17 +145,41 @@ class Ledger:
         """Chunks of which parts are known; folders of chunks that are committed are removed."""
         found = []
         for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
-            if path.name.isdecimal() and int(path.name) < self.plan.count and not self._committed[int(path.name)]:
+            if path.name.isdecimal() and not self.mine(int(path.name)):
+                continue
+            if path.name.isdecimal() and int(path.name) in self.share and not self._committed[int(path.name)]:
                 found.append(int(path.name))
             else:
                 shutil.rmtree(path, ignore_errors=True)
         return found
 
     def fix_facts(self, facts: Facts) -> None:
-        """The first vectors fix the facts of the output. Raises OSError."""
-        if self.facts is None:
+        """The first vectors fix the facts of the output.
+
+        Raises OSError; Halt (78) where another slice has fixed another dimension in the same moment.
+        """
+        if self.facts is not None:
+            return
+        if self._slice is None:
             write_sealed(self.layout.facts, asdict(_FactsRecord(facts)))
-            self.facts = facts
+            self._facts = facts
+            return
+        first = self.layout.facts_of(self._slice)
+        write_sealed(first, asdict(_FactsRecord(facts)))
+        try:
+            os.link(first, self.layout.facts)  # fails where it exists, also on NFS, unlike a rename
+        except FileExistsError:
+            self._facts = read_facts(self.layout)
+        if self._facts is None:  # it was not there, or it is damaged
+            first.replace(self.layout.facts)
+            self._facts = facts
+        first.unlink(missing_ok=True)
+        if self._facts.dimension != facts.dimension:
+            raise config_error(
+                f"two slices have found vectors of {self._facts.dimension} and of {facts.dimension} numbers",
+                why="the model is not the same on all machines",
+                remedy="compare the model's files and the versions of its libraries, then run the same command again",
+            )
 
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
@@ -169,10 +224,14 @@ class Ledger:
             return
         numbers = sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()})
         for number in numbers:
+            if self._slice is not None and number not in range(
+                self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
+            ):
+                continue
             folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
                 parsed = parse_chunk_name(path.name)
-                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number:
+                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and self.mine(parsed[0]):
                     yield parsed[0], path
 
     def remove_chunks(self) -> None:
@@ -182,6 +241,8 @@ class Ledger:
     def _load_quarantine(self) -> None:
         self.bad = {}
         for chunk, texts in read_quarantine(self.layout):
+            if not self.mine(chunk):
+                continue
             start, stop = self.plan.bounds(chunk)
             if chunk >= self.plan.count or not self._committed[chunk]:
                 self.layout.quarantine_of(chunk).unlink()
@@ -198,6 +259,10 @@ class Ledger:
         if self.facts is None or not stat.S_ISREG(state.st_mode):
             return stat.S_ISREG(state.st_mode)
         return state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
+
+
+def _place(text: BadText) -> int:
+    return text.text
 
 
 def _remove(path: Path) -> None:

@@ -97,7 +97,7 @@ class Runner:
             for number, output in enumerate(self._outputs):
                 check_space(output)
                 self._aftermath.adopt(number)
-            pending = sum(output.ledger.plan.count - output.ledger.chunks_done for output in self._outputs)
+            pending = sum(output.ledger.left for output in self._outputs)
             if pending:
                 at_once = len(self._settings.devices) * (self._settings.per_device + self._settings.standby)
                 self._starter.open(pending, at_once)

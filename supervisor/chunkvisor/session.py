@@ -10,7 +10,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from chunkvisor.journal import Journal
 from chunkvisor.lastwords import BadRows, last_remedy
 from chunkvisor.layout import Layout
 from chunkvisor.lessonbook import LessonBook
-from chunkvisor.lock import hold
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import ModelSource, resolve_hub, resolve_local
 from chunkvisor.observe.extras import require_extras
@@ -44,6 +43,9 @@ from chunkvisor.policy import Budget
 from chunkvisor.prepare import Opening, open_output
 from chunkvisor.runner import Runner, Settings
 from chunkvisor.signals import Signals
+from chunkvisor.sliceend import end_slice, progress_of
+from chunkvisor.slicelock import hold_workdir, turn
+from chunkvisor.slices import Slice
 from chunkvisor.watch import Patience
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, Tier
@@ -65,6 +67,8 @@ class Request:
     from_scratch: bool = False
     command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
     """The command line of an attempt."""
+    slice: Slice | None = None
+    """The slice that this run works on; None = the whole."""
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
@@ -75,7 +79,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     config = request.loaded.config
     _refuse_combinations(config)
     require_extras(config)
-    layout, run_id = Layout(config.workdir), secrets.token_hex(8)
+    layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     try:
         layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -83,7 +87,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             f"the workdir {layout.workdir} cannot be made: {error.strerror}", remedy="check the key workdir"
         ) from None
     with ExitStack() as stack:
-        previous = stack.enter_context(hold(layout.lock, run_id))
+        previous = stack.enter_context(hold_workdir(layout, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         invocation = open_invocation(layout)
@@ -97,10 +101,16 @@ def run(request: Request, observer: Observer) -> ExitCode:
             observers.event(event, details)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
-        stack.callback(end_orphans, run_id)
-        emit("invoked", invocation=invocation.name if invocation else "", workdir=str(layout.workdir), pid=os.getpid())
+        stack.callback(end_orphans, [run_id])
+        emit(
+            "invoked",
+            invocation=invocation.name if invocation else "",
+            workdir=str(layout.workdir),
+            slice=str(layout.slice or ""),
+            pid=os.getpid(),
+        )
         try:
-            if previous is not None and (ended := end_orphans(previous.run_id)):
+            if ended := end_orphans(previous):
                 emit("orphans_ended", count=len(ended), pids=ended)
             if request.from_scratch:
                 _discard(config, layout)
@@ -147,6 +157,7 @@ def _run(
         gpus=[device.uuid for device in devices],
         model=config.model.name,
         outputs=list(config.outputs),
+        slice=str(request.slice or ""),
     )
     budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
 
@@ -155,39 +166,62 @@ def _run(
         if signals.draining:
             raise stopped(signals)
 
-    source = _resolve_model(config, layout, budget, signals, emit, on_wait)
-    opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, emit, on_wait)
-    outputs: list[OutputRun] = []
-    for name in config.outputs:
-        opened = open_output(opening, layout.output(name))
-        if isinstance(opened, OutputRun):
-            outputs.append(opened)
-        else:
-            emit(
-                "output_already_complete",
-                output=name,
-                rows=opened["rows"],
-                dimension=opened["dimension"],
-                path=str(place_of(layout.output(name), config.outputs[name].shards)),
-            )
-    settings = Settings(
-        devices=devices,
-        per_device=config.workers.per_device,
-        standby=config.workers.standby,
-        budget=budget,
-        bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
-        patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
-        env=config.env,
-        run_id=run_id,
-        command=request.command,
-    )
-    book = _open_book(layout, config, source, devices, outputs, emit)
-    starter = _starter(request, layout, outputs, devices[0], run_id, emit)
-    given_up = Runner(outputs, settings, book, starter, signals, emit, tick).run()
-    if signals.draining:
-        raise stopped(signals)
-    if given_up:
-        raise _gave_up(given_up)
+    def take_turn() -> AbstractContextManager[None]:
+        def pause(seconds: float) -> None:
+            signals.sleep(min(seconds, _PAUSE_S), [])
+            on_wait()
+
+        return turn(layout, pause, lambda who: emit("waiting_for_turn", who=who))
+
+    def open_outputs(of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
+        source = _resolve_model(config, layout, budget, signals, emit, on_wait)
+        opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, of_slice, emit, on_wait)
+        outputs: list[OutputRun] = []
+        for name in config.outputs:
+            opened = open_output(opening, layout.output(name))
+            if isinstance(opened, OutputRun):
+                outputs.append(opened)
+            else:
+                emit(
+                    "output_already_complete",
+                    output=name,
+                    rows=opened["rows"],
+                    dimension=opened["dimension"],
+                    path=str(place_of(layout.output(name), config.outputs[name].shards)),
+                )
+        return source, outputs
+
+    def work(source: ModelSource, outputs: list[OutputRun]) -> None:
+        settings = Settings(
+            devices=devices,
+            per_device=config.workers.per_device,
+            standby=config.workers.standby,
+            budget=budget,
+            bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
+            patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
+            env=config.env,
+            run_id=run_id,
+            command=request.command,
+        )
+        book = _open_book(layout, config, source, devices, outputs, emit)
+        starter = _starter(request, layout, outputs, devices[0], run_id, emit)
+        given_up = Runner(outputs, settings, book, starter, signals, emit, tick).run()
+        if signals.draining:
+            raise stopped(signals)
+        if given_up:
+            raise _gave_up(given_up)
+
+    with take_turn():
+        source, outputs = open_outputs(request.slice)
+    work(source, outputs)
+    if request.slice is not None:
+        # The last slice finds all chunks committed, and then does what a run of the whole would do.
+        with take_turn():
+            done, chunks = progress_of(layout, config.outputs)
+            if done == chunks:
+                work(*open_outputs(None))
+        if done < chunks:
+            return end_slice(layout, outputs, done, chunks, emit)
     quarantined = {name: read_quarantined(layout.output(name)) or [] for name in config.outputs}
     if any(quarantined.values()):
         raise _quarantined(layout, quarantined)

@@ -114,7 +114,7 @@ def read_status(workdir: Path) -> Status:
         raise no_workdir(workdir)
     story = _read_story(layout)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
-    outputs = {name: _read_output(layout.output(name)) for name in names}
+    outputs = {name: read_output(layout.output(name)) for name in names}
     alive = holder.alive() if holder else False
     if alive is None:  # another host: a live run writes its journal every few minutes at the least
         alive = time.time() - story.told_s < 900
@@ -172,7 +172,8 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53) else None
 
 
-def _read_output(layout: OutputLayout) -> OutputStatus:
+def read_output(layout: OutputLayout) -> OutputStatus:
+    """How far one output is, by its records and the names of its chunks."""
     try:
         quarantined, fixed, record = read_quarantined(layout), read_fixed(layout), read_staged(layout)
     except DamagedError:

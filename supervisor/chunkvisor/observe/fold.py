@@ -24,6 +24,7 @@ _STAGES = {
     "invoked": "starting",
     "resolving": "asking the hub for {model}",
     "checking_model": "reading the files of the model",
+    "waiting_for_turn": "waiting for {who}",
     "staging": "reading the source of {output}",
     "template_started": "loading the model, once for all workers",
     "go": _COMPUTING,
