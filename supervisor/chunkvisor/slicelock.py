@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from chunkvisor.desks import at_work, slices_of
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.layout import Layout
 from chunkvisor.lock import (
-    Holder,
     hold,
-    is_held,
     named,
     opened,
     read_holder,
@@ -25,7 +24,6 @@ from chunkvisor.lock import (
     taken_by_run,
     write_note,
 )
-from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import read_bounded
 
 _AGREE_S = 10.0
@@ -42,7 +40,7 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
     """
     if layout.slice is None:
         with hold(layout.lock, run_id, lambda _: _taken(layout)) as previous:
-            before = [previous, *(read_holder(desk.lock) for desk in desks(layout))]
+            before = [previous, *(read_holder(desk.lock) for desk in slices_of(layout))]
             yield [holder.run_id for holder in before if holder is not None]
         return
     for folder in (layout.slices, layout.desk):
@@ -53,26 +51,6 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
         hold(layout.lock, run_id, lambda path: _slice_taken(layout, path)) as previous,
     ):
         yield [previous.run_id] if previous is not None else []
-
-
-def desks(layout: Layout) -> list[Layout]:
-    """The workdir as each of the slices sees it that were ever at work there, in order."""
-    try:
-        found = sorted(filter(None, (Slice.named(entry.name) for entry in layout.slices.iterdir())))
-    except OSError:
-        return []
-    return [layout.of(each) for each in found]
-
-
-def noted_count(layout: Layout) -> int | None:
-    """How many slices the workdir is, or was last, cut into; None where that is not known."""
-    return _count_in(read_bounded(layout.slice_count) or b"")
-
-
-def alive(desk: Layout, holder: Holder | None) -> bool:
-    """Whether the slice is at work: by its process where that can be seen, else by its lock."""
-    seen = holder.alive() if holder is not None else False
-    return is_held(desk.lock) if seen is None else seen
 
 
 @contextlib.contextmanager
@@ -121,9 +99,10 @@ def _count_in(note: bytes) -> int | None:
 
 
 def _other_count(layout: Layout) -> Halt:
+    others = _count_in(read_bounded(layout.slice_count) or b"") or "other"
     return Halt(
         ExitCode.TRY_AGAIN,
-        f"{layout.slice} is none of the {noted_count(layout) or 'other'} slices that are at work in {layout.workdir}",
+        f"{layout.slice} is none of the {others} slices that are at work in {layout.workdir}",
         why="slices of two cuts overlap: two workers would be at the same chunk",
         remedy=f"wait for them, stop them, or look at them with: chunkvisor status {layout.workdir}",
     )
@@ -131,8 +110,8 @@ def _other_count(layout: Layout) -> Halt:
 
 def _taken(layout: Layout) -> Halt:
     """Who holds the workdir, so that neither the whole nor a slice of it can be had."""
-    holders = ((desk, read_holder(desk.lock)) for desk in desks(layout))
-    living = [(desk, holder) for desk, holder in holders if alive(desk, holder)]
+    holders = ((desk, read_holder(desk.lock)) for desk in slices_of(layout))
+    living = [(desk, holder) for desk, holder in holders if at_work(desk, holder)]
     if not living:
         return taken_by_run(layout.of(None).lock)
     desk, holder = living[0]

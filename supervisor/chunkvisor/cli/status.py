@@ -18,13 +18,13 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.glance import glance
+    from chunkvisor.observe.together import follower_of
     from chunkvisor.observe.watching import watch_json, watch_view
     from chunkvisor.status import read_status
 
     status = read_status(workdir)
-    follower = Follower(workdir)
+    follower = follower_of(workdir)
     try:
         if watch and as_json:
             watch_json(workdir)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.layout import Layout
 from chunkvisor.observe.concern import Troubles, concern_of
 from chunkvisor.observe.readings import AttemptKey, Readings
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
+from chunkvisor.slices import Slice
 
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
@@ -50,7 +52,8 @@ class _Output:
 class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
-    workdir: Path | None = None
+    layout: Layout | None = None
+    """The workdir, as this run sees it."""
     invocation: str = ""
     ending: dict[str, Any] | None = None
     """Details of the event that ended the run."""
@@ -83,7 +86,9 @@ class Fold:
         if event == "invoked" or (event == "run_started" and self.ending is not None):
             self.__init__()  # type: ignore[misc]  # every field to its default
             self._began_s = self._told_s = t
-            self.workdir, self.invocation = Path(details["workdir"]), str(details.get("invocation", ""))
+            part = str(details.get("slice") or "")
+            self.layout = Layout(Path(details["workdir"]), Slice.parse(part) if part else None)
+            self.invocation = str(details.get("invocation", ""))
         if (stage := _STAGES.get(event)) is not None and (event != "go" or not self._stopping):
             self._doing = stage.format_map(details)
         self.troubles.feed(event, details, t)
@@ -181,4 +186,4 @@ class Fold:
 
 def _output_state(name: str, output: _Output, under_way: int) -> OutputState:
     share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
-    return OutputState(name, output.rows, share, output.chunks, output.chunks_done)
+    return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.desks import at_work
 from chunkvisor.layout import Layout
 from chunkvisor.lock import read_holder
 from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.words import Weight, weight_of, words_of
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
@@ -51,10 +53,10 @@ class Tail:
 
 
 class Follower:
-    """A workdir, looked at now and then."""
+    """A workdir, or one slice of it, looked at now and then."""
 
-    def __init__(self, workdir: Path) -> None:
-        self._layout = Layout(workdir)
+    def __init__(self, workdir: Path, of_slice: Slice | None = None) -> None:
+        self._layout = Layout(workdir, of_slice)
         self._tail = Tail(self._layout.events)
         self._fold = Fold()
         self._told_s = 0.0
@@ -69,10 +71,8 @@ class Follower:
         self.news, self._begun_with = [*self._begun_with, *self.news], []
         if not self.alive:
             return self._fold.snapshot(self._told_s, Readings())
-        self._fold.workdir = self._layout.workdir  # it may be mounted elsewhere here
-        return self._fold.snapshot(
-            time.time(), take_readings(self._layout.workdir, self._fold.invocation, self._fold.workers)
-        )
+        self._fold.layout = self._layout  # it may be mounted elsewhere here
+        return self._fold.snapshot(time.time(), take_readings(self._layout, self._fold.invocation, self._fold.workers))
 
     def _read(self, at_most: int | None = None) -> None:
         news: deque[tuple[Weight, float, str]] = deque(maxlen=at_most)
@@ -91,8 +91,7 @@ class Follower:
         """Whether the run whose events were read last is still under way."""
         if self._fold.ending is not None:
             return False
-        holder = read_holder(self._layout.lock)
-        alive = holder.alive() if holder is not None else False
+        alive = at_work(self._layout, read_holder(self._layout.lock))
         return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
     @property
