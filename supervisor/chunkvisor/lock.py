@@ -23,6 +23,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.messages import from_json
 
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 _LOOK_S = 0.5
 """For so long at most, somebody who only looks whether a lock is held keeps it from being taken."""
 
@@ -111,7 +112,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
-    """Whether the lock could be taken, as LOCK_EX or LOCK_SH say; tries at least once."""
+    """Whether the lock could be taken, as LOCK_EX or LOCK_SH say; tries at least once. Raises Halt (69), OSError."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -120,6 +121,16 @@ def take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            raise Halt(
+                ExitCode.MACHINE,
+                f"no file can be locked on the disk of {path.parent}",
+                why=f"flock says: {error.strerror}",
+                remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
+            ) from None
         else:
             return True
 
@@ -138,7 +149,7 @@ def is_held(path: Path) -> bool:
         return False
     try:
         return not take(fd, fcntl.LOCK_SH)
-    except OSError:  # a file system without locks
+    except (OSError, Halt):  # a file system without locks
         return False
     finally:
         os.close(fd)

@@ -52,8 +52,9 @@ class _Output:
 class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
-    layout: Layout | None = None
-    """The workdir, as this run sees it."""
+    workdir: Path | None = None
+    slice: str = ""
+    """Such as 3/8; empty for a run of the whole."""
     invocation: str = ""
     ending: dict[str, Any] | None = None
     """Details of the event that ended the run."""
@@ -86,9 +87,8 @@ class Fold:
         if event == "invoked" or (event == "run_started" and self.ending is not None):
             self.__init__()  # type: ignore[misc]  # every field to its default
             self._began_s = self._told_s = t
-            part = str(details.get("slice") or "")
-            self.layout = Layout(Path(details["workdir"]), Slice.parse(part) if part else None)
-            self.invocation = str(details.get("invocation", ""))
+            self.workdir, self.invocation = Path(details["workdir"]), str(details.get("invocation", ""))
+            self.slice = str(details.get("slice", ""))
         if (stage := _STAGES.get(event)) is not None and (event != "go" or not self._stopping):
             self._doing = stage.format_map(details)
         self.troubles.feed(event, details, t)
@@ -119,6 +119,11 @@ class Fold:
                 self._apart.add((str(details["output"]), int(details["chunk"])))
             case "halted" | "run_ended":
                 self.ending = dict(details)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The workdir, as the run sees it; None until it has told. Raises ValueError where it told of no slice."""
+        return Layout(self.workdir, Slice.parse(self.slice) if self.slice else None) if self.workdir else None
 
     @property
     def _stopping(self) -> bool:

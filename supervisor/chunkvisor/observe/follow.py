@@ -71,7 +71,7 @@ class Follower:
         self.news, self._begun_with = [*self._begun_with, *self.news], []
         if not self.alive:
             return self._fold.snapshot(self._told_s, Readings())
-        self._fold.layout = self._layout  # it may be mounted elsewhere here
+        # Not of the workdir that the journal tells: it may be mounted elsewhere here.
         return self._fold.snapshot(time.time(), take_readings(self._layout, self._fold.invocation, self._fold.workers))
 
     def _read(self, at_most: int | None = None) -> None:

@@ -44,8 +44,8 @@ class Live(Deaf):
 
     def tick(self) -> None:
         """Draw, if it is time."""
-        if time.monotonic() - self._drawn_s >= REFRESH_S and self._fold.layout is not None:
-            readings = take_readings(self._fold.layout, self._fold.invocation, self._fold.workers)
+        if time.monotonic() - self._drawn_s >= REFRESH_S and (layout := self._fold.layout) is not None:
+            readings = take_readings(layout, self._fold.invocation, self._fold.workers)
             if self._screen.draw(self._fold.snapshot(time.time(), readings), self._news):
                 self._news.clear()
             self._drawn_s = time.monotonic()
@@ -61,6 +61,6 @@ class Live(Deaf):
     def say(self, text: str) -> None:
         """One more line of news."""
         self._news.append((Weight.NEWS, time.time(), text))
-        if self._over or self._fold.layout is None:
+        if self._over or self._fold.workdir is None:
             self._screen.leave(self._news)
             self._news.clear()
