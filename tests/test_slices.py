@@ -1,9 +1,11 @@
 """Slices: runs that share a workdir without knowing of each other but through its files."""
 
+import contextlib
 import errno
 import fcntl
 import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 
 from chunkvisor.errors import Halt
 from chunkvisor.layout import Layout
-from chunkvisor.ledger import Ledger
+from chunkvisor.ledger import Ledger, read_facts
 from chunkvisor.lock import opened, take
 from chunkvisor.observe.snapshot import Concern, OutputState, Snapshot
 from chunkvisor.observe.together import merged
@@ -309,7 +311,7 @@ def test_a_slice_that_waits_can_be_stopped(slow: ScriptedWorkplace) -> None:
 
 
 def test_killed_again_and_again(place: ScriptedWorkplace, tmp_path: Path) -> None:
-    """The slice that joins may be killed after any event, each time after another one, and still completes the whole."""
+    """The slice that joins, killed after one event after the other, still completes the whole."""
     for which in ("1/3", "3/3"):
         assert place.run_here("--slice", which).returncode == 0
     told = sweep("chain", "after", place, tmp_path / "chain", "chunkvisor.journal:Journal.write", options="--slice 2/3")
@@ -366,19 +368,21 @@ def test_a_ledger_of_a_share_leaves_the_rest_alone(tmp_path: Path) -> None:
     assert {number for number in range(6) for name in gone if f"00000{number}" in name} <= {2, 3}
 
 
-def test_first_facts_hold(tmp_path: Path) -> None:
+def test_first_facts_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two slices that find the facts in the same moment one writes them; the other takes them over, or halts."""
     layout = Layout(tmp_path).output("out")
     ledgers = [Ledger(layout, Plan(12, 2), "f", Slice(number, 3)) for number in (1, 2, 3)]
     layout.state.mkdir(parents=True)
-    for ledger in ledgers:
-        ledger.load()
     facts = Facts(dimension=8, dtype="float32", max_length=None, versions={"numpy": "1"})
     ledgers[0].fix_facts(facts)
-    ledgers[1]._facts = None
-    ledgers[1].fix_facts(replace(facts, versions={"numpy": "2"}))
-    assert ledgers[1].facts == facts
-    assert not list(layout.state.glob("facts.*"))[1:]
+    for ledger, dimension in ((ledgers[1], 8), (ledgers[2], 16)):
+        unseen = iter([None])  # when it looks, the facts are not there yet
+        monkeypatch.setattr("chunkvisor.ledger.read_facts", lambda layout, unseen=unseen: next(unseen, facts))
+        found = replace(facts, dimension=dimension, versions={"numpy": "2"})
+        with contextlib.nullcontext() if dimension == 8 else pytest.raises(Halt, match="of 8 and of 16 numbers"):
+            ledger.fix_facts(found)
+        assert ledger.facts == read_facts(layout) == facts
+    assert [path.name for path in layout.state.iterdir()] == ["facts.json"]
 
 
 def test_cuts_do_not_mix(tmp_path: Path) -> None:
@@ -446,3 +450,23 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             hold_workdir(layout, "a").__enter__()
         assert raised.value.code == 69
         assert "flock" in raised.value.remedy
+
+
+def test_report_of_slices(place: ScriptedWorkplace) -> None:
+    """The page tells of all slices: what each has done and failed at, and which of them are at work."""
+    place.lay("t0", "crash")
+    place.lay("t3", "wait_for_release")
+    assert place.run_here("--slice", "1/3").returncode == 0
+    process = start(place, "2/3")
+    wait_for(lambda: ["t2", "t3"] in place.calls())
+
+    assert place.here("report", str(place.workdir)).returncode == 0
+
+    page = (place.workdir / "report.html").read_text("utf-8")
+    assert "<h1>Running" in page
+    assert page.count("still running") == 1
+    assert "slice 1/3: cpu" in page
+    assert "out chunk 0, attempt 1" in page
+    assert "device 0 of slice 1/3" in page
+    (place.folder / "release").touch()
+    assert finish(process).returncode == 0

@@ -138,8 +138,9 @@ class Ledger:
         """(chunk, files) of every attempt that left a folder."""
         for chunk_folder in sorted(self.layout.attempts.iterdir()):
             if chunk_folder.name.isdecimal() and self.mine(int(chunk_folder.name)) and chunk_folder.is_dir():
-                for folder in sorted(chunk_folder.iterdir()):
-                    yield int(chunk_folder.name), AttemptFiles(folder)
+                with contextlib.suppress(FileNotFoundError):  # another slice has just committed it, and clears it away
+                    for folder in sorted(chunk_folder.iterdir()):
+                        yield int(chunk_folder.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
         """Chunks of which parts are known; folders of chunks that are committed are removed."""

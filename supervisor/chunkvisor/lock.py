@@ -158,7 +158,8 @@ def is_held(path: Path) -> bool:
 def taken_by_run(path: Path) -> Halt:
     """The words where a run of the whole holds the workdir of this lock."""
     holder = read_holder(path)
-    name = named("the run", holder) if holder else "another run"
+    # One that is over was noted before: whoever has taken the lock since has not said so yet.
+    name = named("the run", holder) if holder and holder.alive() is not False else "another run"
     return taken_by(name, path.parent, "one run at a time may write there")
 
 

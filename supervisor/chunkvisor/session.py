@@ -166,15 +166,17 @@ def _run(
         if signals.draining:
             raise stopped(signals)
 
-    def take_turn() -> AbstractContextManager[None]:
-        def pause(seconds: float) -> None:
-            signals.sleep(min(seconds, _PAUSE_S), [])
+    def pause(seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            signals.sleep(min(left, _PAUSE_S), [])
             on_wait()
 
+    def take_turn() -> AbstractContextManager[None]:
         return turn(layout, pause, lambda who: emit("waiting_for_turn", who=who))
 
     def open_outputs(of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
-        source = _resolve_model(config, layout, budget, signals, emit, on_wait)
+        source = _resolve_model(config, layout, budget, pause, emit, on_wait)
         opening = Opening(request.loaded, source, devices[0].kind, run_id, request.max_rows, of_slice, emit, on_wait)
         outputs: list[OutputRun] = []
         for name in config.outputs:
@@ -268,7 +270,12 @@ def _open_book(
 
 
 def _resolve_model(
-    config: Config, layout: Layout, budget: Budget, signals: Signals, emit: Emit, on_wait: Callable[[], None]
+    config: Config,
+    layout: Layout,
+    budget: Budget,
+    pause: Callable[[float], None],
+    emit: Emit,
+    on_wait: Callable[[], None],
 ) -> ModelSource:
     model = config.model
     if model.is_plugin:
@@ -283,14 +290,11 @@ def _resolve_model(
         raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
     emit("resolving", model=model.name)
 
-    def pause(seconds: float, why: str) -> None:
+    def wait(seconds: float, why: str) -> None:
         emit("waiting", delay_s=seconds, outcome="hub", reason=why)
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            signals.sleep(min(left, _PAUSE_S), [])
-            on_wait()
+        pause(seconds)
 
-    return resolve_hub(model, layout.model, layout.fetch, budget, pause, on_wait)
+    return resolve_hub(model, layout.model, layout.fetch, budget, wait, on_wait)
 
 
 def stopped(signals: Signals) -> Halt:
