@@ -155,6 +155,7 @@ class Runner:
                 task = self._backlog.take(now_s)
                 if task is None:
                     return
+                self._hand_over()
                 if task.start == task.stop:
                     self._aftermath.keeper.finish_if_known(task.output, task.chunk)
                     continue
@@ -206,6 +207,15 @@ class Runner:
         )
         return Slot(task, station, number, files, spec, worker, kills, Pulse.begin(now_s), limits)
 
+    def _hand_over(self) -> None:
+        """Before anything that takes milliseconds: devices given back meanwhile get the next worker."""
+        if self._draining:
+            return
+        now_s = time.monotonic()
+        for slot in self._slots:
+            slot.look(now_s, closely=False)
+        self._open_gates(now_s)
+
     def _open_gates(self, now_s: float) -> None:
         for station in self._stations.working(now_s):
             self._open_gate(station, now_s)
@@ -254,9 +264,7 @@ class Runner:
                 return
             if returncode:
                 slot.station.gate.suspect()
-            elif not self._draining and slot.station in self._stations.working(now_s):
-                # The next one computes while this one's vectors are verified; nothing is to be learnt from a success.
-                self._open_gate(slot.station, now_s)
+            self._hand_over()
             self._aftermath.conclude(slot, returncode)
             return
         if slot.station.dropped:
