@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from chunkvisor.config import Config, ModelConfig
 from chunkvisor.configfile import load
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.facts import read_facts
 from chunkvisor.fixed import ledger_of, read_fixed, read_staged
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
@@ -30,7 +31,6 @@ from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.lessonbook import LessonBook
 from chunkvisor.lock import read_holder, taken_by_run
 from chunkvisor.manifest import read_finished, read_manifest, read_quarantined

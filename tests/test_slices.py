@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from chunkvisor.errors import Halt
+from chunkvisor.facts import read_facts
 from chunkvisor.layout import Layout
-from chunkvisor.ledger import Ledger, read_facts
+from chunkvisor.ledger import Ledger
 from chunkvisor.lock import opened, take
 from chunkvisor.observe.snapshot import Concern, OutputState, Snapshot
 from chunkvisor.observe.together import merged

@@ -8,27 +8,20 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chunkvisor.artifact import chunk_key
 from chunkvisor.bisect import BadText
-from chunkvisor.errors import config_error
+from chunkvisor.facts import read_facts, write_facts
 from chunkvisor.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.parts import Parts, read_quarantine
 from chunkvisor.plan import Plan
-from chunkvisor.seal import DamagedError, read_record, write_sealed
 from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
 """numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FactsRecord:
-    facts: Facts
 
 
 class Ledger:
@@ -159,28 +152,8 @@ class Ledger:
 
         Raises OSError; Halt (78) where another slice has fixed another dimension in the same moment.
         """
-        if self.facts is not None:
-            return
-        if self._slice is None:
-            write_sealed(self.layout.facts, asdict(_FactsRecord(facts)))
-            self._facts = facts
-            return
-        first = self.layout.facts_of(self._slice)
-        write_sealed(first, asdict(_FactsRecord(facts)))
-        try:
-            os.link(first, self.layout.facts)  # fails where it exists, also on NFS, unlike a rename
-        except FileExistsError:
-            self._facts = read_facts(self.layout)
-        if self._facts is None:  # it was not there, or it is damaged
-            first.replace(self.layout.facts)
-            self._facts = facts
-        first.unlink(missing_ok=True)
-        if self._facts.dimension != facts.dimension:
-            raise config_error(
-                f"two slices have found vectors of {self._facts.dimension} and of {facts.dimension} numbers",
-                why="the model is not the same on all machines",
-                remedy="compare the model's files and the versions of its libraries, then run the same command again",
-            )
+        if self.facts is None:
+            self._facts = write_facts(self.layout, facts, self._slice)
 
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
@@ -272,12 +245,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     except IsADirectoryError:
         shutil.rmtree(path)
-
-
-def read_facts(layout: OutputLayout) -> Facts | None:
-    """What the first worker found out about the model, or None where that is not known, or not any more."""
-    try:
-        record = read_record(_FactsRecord, layout.facts)
-    except (DamagedError, OSError):
-        return None
-    return record.facts if record is not None and record.facts.dimension > 0 else None

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.aftermath import GivenUp
 from chunkvisor.config import Config, OnBadRow, Start
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.diskneed import DISK_ERRNOS
+from chunkvisor.endings import disk_halt, gave_up, limit_halt, stopped, with_bad_rows
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.starter import Starter
@@ -28,7 +28,7 @@ from chunkvisor.finalfiles import place_of
 from chunkvisor.finished import discard_final
 from chunkvisor.gpu import Device, find_devices
 from chunkvisor.journal import Journal
-from chunkvisor.lastwords import BadRows, last_remedy
+from chunkvisor.lastwords import BadRows
 from chunkvisor.layout import Layout
 from chunkvisor.lessonbook import LessonBook
 from chunkvisor.manifest import read_quarantined
@@ -121,7 +121,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         except OSError as error:
             if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
                 raise
-            halt_now = _limit_halt(error) if error.errno in _LIMIT_ERRNOS else _disk_halt(error, layout.workdir)
+            halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
             emit("halted", **halt_now.details())
             raise halt_now from error
         except Exception as error:
@@ -211,7 +211,7 @@ def _run(
         if signals.draining:
             raise stopped(signals)
         if given_up:
-            raise _gave_up(given_up)
+            raise gave_up(given_up)
 
     with take_turn():
         source, outputs = open_outputs(request.slice)
@@ -226,7 +226,7 @@ def _run(
             return end_slice(layout, outputs, done, chunks, emit)
     quarantined = {name: read_quarantined(layout.output(name)) or [] for name in config.outputs}
     if any(quarantined.values()):
-        raise _quarantined(layout, quarantined)
+        raise with_bad_rows(layout, quarantined)
     return ExitCode.COMPLETE
 
 
@@ -297,13 +297,6 @@ def _resolve_model(
     return resolve_hub(model, layout.model, layout.fetch, budget, wait, on_wait)
 
 
-def stopped(signals: Signals) -> Halt:
-    """The end of a run that was asked to stop."""
-    assert signals.first is not None
-    code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
-    return Halt(code, f"stopped by {signals.first.name}", remedy="run the same command again to go on; nothing is lost")
-
-
 def _refuse_combinations(config: Config) -> None:
     if not config.model.is_plugin:
         return
@@ -319,51 +312,3 @@ def _refuse_combinations(config: Config) -> None:
                 f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can count",
                 remedy="use encode.batch_size",
             )
-
-
-def _quarantined(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -> Halt:
-    rows = [f"{name} row {each['row']} ({each['place']})" for name, found in quarantined.items() for each in found]
-    more = f" and {len(rows) - 10} more" if len(rows) > 10 else ""
-    first = next(each for found in quarantined.values() for each in found)
-    return Halt(
-        ExitCode.QUARANTINED,
-        f"finished, but {len(rows)} row{'s' * (len(rows) != 1)} could not be encoded and are NaN: "
-        + ", ".join(rows[:10])
-        + more,
-        why=f"{first['outcome']}: {first['reason']}",
-        remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
-        "a mended source needs --from-scratch instead",
-    )
-
-
-def _limit_halt(error: OSError) -> Halt:
-    return Halt(
-        ExitCode.MACHINE,
-        "the supervisor itself has met a limit of this machine",
-        why=str(error),
-        remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; what is done stays done",
-    )
-
-
-def _disk_halt(error: OSError, workdir: Path) -> Halt:
-    return Halt(
-        ExitCode.DISK,
-        f"the disk of {workdir} is full or failing",
-        why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
-    )
-
-
-def _gave_up(given_up: Sequence[GivenUp]) -> Halt:
-    chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))  # each may be in parts
-    names = ", ".join(chunks[:10])
-    more = f" and {len(chunks) - 10} more" if len(chunks) > 10 else ""
-    last = given_up[-1]
-    return Halt(
-        ExitCode.TRY_AGAIN,
-        f"not complete: {names}{more} failed in every try; everything else is done",
-        why=f"{last.verdict.outcome}: {last.verdict.reason}",
-        remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
-        log=last.files.log,
-    )

@@ -15,9 +15,9 @@ from typing import Any
 
 from chunkvisor import __version__
 from chunkvisor.desks import all_desks
+from chunkvisor.facts import read_facts
 from chunkvisor.journal import read_events
 from chunkvisor.layout import InvocationFiles, Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.observe.report.bands import kind_of
 from chunkvisor.observe.report.figures import Figures
