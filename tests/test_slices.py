@@ -427,16 +427,18 @@ def part(doing: str, done: int, of: int, rate: float, eta_s: float | None, weigh
 
 def test_snapshots_add_up() -> None:
     """Rates of the living add up, the slowest says how long it takes, and the worst concern is told by its name."""
+    sizes = {"a": (160, 16)}
     seen = [
         ("1/3", part("ended", 4, 4, 100.0, None)),
         ("2/3", part("computing", 1, 4, 5.0, 30.0)),
         ("3/3", part("computing", 2, 4, 6.0, 90.0, Weight.CARE)),
     ]
-    whole = merged(seen, {"2/3", "3/3"})
+    whole = merged(seen, {"2/3", "3/3"}, sizes)
     assert whole.doing == "computing in 2 slices"
     assert (whole.rows_per_s, whole.tokens_per_s, whole.eta_s) == (11.0, 22.0, 90.0)
-    assert (whole.rows, whole.rows_done, whole.chunks, whole.chunks_done) == (120, 70, 12, 7)
+    assert (whole.rows, whole.rows_done, whole.chunks, whole.chunks_done) == (160, 70, 16, 7)
     assert whole.concern == Concern(Weight.CARE, "slice 3/3: words")
+    assert merged(seen[1:], {"2/3", "3/3"}, sizes).eta_s is None  # nobody is at the first slice, nor has done it
 
 
 def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ It never takes the lock and never writes: it works beside a live run, after one,
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -138,6 +139,11 @@ class _Desk:
     running: bool
 
     @property
+    def done(self) -> bool:
+        """Whether it has come to the end of its work."""
+        return self.story.ending is not None and self.story.ending.get("code") in (0, 3)
+
+    @property
     def halted(self) -> bool:
         """Whether its last word was that it cannot go on.
 
@@ -179,7 +185,7 @@ def read_status(workdir: Path) -> Status:
         outputs,
         dict(attempts),
         round(rate * rows / distinct, 3) if rate and distinct else None,
-        max(known) if known and len(known) == len(etas) else None,
+        max(known) if known and len(known) == len(etas) and not _some_to_come(last) else None,
         {_place(desk, number): device for desk in last for number, device in desk.story.devices.items()},
         [line for desk in last if desk.halted for line in _last_words(desk)] if state is State.HALTED else [],
         [_read_slice(desk) for desk in last if desk.layout.slice is not None],
@@ -197,8 +203,7 @@ def _read_desk(layout: Layout) -> _Desk:
 
 def _read_slice(desk: _Desk) -> SliceStatus:
     story = desk.story
-    done = story.ending is not None and story.ending.get("code") in (0, 3)
-    ended = State.COMPLETE if done else State.HALTED if desk.halted else State.STOPPED
+    ended = State.COMPLETE if desk.done else State.HALTED if desk.halted else State.STOPPED
     return SliceStatus(
         str(desk.layout.slice),
         State.RUNNING if desk.running else ended,
@@ -209,6 +214,12 @@ def _read_slice(desk: _Desk) -> SliceStatus:
         story.texts_per_s,
         story.eta_s if desk.running else None,
     )
+
+
+def _some_to_come(desks: Sequence[_Desk]) -> bool:
+    """Whether there are slices that are neither at work nor done: how long they take cannot be told."""
+    of = desks[0].layout.slice
+    return of is not None and of.count > sum(desk.running or desk.done for desk in desks)
 
 
 def _place(desk: _Desk, device: str) -> str:

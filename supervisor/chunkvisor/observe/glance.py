@@ -57,6 +57,8 @@ def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
     lines = ["run the same command again to go on; what is done stays done"]
+    if status.slices:
+        lines = ["run the slices that are left, or the same command without --slice; what is done stays done"]
     if not chunks:
         return lines
     rest = chunks - kept

@@ -3,17 +3,22 @@
 It never takes a lock for longer than a look and never writes; of a run of the whole it is no more than its follower.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from chunkvisor.desks import latest
+from chunkvisor.fixed import read_fixed, read_staged
 from chunkvisor.layout import Layout
 from chunkvisor.observe.follow import Follower
 from chunkvisor.observe.snapshot import Concern, OutputState, Snapshot
 from chunkvisor.observe.words import Weight
+from chunkvisor.plan import Plan
+from chunkvisor.seal import DamagedError
+from chunkvisor.slices import Slice
 
 
 class Looking(Protocol):
@@ -49,6 +54,7 @@ class Together:
     def __init__(self, workdir: Path) -> None:
         self._layout = Layout(workdir)
         self._followers: dict[str, Follower] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
         self.news: list[tuple[Weight, float, str]] = []
         """What has come with the last look: weight, time, words; of the first look only the last few of each slice."""
         self._meet()
@@ -63,7 +69,8 @@ class Together:
             for weight, t, words in follower.news
         )
         self.news = sorted(news, key=lambda each: each[1])
-        return merged(seen, {name for name, follower in self._followers.items() if follower.alive})
+        self._measure({output.name for _, snapshot in seen for output in snapshot.outputs})
+        return merged(seen, {name for name, follower in self._followers.items() if follower.alive}, self._sizes)
 
     @property
     def alive(self) -> bool:
@@ -86,11 +93,21 @@ class Together:
             if str(desk.slice) not in self._followers and desk.slice is not None:
                 self._followers[str(desk.slice)] = Follower(desk.workdir, desk.slice)
 
+    def _measure(self, names: set[str]) -> None:
+        """Learn how large outputs are, whoever has begun with his share of them; that never changes."""
+        for name in names - self._sizes.keys():
+            layout = self._layout.output(name)
+            with contextlib.suppress(DamagedError, OSError):
+                fixed, record = read_fixed(layout), read_staged(layout)
+                if fixed is not None and record is not None:
+                    self._sizes[name] = record.staged.rows, Plan(record.staged.distinct, fixed.chunk_size).count
 
-def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str]) -> Snapshot:
-    """One snapshot of many, each with the name of its slice; `live` are the names of those that are at work.
 
-    Rates add up, and the slowest says how long it takes. What has ended counts for how far the whole is.
+def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str], sizes: Mapping[str, tuple[int, int]]) -> Snapshot:
+    """One snapshot of many, each with the name of its slice.
+
+    `live` are the names of those that are at work, `sizes` rows and chunks of each output. Rates add up, and the
+    slowest says how long it takes, once all slices are at work or done. What has ended counts for how far it is.
     """
     working = [(name, snapshot) for name, snapshot in parts if name in live]
     shown = working or list(parts)
@@ -101,40 +118,36 @@ def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str]) -> Snapshot:
         concern = replace(concern, words=f"slice {name}: {concern.words}")
     etas = [snapshot.eta_s for _, snapshot in working]
     known = [eta_s for eta_s in etas if eta_s is not None]
+    begun = sum(name in live or snapshot.share >= 1 for name, snapshot in parts)
+    whole = bool(parts) and begun == Slice.parse(parts[0][0]).count
     return Snapshot(
         doing=f"{doing} in {len(working)} slice{'s' * (len(working) != 1)}" if working else doing,
         elapsed_s=max((snapshot.elapsed_s for _, snapshot in shown), default=0.0),
         concern=concern,
-        outputs=_outputs([snapshot for _, snapshot in parts]),
+        outputs=_outputs([snapshot for _, snapshot in parts], sizes),
         devices=tuple(
             replace(device, label=f"{name} {device.label}") for name, snapshot in working for device in snapshot.devices
         ),
         rows_per_s=sum(snapshot.rows_per_s or 0.0 for _, snapshot in working) or None,
         tokens_per_s=sum(snapshot.tokens_per_s or 0.0 for _, snapshot in working) or None,
-        eta_s=max(known) if known and len(known) == len(etas) else None,
+        eta_s=max(known) if whole and known and len(known) == len(etas) else None,
         chunks_here=sum(snapshot.chunks_here for _, snapshot in parts),
     )
 
 
-def _outputs(snapshots: Sequence[Snapshot]) -> tuple[OutputState, ...]:
+def _outputs(snapshots: Sequence[Snapshot], sizes: Mapping[str, tuple[int, int]]) -> tuple[OutputState, ...]:
     shares: dict[str, list[OutputState]] = {}
     for snapshot in snapshots:
         for output in snapshot.outputs:
             shares.setdefault(output.name, []).append(output)
-    return tuple(_whole(name, found) for name, found in shares.items())
+    return tuple(_whole(name, found, *sizes.get(name, (0, 0))) for name, found in shares.items())
 
 
-def _whole(name: str, shares: Sequence[OutputState]) -> OutputState:
+def _whole(name: str, shares: Sequence[OutputState], rows: int, chunks: int) -> OutputState:
     """An output by its shares; whoever has joined it, or found it complete, speaks for all."""
     for share in shares:
         if share.complete:
             return share
-    rows = sum(share.rows for share in shares)
-    done = sum(share.rows * share.share for share in shares)
-    return OutputState(
-        name,
-        rows,
-        done / rows if rows else 0.0,
-        sum(share.chunks for share in shares),
-        sum(share.chunks_done for share in shares),
-    )
+    rows_done = sum(share.rows * share.share for share in shares)
+    chunks_done = sum(share.chunks_done for share in shares)
+    return OutputState(name, rows, min(1.0, rows_done / rows) if rows else 0.0, chunks, min(chunks, chunks_done))
