@@ -38,6 +38,8 @@ class Ledger:
         self._facts: Facts | None = None
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
+        self.chunks_done = 0
+        """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
         self.texts_done = 0
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by number."""
@@ -61,7 +63,7 @@ class Ledger:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
         self._load_quarantine()
-        self.texts_done = sum(self.plan.size(number) for number in self.share if self._committed[number])
+        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
 
     @property
     def facts(self) -> Facts | None:
@@ -77,11 +79,6 @@ class Ledger:
     def committed(self, chunk: int) -> bool:
         """Whether the chunk's vectors are in place."""
         return bool(self._committed[chunk])
-
-    @property
-    def chunks_done(self) -> int:
-        """Number of committed chunks."""
-        return self._committed.count(1)
 
     @property
     def left(self) -> int:
@@ -175,6 +172,7 @@ class Ledger:
         del self._parts[chunk]
         if not self._committed[chunk]:
             self._committed[chunk] = 1
+            self.chunks_done += 1
             self.texts_done += self.plan.size(chunk)
 
     def discard(self, chunk: int) -> None:
@@ -190,6 +188,7 @@ class Ledger:
             self._committed[chunk] = 0
             start, stop = self.plan.bounds(chunk)
             self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
+            self.chunks_done -= 1
             self.texts_done -= self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
@@ -203,10 +202,10 @@ class Ledger:
             ):
                 continue
             folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                parsed = parse_chunk_name(path.name)
+            for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
+                parsed = parse_chunk_name(name)
                 if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and self.mine(parsed[0]):
-                    yield parsed[0], path
+                    yield parsed[0], folder / name
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""

@@ -53,7 +53,7 @@ def _reopen(ledger: Ledger) -> int:
     texts_of: dict[int, list[int]] = {}
     for text in sorted(ledger.bad):
         texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)
-    for chunk, path in list(ledger.chunk_files()):
+    for chunk, path in ledger.chunk_files():
         if chunk in texts_of:
             start, stop = ledger.plan.bounds(chunk)
             with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again

@@ -182,7 +182,7 @@ class Runner:
     def _start(self, task: Task, station: Station, now_s: float) -> Slot:
         output, settings = self._outputs[task.output], self._settings
         number, files = output.ledger.new_attempt(task.chunk)
-        texts, limits = output.table.texts(task.start, task.stop), self._book.limits(output.limits, task.tier)
+        texts, limits = output.table.each_text(task.start, task.stop), self._book.limits(output.limits, task.tier)
         place = Place(task.chunk, number, task.start, station.device.kind)
         spec = write_attempt(files, output.job, place, texts, limits)
         environment = worker_environment(

@@ -3,6 +3,7 @@
 It never takes the lock and never writes: it works beside a live run, after one, and after one that was killed.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ from typing import Any
 from chunkvisor.desks import all_desks, at_work, latest
 from chunkvisor.errors import lines_of_end, no_workdir
 from chunkvisor.fixed import read_fixed, read_staged
-from chunkvisor.journal import read_events
+from chunkvisor.journal import read_so_far
 from chunkvisor.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.lock import Holder, read_holder
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.tally import DeviceStatus, Tally
 
 
 class State(StrEnum):
@@ -44,32 +45,6 @@ class OutputStatus:
     quarantined: int = 0
     complete: bool = False
     distinct_texts: int = 0
-
-
-@dataclass(slots=True)
-class DeviceStatus:
-    """Of one device, in one run."""
-
-    texts: int = 0
-    tokens: int = 0
-    """Without padding; 0 where the encoder cannot count them."""
-    busy_s: float = 0.0
-    """From a worker's `go` to its end."""
-    idle_s: float = 0.0
-    """Between one worker's end and the next one's `go`: what isolation costs."""
-    startup_s: float = 0.0
-    """Imports, loading and tokenising of all workers; what of it is not in `idle_s` was hidden behind others' work."""
-    texts_per_s: float | None = None
-    """While busy."""
-    tokens_per_s: float | None = None
-
-    def add(self, event: dict[str, Any]) -> None:
-        """Take in the end of a worker."""
-        for name in ("texts", "tokens", "busy_s", "idle_s", "startup_s"):
-            setattr(self, name, round(getattr(self, name) + (_number(event.get(name)) or 0), 4))
-        if self.busy_s:
-            self.texts_per_s = round(self.texts / self.busy_s, 3)
-            self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +88,13 @@ class Status:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class _Story:
-    """What the journal says."""
-
-    attempts: Counter[str] = field(default_factory=Counter)
-    texts_per_s: float | None = None
-    eta_s: float | None = None
-    told_s: float = 0.0
-    ending: dict[str, Any] | None = None
-    devices: dict[str, DeviceStatus] = field(default_factory=dict)
-    wanted: list[str] = field(default_factory=list)
-    """Outputs of the last run's config."""
-    shares: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Output -> chunks that are done, and that there are, for this run."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Desk:
     """One who works, or worked, in the workdir."""
 
     layout: Layout
     holder: Holder | None
-    story: _Story
+    story: Tally
     running: bool
 
     @property
@@ -178,7 +137,7 @@ def read_status(workdir: Path) -> Status:
     distinct = sum(output.distinct_texts for output in outputs.values())
     etas = [desk.story.eta_s for desk in running]
     known = [eta_s for eta_s in etas if eta_s is not None]
-    attempts = sum((desk.story.attempts for desk in desks), Counter[str]())
+    attempts = sum((Counter(desk.story.attempts) for desk in desks), Counter[str]())
     return Status(
         state,
         told[0].holder.pid if told[0].holder else None,
@@ -193,7 +152,7 @@ def read_status(workdir: Path) -> Status:
 
 
 def _read_desk(layout: Layout) -> _Desk:
-    holder, story = read_holder(layout.lock), _read_story(layout)
+    holder, story = read_holder(layout.lock), read_so_far(layout.events)[0].tally
     alive = at_work(layout, holder)
     if alive is None:  # another host: a live run writes its journal every few minutes at the least
         alive = time.time() - story.told_s < 900
@@ -209,8 +168,8 @@ def _read_slice(desk: _Desk) -> SliceStatus:
         State.RUNNING if desk.running else ended,
         desk.holder.pid if desk.holder else None,
         desk.holder.host if desk.holder else None,
-        sum(chunks for _, chunks in story.shares.values()),
-        sum(chunks_done for chunks_done, _ in story.shares.values()),
+        sum(share.chunks for share in story.shares.values()),
+        sum(share.chunks_done for share in story.shares.values()),
         story.texts_per_s,
         story.eta_s if desk.running else None,
     )
@@ -231,40 +190,6 @@ def _last_words(desk: _Desk) -> list[str]:
     return lines if desk.layout.slice is None else [f"slice {desk.layout.slice}:", *lines]
 
 
-def _read_story(layout: Layout) -> _Story:
-    story = _Story()
-    for event in read_events(layout.events):
-        story.told_s = _number(event.get("t")) or 0.0
-        match event["event"]:
-            case "run_started":
-                story.ending, story.eta_s, story.texts_per_s, story.devices, story.shares = None, None, None, {}, {}
-                wanted = event.get("outputs")
-                story.wanted = list(map(str, wanted)) if isinstance(wanted, list) else []
-            case "output_opened":
-                # The slice that joins opens the output a second time, as a whole.
-                share = int(_number(event.get("chunks_done")) or 0), int(_number(event.get("chunks")) or 0)
-                story.shares.setdefault(str(event.get("output")), share)
-            case "chunk_committed":
-                share = int(_number(event.get("chunks_done")) or 0), int(_number(event.get("chunks")) or 0)
-                story.shares[str(event.get("output"))] = share
-                # A chunk that was taken apart was put together by no attempt of its own.
-                story.attempts[Outcome.COMMITTED] += bool(event.get("attempt_ok"))
-                story.texts_per_s, story.eta_s = _number(event.get("texts_per_s")), _number(event.get("eta_s"))
-            case "worker_ended":
-                story.devices.setdefault(str(event.get("device")), DeviceStatus()).add(event)
-            case "part_committed":
-                story.attempts[Outcome.COMMITTED] += 1
-            case "attempt_failed" | "part_failed" | "attempt_interrupted":
-                story.attempts[str(event.get("outcome"))] += 1
-            case "halted" | "run_ended":
-                story.ending = event
-    return story
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53) else None
-
-
 def read_output(layout: OutputLayout) -> OutputStatus:
     """How far one output is, by its records and the names of its chunks."""
     try:
@@ -278,16 +203,16 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     if quarantined is not None:
         count = len(quarantined)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
-    chunks = [number for number in committed_chunks(layout) if number < plan.count]
-    texts = sum(map(plan.size, chunks))
-    return OutputStatus(rows, rows * texts // max(1, distinct), plan.count, len(chunks), distinct_texts=distinct)
+    chunks = committed_chunks(layout, plan)
+    done = rows * plan.texts_in(chunks) // max(1, distinct)
+    return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
 
 
-def committed_chunks(layout: OutputLayout) -> set[int]:
-    """Numbers of the chunks that have a file, by their names alone."""
-    numbers = set()
+def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
+    """One byte a chunk: 1 where it has a file, by the names alone."""
+    found = bytearray(plan.count)
     for folder in layout.chunks.iterdir() if layout.chunks.exists() else ():
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if parsed := parse_chunk_name(path.name):
-                numbers.add(parsed[0])
-    return numbers
+        for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
+            if (parsed := parse_chunk_name(name)) and parsed[0] < len(found):
+                found[parsed[0]] = 1
+    return found

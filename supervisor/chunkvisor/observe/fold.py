@@ -12,6 +12,7 @@ from typing import Any
 
 from chunkvisor.layout import Layout
 from chunkvisor.observe.concern import Troubles, concern_of
+from chunkvisor.observe.foldrecord import FoldRecord, OutputCounts, UnderWay
 from chunkvisor.observe.readings import AttemptKey, Readings
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
@@ -39,16 +40,6 @@ _STAGES = {
 
 
 @dataclass(slots=True)
-class _Output:
-    rows: int
-    distinct: int
-    chunks: int
-    chunks_done: int
-    texts_done: int
-    complete: bool = False
-
-
-@dataclass(slots=True)
 class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
@@ -65,7 +56,7 @@ class Fold:
     _told_s: float = 0.0
     _doing: str = "starting"
     _devices: list[str] = field(default_factory=list)
-    _outputs: dict[str, _Output] = field(default_factory=dict)
+    _outputs: dict[str, OutputCounts] = field(default_factory=dict)
     _apart: set[tuple[str, int]] = field(default_factory=set)
     """(output, chunk) of chunks that are being taken apart."""
     _first_go_s: float | None = None
@@ -74,6 +65,52 @@ class Fold:
     _chunks_here: int = 0
     _points: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """(time, texts, tokens) of this run after its first `go` and after each commit."""
+
+    def record(self) -> FoldRecord:
+        """All that it holds."""
+        apart: dict[str, list[int]] = {}
+        for output, chunk in sorted(self._apart):
+            apart.setdefault(output, []).append(chunk)
+        return FoldRecord(
+            workdir=None if self.workdir is None else str(self.workdir),
+            invocation=self.invocation,
+            ending=self.ending,
+            workers=tuple(UnderWay(*key, worker) for key, worker in self.workers.items()),
+            troubles=self.troubles,
+            began_s=self._began_s,
+            told_s=self._told_s,
+            doing=self._doing,
+            devices=tuple(self._devices),
+            outputs=self._outputs,
+            apart={output: tuple(chunks) for output, chunks in apart.items()},
+            first_go_s=self._first_go_s,
+            texts_here=self._texts_here,
+            tokens_here=self._tokens_here,
+            chunks_here=self._chunks_here,
+            points=tuple(self._points),
+        )
+
+    @classmethod
+    def restored(cls, record: FoldRecord) -> "Fold":
+        """The fold that the record is of. Raises ValueError where it is of none."""
+        return cls(
+            workdir=None if record.workdir is None else Path(record.workdir),
+            invocation=record.invocation,
+            ending=record.ending,
+            workers={AttemptKey(each.output, each.chunk, each.attempt): each.worker for each in record.workers},
+            troubles=record.troubles,
+            _began_s=record.began_s,
+            _told_s=record.told_s,
+            _doing=record.doing,
+            _devices=list(record.devices),
+            _outputs=record.outputs,
+            _apart={(output, chunk) for output, chunks in record.apart.items() for chunk in chunks},
+            _first_go_s=record.first_go_s,
+            _texts_here=record.texts_here,
+            _tokens_here=record.tokens_here,
+            _chunks_here=record.chunks_here,
+            _points=deque(((t, int(texts), int(tokens)) for t, texts, tokens in record.points), maxlen=_WINDOW),
+        )
 
     def feed(self, event: str, details: Mapping[str, Any], t: float) -> None:
         """Take in an event of time `t`, seconds since the epoch; what is not as expected is passed over."""
@@ -98,9 +135,9 @@ class Fold:
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}
-                self._outputs[details["output"]] = _Output(**counts)
+                self._outputs[details["output"]] = OutputCounts(**counts)
             case "output_already_complete":
-                self._outputs[details["output"]] = _Output(int(details["rows"]), 0, 0, 0, 0, complete=True)
+                self._outputs[details["output"]] = OutputCounts(int(details["rows"]), 0, 0, 0, 0, complete=True)
             case "output_complete":
                 self._outputs[details["output"]].complete = True
             case "attempt_started":
@@ -189,6 +226,6 @@ class Fold:
         return new_texts / spent_s, (self._tokens_here + tokens_under_way - tokens) / spent_s
 
 
-def _output_state(name: str, output: _Output, under_way: int) -> OutputState:
+def _output_state(name: str, output: OutputCounts, under_way: int) -> OutputState:
     share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
     return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)

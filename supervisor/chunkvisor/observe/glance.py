@@ -8,7 +8,8 @@ from pathlib import Path
 
 from chunkvisor.observe.progress import percent, rates
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.status import DeviceStatus, OutputStatus, SliceStatus, State, Status
+from chunkvisor.status import OutputStatus, SliceStatus, State, Status
+from chunkvisor.tally import DeviceStatus
 from chunkvisor.units import human_time
 
 
