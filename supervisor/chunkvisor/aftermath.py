@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from chunkvisor.attempt import gather
 from chunkvisor.backlog import Backlog, Task
 from chunkvisor.diskneed import DISK_ERRNOS
-from chunkvisor.hostmemory import oom_kills
 from chunkvisor.joiner import Joiner
 from chunkvisor.keeper import Keeper
 from chunkvisor.lastwords import BadRows, halt_of
@@ -22,7 +21,7 @@ from chunkvisor.outcome import STATUS_LOST, Verdict, judge
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget, Commit, EndRun, History, Quarantine, Retry, SetAside, Split, Wait, decide
 from chunkvisor.slot import Slot
-from chunkvisor.stations import Station, Stations, is_devices_own
+from chunkvisor.stations import Station, Stations, is_devices_own, is_machines_own
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, read_message, write_message
@@ -79,7 +78,7 @@ class Aftermath:
             returncode=returncode,
             ended_by=slot.ended_by,
             ended_why=slot.ended_why,
-            oom_kills=oom_kills() - slot.oom_kills,
+            oom_kills=slot.worker.oom_kills(),
             limits=slot.limits,
         )
         verdict = judge(evidence)
@@ -143,7 +142,7 @@ class Aftermath:
             self.keeper.keep(task, attempt, files)
             return
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
-        self._fruitless += not verdict.asked_for and not isinstance(step, Wait)
+        self._fruitless += not verdict.blameless and not isinstance(step, Wait)
         self._tell_failure(output, task, attempt, files, verdict)
         match step:
             case Retry():
@@ -153,7 +152,9 @@ class Aftermath:
                     self._book.learn(step.tier)
                 alone = step.tier if not step.lesson else task.tier
                 due_s, blocking = now + step.delay_s, step.blocking_launches
-                self._backlog.put_back(replace(task, due_s=due_s, tier=alone, blocking_launches=blocking, fresh=True))
+                fresh = task.fresh or verdict.outcome is not Outcome.LOST
+                again = replace(task, due_s=due_s, tier=alone, blocking_launches=blocking, fresh=fresh)
+                self._backlog.put_back(again)
             case Wait():
                 self._waited_s += step.delay_s
                 own = verdict.outcome is Outcome.GPU_BUSY
@@ -170,9 +171,12 @@ class Aftermath:
                 self._emit("chunk_set_aside", output=output.name, chunk=task.chunk, reason=verdict.reason)
             case EndRun():
                 halt = halt_of(step, verdict, output.name, task.chunk, files)
-                if station is None or not is_devices_own(step.exit_code):
+                if station is not None and station.site.node and is_machines_own(step.exit_code, verdict):
+                    self._stations.drop_node(station.site.node, halt)
+                elif station is not None and is_devices_own(step.exit_code):
+                    self._stations.drop(station, halt)
+                else:
                     raise halt
-                self._stations.drop(station, halt)
                 self._backlog.put_back(replace(task, due_s=now, fresh=True))
 
     def _succeeded(self, task: Task) -> None:

@@ -52,6 +52,10 @@ class Place:
     """First distinct text."""
     device: str
     """"cpu" or "cuda"."""
+    threads: int = 0
+    """0 = the job's; another machine has other cores."""
+    model_path: str | None = None
+    """Where the model's files are there; None = the job's."""
 
 
 def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: list[str], limits: Limits) -> Spec:
@@ -71,9 +75,9 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: list[str],
         stop=place.start + len(texts),
         texts_digest=hashlib.sha256(data).hexdigest(),
         device=place.device,
-        model=job.model,
+        model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,
-        threads=job.threads,
+        threads=place.threads or job.threads,
         import_path=job.import_path,
         limits=limits,
     )

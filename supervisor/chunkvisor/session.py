@@ -21,6 +21,7 @@ from chunkvisor.configfile import LoadedConfig
 from chunkvisor.diskneed import DISK_ERRNOS
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.local import LocalEngine, LocalSettings
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -171,19 +172,16 @@ def _run(
                 path=str(place_of(layout.output(name), config.outputs[name].shards)),
             )
     settings = Settings(
-        devices=devices,
         per_device=config.workers.per_device,
         standby=config.workers.standby,
         budget=budget,
         bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
-        env=config.env,
-        run_id=run_id,
-        command=request.command,
     )
     book = _open_book(layout, config, source, devices, outputs, emit)
     starter = _starter(request, layout, outputs, devices[0], run_id, emit)
-    given_up = Runner(outputs, settings, book, starter, signals, emit, tick).run()
+    engine = LocalEngine(LocalSettings(devices, run_id, config.env, request.command), starter)
+    given_up = Runner(outputs, settings, book, engine, signals, emit, tick).run()
     if signals.draining:
         raise stopped(signals)
     if given_up:

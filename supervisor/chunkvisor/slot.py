@@ -50,8 +50,6 @@ class Slot:
     files: AttemptFiles
     spec: Spec
     worker: Worker
-    oom_kills: int
-    """The cgroup's counter when it started."""
     pulse: Pulse
     limits: Limits
     gate: GateState = GateState.SHUT

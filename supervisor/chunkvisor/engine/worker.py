@@ -16,7 +16,7 @@ class Worker(Protocol):
     """A handle on a running worker process."""
 
     pid: int
-    """Of the process, and of the group that it leads."""
+    """Of the process, and of the group that it leads; 0 = it runs on another machine."""
     warm: bool
     """Forked from a template; a new interpreter otherwise."""
 
@@ -32,8 +32,11 @@ class Worker(Protocol):
     def poll(self) -> int | None:
         """The return code once it has ended, as subprocess gives it; its group is then ended as well.
 
-        STATUS_LOST of `outcome` where nobody can know it any more.
+        STATUS_LOST of `outcome` where nobody can know it any more, NODE_LOST where its machine is lost.
         """
+
+    def oom_kills(self) -> int:
+        """Processes that its machine killed for lack of memory since it started."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send the signal to the worker and everything that it has started."""
