@@ -123,12 +123,12 @@ def gather(
     return evidence
 
 
-def read_tail(path: Path) -> str:
-    """The last LOG_TAIL_BYTES of a log, as text; empty where there is none."""
+def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last bytes of a log, as text; empty where there is none."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-            return file.read(LOG_TAIL_BYTES).decode(errors="replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
     except OSError:
         return ""
 

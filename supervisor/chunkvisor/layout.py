@@ -7,6 +7,7 @@ It never creates, reads or deletes anything.
       model.json                        the model's resolved revision
       lessons.json                      batch limits learnt from out-of-memory faults
       template/                         what the template process was asked to load, and its log
+      ray/bridge.log                    what the bridge to a Ray cluster has to say
       events.jsonl                      the story: one event a line, for people and for `status`
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
@@ -38,7 +39,18 @@ DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
 RESERVED_NAMES = frozenset(
-    {"lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "invocations", "outputs"}
+    {
+        "lock",
+        "events.jsonl",
+        "model.json",
+        "lessons.json",
+        "report.html",
+        "fetch",
+        "template",
+        "ray",
+        "invocations",
+        "outputs",
+    }
 )
 """What else is in a workdir: no final file or manifest may have such a name."""
 
@@ -240,6 +252,11 @@ class Layout:
     def template(self) -> Path:
         """Folder of the template process, from which workers are forked."""
         return self.workdir / "template"
+
+    @property
+    def ray(self) -> Path:
+        """Folder of what the bridge to a Ray cluster has to say."""
+        return self.workdir / "ray"
 
     @property
     def invocations(self) -> Path:

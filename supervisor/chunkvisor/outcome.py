@@ -31,7 +31,7 @@ class Evidence:
     """All that is known of an ended attempt."""
 
     returncode: int | None
-    """As subprocess gives it: negative for a signal; or STATUS_LOST or NODE_LOST. None for an attempt found at a resume."""
+    """As subprocess gives it: negative for a signal; STATUS_LOST or NODE_LOST. None = found at a resume."""
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
     """In words, where the supervisor ended it, or its machine was lost."""

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.aftermath import GivenUp
-from chunkvisor.config import Config, OnBadRow, Start
+from chunkvisor.config import Config, EngineKind, OnBadRow, Start
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.diskneed import DISK_ERRNOS
+from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.ray.opening import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -139,7 +141,8 @@ def _run(
     request: Request, layout: Layout, run_id: str, signals: Signals, emit: Emit, tick: Callable[[], None]
 ) -> ExitCode:
     config = request.loaded.config
-    devices = find_devices(config.device)
+    on_ray = config.engine.kind is EngineKind.RAY
+    devices = cluster_devices(config) if on_ray else find_devices(config.device)
     emit(
         "run_started",
         run=run_id,
@@ -179,8 +182,12 @@ def _run(
         patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
     )
     book = _open_book(layout, config, source, devices, outputs, emit)
-    starter = _starter(request, layout, outputs, devices[0], run_id, emit)
-    engine = LocalEngine(LocalSettings(devices, run_id, config.env, request.command), starter)
+    engine: Engine
+    if on_ray:
+        engine = ray_engine(config, layout, outputs, run_id, emit)
+    else:
+        starter = _starter(request, layout, outputs, devices[0], run_id, emit)
+        engine = LocalEngine(LocalSettings(devices, run_id, config.env, request.command), starter)
     given_up = Runner(outputs, settings, book, engine, signals, emit, tick).run()
     if signals.draining:
         raise stopped(signals)

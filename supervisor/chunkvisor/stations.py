@@ -101,7 +101,7 @@ class Stations:
             station.paused_until_s = until_s
 
     def drop(self, station: Station, halt: Halt) -> None:
-        """Do without a device from now on. Raises `halt` where it was the last one; not in a cluster, which may grow."""
+        """Do without a device from now on. Raises `halt` where it was the last, but of a cluster."""
         if station.dropped:
             return
         if len(self.alive) == 1 and not station.site.node:
@@ -111,13 +111,14 @@ class Stations:
         if station.site.node:
             self.last_halt = halt
 
-    def drop_node(self, node: str, halt: Halt) -> None:
-        """Do without a machine of the cluster from now on."""
+    def drop_node(self, node: str, halt: Halt, name: str = "") -> None:
+        """Do without a machine of the cluster from now on; `name` is for one that has never worked."""
         ours = self._of(node)
         for station in ours:
             self._leave_out(station)
-        if ours:
-            self._emit("node_set_aside", node=ours[0].site.name, left=len(self.alive), why=halt.why or halt.what)
+        if ours or name:
+            name = name or ours[0].site.name
+            self._emit("node_set_aside", node=name, left=len(self.alive), why=halt.why or halt.what)
         self.last_halt = halt
 
     def lose(self, node: str, why: str) -> None:
