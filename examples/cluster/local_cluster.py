@@ -18,14 +18,14 @@ STORE_BYTES = 80 << 20
 class LocalCluster:
     """Nodes that come and go; each stands for a machine, and is told that it has so many processors."""
 
-    def __init__(self, nodes: int, cores: int = 1) -> None:
+    def __init__(self, nodes: int, head_cores: int = 1) -> None:
+        """The first node is the head; with no processors it gets no work."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         from ray.cluster_utils import Cluster
 
-        self._cores = cores
         # Short: the path of a socket below it must not exceed 107 characters.
         self._folder = tempfile.mkdtemp(prefix="ray-")
-        head = {"num_cpus": cores, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        head = {"num_cpus": head_cores, "object_store_memory": STORE_BYTES, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": self._folder})
         self.workers: list[Any] = []
         for _ in range(nodes - 1):
@@ -38,11 +38,16 @@ class LocalCluster:
 
     def add(self) -> None:
         """One more node joins."""
-        self.workers.append(self._cluster.add_node(num_cpus=self._cores, object_store_memory=STORE_BYTES))
+        self.workers.append(self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
 
-    def kill_one(self) -> None:
-        """The oldest node but the first dies: all its processes get a SIGKILL, as if the machine had lost power."""
-        self._cluster.remove_node(self.workers.pop(0), allow_graceful=False)
+    def kill(self, name: str = "") -> None:
+        """A node dies, as if it had lost power: all its processes get a SIGKILL.
+
+        The one that chunkvisor names so, or the oldest but the head.
+        """
+        node = next(node for node in self.workers if not name or f"({node.node_id[:6]})" in name)
+        self.workers.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
         """End all nodes, and leave nothing behind."""
@@ -53,9 +58,9 @@ class LocalCluster:
 
 
 @contextmanager
-def local_cluster(nodes: int, cores: int = 1) -> Iterator[LocalCluster]:
+def local_cluster(nodes: int, head_cores: int = 1) -> Iterator[LocalCluster]:
     """A cluster while the context lasts."""
-    cluster = LocalCluster(nodes, cores)
+    cluster = LocalCluster(nodes, head_cores)
     try:
         yield cluster
     finally:

@@ -41,7 +41,8 @@ class Agent:
         self._node = node
         self._cores = cores
         """That the cluster has been told of; 0 = it was told of none."""
-        self._name = socket.gethostname()
+        self._name = f"{socket.gethostname()} ({node[:6]})"
+        """With the beginning of the number by which Ray knows the node."""
         self._scratch: Scratch | None = None
         self._workers: NodeWorkers | None = None
         self._asked_s = time.monotonic()

@@ -122,7 +122,7 @@ class Bridge:
     async def _tend(self, number: str, node: dict[str, Any]) -> None:
         """Have an agent on the node while it lives, and another one if that dies alone."""
         assert self._begin is not None
-        name, resources = str(node["NodeManagerHostname"]), node["Resources"]
+        name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
         gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
         why = ""
         for deaths in range(_DEATHS):

@@ -210,7 +210,6 @@ class RayEngine:
         assert self._stations is not None
         assert self._demand is not None
         self._nodes[up.node] = up
-        self._states[up.node] = NodeState(up.node, room=False)
         self._bridges = 0
         self._emit("node_joined", node=up.name, device=", ".join(map(str, up.devices)), devices=len(up.devices))
         readings = iter(up.readings)

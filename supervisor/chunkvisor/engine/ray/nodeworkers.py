@@ -97,6 +97,7 @@ class NodeWorkers(threading.Thread):
         self._state: NodeState | None = None
         self._state_s = 0.0
         self._closing = False
+        self._demanded = False
         self._starter = Starter(Start(node.terms.start), self._make_template, self._tell)
 
     def first_readings(self) -> tuple[Reading, ...]:
@@ -159,6 +160,7 @@ class NodeWorkers(threading.Thread):
         elif order.look is not None and order.look.device in self._sensors:
             self._looks[order.look.device] = self._sensors[order.look.device].ask()
         elif order.demanded is not None:
+            self._demanded = True
             self._starter.open(order.demanded.pending, order.demanded.at_once)
         elif order.discard is not None:
             shutil.rmtree(self._node.folder / f"{order.discard}", ignore_errors=True)
@@ -238,6 +240,8 @@ class NodeWorkers(threading.Thread):
             self._reports.put(Report(looked=Looked(self._node.number, device, reading)))
 
     def _tell_state(self) -> None:
+        if not self._demanded:
+            return  # whether a template is of use is not known yet
         now_s = time.monotonic()
         now = (self._starter.loading, self._starter.holding, self._starter.warm)
         before = self._state and (self._state.loading, self._state.holding, self._state.warm)
