@@ -17,6 +17,9 @@ class Trivial:
         time.sleep(self._wait_s)
         return np.asarray([[len(text) + column + 1 for column in range(8)] for text in texts], dtype=np.float32)
 
+    def release(self) -> None:
+        """It holds nothing of a device: the next worker may have it while this one writes."""
+
 
 def make(model: Any, device: str) -> Trivial:  # noqa: ARG001 - the contract's signature
     """The factory that the config names; model.kwargs.wait_s seconds for each call."""

@@ -83,8 +83,7 @@ class Workplace:
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            # numpy's threads are a third of the price of a worker that does nothing.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, **(env or {})},
         )
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:

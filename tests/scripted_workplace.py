@@ -32,7 +32,8 @@ class ScriptedWorkplace(Workplace):
         made._faults.mkdir(parents=True)
         shutil.copy(ENCODERS / "scripted.py", folder)
         made.write_source(texts)
-        made.write_config("scripted:make", **changes)
+        # By its full path: the table of a copy is then still that of its source, and most runs need not stage it again.
+        made.write_config("scripted:make", **{"outputs.out.source": str(made.source), **changes})
         return made
 
     def copy(self, folder: Path) -> "ScriptedWorkplace":

@@ -80,6 +80,22 @@ def test_a_list_of_gpus_is_kept_to(gpus: Workplace) -> None:
     assert "GPU-00000004" not in ended.stderr
 
 
+def test_a_plugin_can_give_its_gpu_back(gpus: Workplace) -> None:
+    """With a method `release`, a plug-in's GPU goes to the next worker before the one before has written."""
+    texts = [f"number {number}" for number in range(5)] + ["the last 5"]
+    gpus.write_source(texts)
+    kwargs = {"notes": str(gpus.folder)}
+    gpus.write_config("slow_writer:make_on_gpu", device="cuda:0", model__kwargs=kwargs, chunk__size=2)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert (gpus.folder / "released").exists()
+    np.testing.assert_array_equal(gpus.vectors(), expected(texts))
+    order = [(event["event"], event["chunk"]) for event in gpus.events() if event["event"] in ("go", "worker_ended")]
+    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
+
+
 def test_several_workers_share_the_cpu(gpus: Workplace) -> None:
     """`workers.per_device` lets several workers compute at a time, and the rows stay in order."""
     gpus.write_config("good:make", workers={"per_device": 3, "standby": 1, "start": "fresh"})

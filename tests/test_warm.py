@@ -303,3 +303,9 @@ def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -
     assert thread_count(wanted, kind, cores) == threads
     environment = worker_environment({}, CPU, "run", 1, {}, threads=threads)
     assert environment["OMP_NUM_THREADS"] == str(threads)
+
+
+@pytest.mark.parametrize(("given", "timeout"), [({}, "18"), ({"OPENBLAS_THREAD_TIMEOUT": "26"}, "26")])
+def test_idle_threads_of_numpy_sleep_soon(given: dict[str, str], timeout: str) -> None:
+    """OpenBLAS's threads do not spin for long beside other workers, unless the person wants them to."""
+    assert worker_environment(given, CPU, "run", 1, {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == timeout

@@ -146,6 +146,7 @@ class Runner:
                 task = self._backlog.take(now_s)
                 if task is None:
                     return
+                self._hand_over()
                 if task.start == task.stop:
                     self._aftermath.keeper.finish_if_known(task.output, task.chunk)
                     continue
@@ -182,6 +183,15 @@ class Runner:
             start=str(Start.WARM if worker.warm else Start.FRESH),
         )
         return Slot(task, station, number, files, spec, worker, Pulse.begin(now_s), limits)
+
+    def _hand_over(self) -> None:
+        """Before anything that takes milliseconds: devices given back meanwhile get the next worker."""
+        if self._draining:
+            return
+        now_s = time.monotonic()
+        for slot in self._slots:
+            slot.look(now_s, closely=False)
+        self._open_gates(now_s)
 
     def _open_gates(self, now_s: float) -> None:
         for station in self._stations.working(now_s):
@@ -233,9 +243,7 @@ class Runner:
                 slot.ended_why = slot.ended_why or f"{slot.station} was lost"
             elif returncode:
                 slot.station.gate.suspect()
-            elif not self._draining and slot.station in self._stations.working(now_s):
-                # The next one computes while this one's vectors are verified; nothing is to be learnt from a success.
-                self._open_gate(slot.station, now_s)
+            self._hand_over()
             self._aftermath.conclude(slot, returncode)
             return
         if slot.station.dropped:

@@ -27,6 +27,7 @@ from typing import Any
 
 import chunkvisor.cli.run
 import chunkvisor.configfile
+import chunkvisor.observe.report.page
 import chunkvisor.policy
 import chunkvisor.runner
 import chunkvisor.session
@@ -35,6 +36,8 @@ from chunkvisor.cli import main as chunkvisor_main
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.policy.BACKOFF_S = 0.01
 chunkvisor.runner._PAUSE_S = 0.02
+# Compiled once for all runs.
+chunkvisor.observe.report.page._template()
 
 KEYS = frozenset(os.environ.get("KILL_AT_KEYS", "output chunk attempt").split())
 

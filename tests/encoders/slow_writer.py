@@ -29,5 +29,14 @@ class Encoder(good.Encoder):
         return super().encode(texts, batch_size)
 
 
+class OnGpu(Encoder):
+    def release(self):
+        (self._notes / "released").touch()
+
+
 def make(model, device):
     return Encoder(Path(model.kwargs["notes"]))
+
+
+def make_on_gpu(model, device):
+    return OnGpu(Path(model.kwargs["notes"]))

@@ -91,7 +91,14 @@ class PluginEncoder:
         return Facts(self._dimension, "", self._model.max_length, versions)
 
     def release(self) -> bool:
-        """Nobody but the plug-in knows what it holds of a GPU: that is free when its process has ended."""
+        """Have the plug-in give the device back, where it has a method `release`.
+
+        Nobody but the plug-in knows what it holds of a GPU: without that method it is free when its process has ended.
+        """
+        release = getattr(self._encoder, "release", None)
+        if callable(release):
+            release()
+            return True
         return self._device == "cpu"
 
     def _finish(self, vectors: Vectors) -> Vectors:

@@ -24,6 +24,12 @@ _FIXED = {
     "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
 }
 
+_SHORT_SPIN = {
+    # An idle thread of numpy's OpenBLAS spins for 2^28 clock cycles before it sleeps (THREAD_TIMEOUT in OpenBLAS's
+    # Makefile.rule): 45 ms of CPU time in every forked worker, taken from the workers beside it. 2^18 are 0.1 ms.
+    "OPENBLAS_THREAD_TIMEOUT": "18",
+}
+
 _THREADS_BESIDE_GPU = 8
 
 _REMOVED = frozenset(
@@ -87,7 +93,7 @@ def worker_environment(
     """
     environment = {name: value for name, value in base.items() if name not in _REMOVED}
     environment["OMP_NUM_THREADS"] = str(threads)
-    environment |= _FIXED
+    environment = _SHORT_SPIN | environment | _FIXED
     if device == CPU:
         # Threads that spin at every barrier starve the worker beside them: on 2 cores that others use as well, a batch
         # takes more than twice as long as with threads that sleep (docs/performance.md).

@@ -3,6 +3,7 @@
 It never fails for what is missing or damaged: that part is left out, or says so.
 """
 
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -67,6 +68,11 @@ def write_report(workdir: Path, path: Path) -> None:
 
 def render(workdir: Path, now_s: float) -> str:
     """The page as HTML; `now_s` is the time that it is written at. Raises Halt (78) where the folder is no workdir."""
+    return str(_template().render(_content(workdir, now_s)))
+
+
+@functools.cache
+def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -77,7 +83,7 @@ def render(workdir: Path, now_s: float) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(human_time=_duration, human_bytes=human_bytes, when=_when)
-    return environment.get_template("page.html.j2").render(_content(workdir, now_s))
+    return environment.get_template("page.html.j2")
 
 
 def _content(workdir: Path, now_s: float) -> dict[str, Any]:
