@@ -3,6 +3,7 @@
 It never joins a cluster that is there already.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ class LocalCluster:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         from ray.cluster_utils import Cluster
 
+        logging.getLogger("ray").setLevel(logging.WARNING)
         # Short: the path of a socket below it must not exceed 107 characters.
         self._folder = tempfile.mkdtemp(prefix="ray-")
         head = {"num_cpus": head_cores, "object_store_memory": STORE_BYTES, "include_dashboard": False}

@@ -21,7 +21,9 @@ from chunkvisor_worker.contract.messages import from_json, to_json
 _LOOK_S = 1.0
 """So often the cluster is asked for its nodes."""
 _DEATHS = 3
-"""An agent that has died so often on a living node is not started there again."""
+"""An agent that has died so often in a row, soon after its start, is not started again on the node."""
+_SERVICE_S = 120.0
+_WORDS = 200
 _END_S = 10.0
 
 
@@ -91,12 +93,12 @@ class Bridge:
         await self._begun.wait()
         assert self._begin is not None
         try:
-            await asyncio.to_thread(_connect, self._begin.address)
+            await asyncio.to_thread(connect, self._begin.address)
         except (ConnectionError, TimeoutError, ValueError) as error:
-            self.say(Report(cluster=Cluster(down=_first_line(error))))
+            self.say(Report(cluster=Cluster(down=first_line(error))))
             return
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
-            self.say(Report(cluster=Cluster(refused=_first_line(error))))
+            self.say(Report(cluster=Cluster(refused=first_line(error))))
             return
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
@@ -124,29 +126,29 @@ class Bridge:
         assert self._begin is not None
         name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
         gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
-        why = ""
-        for deaths in range(_DEATHS):
-            if number not in self._alive:
-                break
+        why, deaths = "", 0
+        while number in self._alive and deaths < _DEATHS:
             self._starting.add(number)
+            began_s = self._loop.time()
             tended = Tended(number, self._begin.terms, gpus, float(resources.get("CPU", 0)), self.say)
             self._tended[number] = tended
             try:
                 await tended.serve(lambda: self._starting.discard(number))
-                break
+                return  # it was let go
             except ray.exceptions.RayError as error:
-                why = _first_line(error)
+                why = first_line(error)
             finally:
                 self._starting.discard(number)
                 del self._tended[number]
                 tended.cancel()
                 self.say(Report(gone=NodeGone(number, why)))
                 self._tell_cluster()
-            await asyncio.sleep(2.0 * (deaths + 1))
-        else:
-            if number in self._alive:
-                remedy = f"look into Ray's logs on {name}; memory may be short there"
-                self.say(Report(aside=NodeAside(number, name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+            # After long service it may have been the network; a node that is dead is soon known to be.
+            deaths = 1 if self._loop.time() - began_s > _SERVICE_S else deaths + 1
+            await asyncio.sleep(2.0 * deaths)
+        if number in self._alive:
+            remedy = f"look into Ray's logs on {name}; memory may be short there"
+            self.say(Report(aside=NodeAside(number, name, f"its agent ended {_DEATHS} times: {why}", remedy)))
 
     async def _release(self, tended: Tended) -> None:
         await tended.close()
@@ -177,7 +179,8 @@ def _node_of(order: Order, where: dict[int, str]) -> str:
     return order.release or ""
 
 
-def _connect(address: str) -> None:
+def connect(address: str) -> None:
+    """Make this process a driver. Raises ConnectionError, and whatever Ray finds wrong."""
     ray.init(
         address=address,
         namespace="chunkvisor",
@@ -186,9 +189,11 @@ def _connect(address: str) -> None:
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An error in a line for people."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
 
 
 def main() -> None:
