@@ -163,6 +163,42 @@ def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) ->
     assert not of(place, "chunk_set_aside")
 
 
+SMI = """#!/bin/sh
+case "$*" in
+  *--query-gpu=index*) for i in 0 1; do echo "$i, GPU-0000000$i-aaaa, NVIDIA Fake, 81920, 00000000:0$i:00.0"; done ;;
+  *--query-gpu=memory.used*) echo 3 ;;
+  *--query-compute-apps*) ;;
+  *) echo "<nvidia_smi_log></nvidia_smi_log>" ;;
+esac
+"""
+
+
+def test_gpus_of_a_node(
+    place: Workplace, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs of a node are found and asked for there; one that is faulty is left out, and the other goes on."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "nvidia-smi").write_text(SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.delenv(MARK)
+        patch.setenv("PATH", str(folder), prepend=":")
+        cluster.add(gpus=2)
+    kwargs = {"wait_s": 0.1, "faulty": "GPU-00000001-aaaa"}
+    configure(place, cluster, "gpus:make", device="cuda", model__kwargs=kwargs, workers={"start": "auto", "standby": 1})
+
+    ended = place.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    (joined,) = of(place, "node_joined")
+    assert joined["device"].count("NVIDIA Fake") == 2
+    (dropped,) = of(place, "device_dropped")
+    assert "GPU-00000001" in dropped["device"]
+    assert joined["node"] in dropped["device"]
+    cluster.kill(joined["node"])
+
+
 def test_no_cluster(place: Workplace) -> None:
     """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
     place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})

@@ -38,9 +38,9 @@ class LocalCluster:
         """For `engine.address`."""
         return str(self._cluster.address)
 
-    def add(self) -> None:
-        """One more node joins."""
-        self.workers.append(self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
+    def add(self, gpus: int = 0) -> None:
+        """One more node joins; Ray believes it the GPUs."""
+        self.workers.append(self._cluster.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=STORE_BYTES))
 
     def kill(self, name: str = "") -> None:
         """A node dies, as if it had lost power: all its processes get a SIGKILL.

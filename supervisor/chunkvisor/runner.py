@@ -5,6 +5,7 @@ It never judges an attempt and never decides what follows: `aftermath` has that 
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -67,6 +68,8 @@ class Runner:
         self._emit = emit
         self._tick = tick
         self._slots: list[Slot] = []
+        self._at: defaultdict[Station, list[Slot]] = defaultdict(list)
+        """The same, by device: with a thousand devices nobody looks through all of them for each."""
         self._draining = False
         self._backlog = Backlog([output.ledger for output in outputs])
         self._joiner = Joiner(outputs, self._backlog, settings.budget.wait_timeout_s, signals, emit)
@@ -125,7 +128,13 @@ class Runner:
 
     def _on(self, station: Station) -> list[Slot]:
         """The workers that have the device or wait for it."""
-        return [slot for slot in self._slots if slot.station is station and slot.gate is not GateState.PASSED]
+        return [slot for slot in self._at[station] if slot.gate is not GateState.PASSED]
+
+    def _forget(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        self._at[slot.station].remove(slot)
+        if slot.station.dropped and not self._at[slot.station]:
+            del self._at[slot.station]
 
     def _computing(self, station: Station) -> int:
         return sum(slot.gate is GateState.OPEN for slot in self._on(station))
@@ -154,7 +163,9 @@ class Runner:
 
     def _try_start(self, task: Task, station: Station, now_s: float) -> None:
         try:
-            self._slots.append(self._start(task, station, now_s))
+            slot = self._start(task, station, now_s)
+            self._slots.append(slot)
+            self._at[station].append(slot)
         except OSError as error:
             self._aftermath.not_started(task, error)
         except DamagedError as error:
@@ -223,7 +234,7 @@ class Runner:
     def _attend(self, slot: Slot, now_s: float) -> None:
         returncode = slot.worker.poll()
         if returncode is not None:
-            self._slots.remove(slot)
+            self._forget(slot)
             keep_log_end(slot.files.log)
             slot.freed(now_s)
             self._emit(
@@ -280,7 +291,7 @@ class Runner:
                 if slot.worker.poll() is None:
                     slot.end(EndedBy.STOP, "the run has ended", now_s)
                 else:
-                    self._slots.remove(slot)  # if it got done after all, the next run finds its result
+                    self._forget(slot)  # if it got done after all, the next run finds its result
             if self._slots:
                 self._sleep()
                 with contextlib.suppress(Halt):

@@ -149,6 +149,7 @@ def _run(
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
         gpus=[device.uuid for device in devices],
+        engine=str(config.engine.kind),
         model=config.model.name,
         outputs=list(config.outputs),
     )

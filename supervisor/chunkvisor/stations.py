@@ -65,11 +65,12 @@ class Stations:
         self, devices: Sequence[Device], site: Site = HERE, sensor_of: Callable[[Device], Sensor] = SmiSensor
     ) -> None:
         """Take the devices of one machine, with a look at each. Raises Halt (69) where none of ours can be used."""
-        first = self._numbered
+        first, self._numbered = self._numbered, self._numbered + len(devices)
         for number, device in enumerate(devices, first):
             gate = GpuGate(device, self._wait_timeout_s, self._emit, sensor_of)
             self._all.append(Station(number, device, site, gate))
-        self._numbered += len(devices)
+        if site.node:
+            self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
         for station in self._all[-len(devices) :]:
             try:
                 station.gate.open()

@@ -29,6 +29,7 @@ class FreshWorker:
     """A Worker that is a new interpreter."""
 
     warm = False
+    tells_beats = False
 
     def __init__(self, command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
         """Start it. Raises OSError where no process can be started."""

@@ -197,6 +197,7 @@ class WarmWorker:
     """A Worker that was forked from a template, whose child it is."""
 
     warm = True
+    tells_beats = False
 
     def __init__(self, template: Template, lifeline: Lifeline, pid: int, pidfd: int, run_id: str) -> None:
         self.pid = pid

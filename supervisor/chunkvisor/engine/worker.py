@@ -19,12 +19,14 @@ class Worker(Protocol):
     """Of the process, and of the group that it leads; 0 = it runs on another machine."""
     warm: bool
     """Forked from a template; a new interpreter otherwise."""
+    tells_beats: bool
+    """Whether it calls for every new beat: nobody need look for one meanwhile."""
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news of it: its end, or a call."""
 
     def has_called(self) -> bool:
-        """Whether it has called since the last time: it stands at the gate, or needs its device no longer."""
+        """Whether it has called since the last time: at the gate, done with its device, or with a new beat."""
 
     def go(self, limits: Limits) -> None:
         """Open the gate. A worker that has just died is no error: its end is seen anyway."""

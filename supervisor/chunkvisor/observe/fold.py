@@ -59,7 +59,10 @@ class Fold:
     _began_s: float = 0.0
     _told_s: float = 0.0
     _doing: str = "starting"
-    _devices: list[str] = field(default_factory=list)
+    _devices: dict[int, str] = field(default_factory=dict)
+    """Names by number."""
+    _nodes: dict[str, set[int]] = field(default_factory=dict)
+    """Numbers of each node's devices."""
     _outputs: dict[str, _Output] = field(default_factory=dict)
     _apart: set[tuple[str, int]] = field(default_factory=set)
     """(output, chunk) of chunks that are being taken apart."""
@@ -88,7 +91,14 @@ class Fold:
         self.troubles.feed(event, details, t)
         match event:
             case "run_started":
-                self._devices = labels_of(str(details["device"]).split(", "))
+                self._devices = {} if details.get("engine") == "ray" else labels_of(str(details["device"]).split(", "))
+            case "node_joined":
+                joined = labels_of(str(details["device"]).split(", "), str(details["node"]), int(details["first"]))
+                self._devices |= joined
+                self._nodes[details["node"]] = set(joined)
+            case "node_lost" | "node_set_aside":
+                for number in self._nodes.pop(details["node"], set()):
+                    del self._devices[number]
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}

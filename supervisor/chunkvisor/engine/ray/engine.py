@@ -184,6 +184,7 @@ class RayEngine:
         elif report.heard is not None and report.heard.worker in self._workers:
             self._workers[report.heard.worker].called = True
         elif report.ended is not None and (worker := self._workers.pop(report.ended.worker, None)) is not None:
+            worker.called = True  # its last beat
             worker.kills, worker.returncode = report.ended.oom_kills, report.ended.returncode
         elif report.looked is not None:
             look = self._looks.pop((report.looked.node, report.looked.device), None)
@@ -211,7 +212,6 @@ class RayEngine:
         assert self._demand is not None
         self._nodes[up.node] = up
         self._bridges = 0
-        self._emit("node_joined", node=up.name, device=", ".join(map(str, up.devices)), devices=len(up.devices))
         readings = iter(up.readings)
         first = {device: next(readings) for device in up.devices if is_watched(device)}
         site = Site(up.node, up.name, up.threads, up.model_path)
@@ -287,6 +287,7 @@ class RayWorker:
     """A Worker on a node."""
 
     pid = 0
+    tells_beats = True
 
     def __init__(self, engine: RayEngine, number: int, node: str, warm: bool) -> None:
         self.node = node

@@ -51,7 +51,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message
 
 _PAUSE_S = 0.25
-_BEAT_S = 0.5
+_BEAT_S = 1.0
 """A beat travels so often at most, unless the worker calls."""
 _STATE_S = 1.0
 _GRACE_S = 3.0

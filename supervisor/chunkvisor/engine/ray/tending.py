@@ -105,8 +105,7 @@ class Tended:
         if folder is not None and heard.beat is not None and not self._terms.shared:
             with contextlib.suppress(OSError):  # the next one may fit on the disk
                 write_message(AttemptFiles(folder).beat, heard.beat, durable=False)
-        if heard.called:
-            self._say(Report(heard=Heard(heard.worker, None, called=True)))
+        self._say(Report(heard=Heard(heard.worker, None, heard.called)))
 
     async def _order(self, order: Order) -> None:
         await self._agent.order.remote(to_json(order))
