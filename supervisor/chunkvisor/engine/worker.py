@@ -16,7 +16,7 @@ class Worker(Protocol):
     """A handle on a running worker process."""
 
     pid: int
-    """Of the process, and of the group that it leads; 0 = it runs on another machine."""
+    """Of the process, and of the group that it leads; of another machine, 0 until it is heard of."""
     warm: bool
     """Forked from a template; a new interpreter otherwise."""
     tells_beats: bool

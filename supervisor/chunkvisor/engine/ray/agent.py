@@ -60,6 +60,7 @@ class Agent:
             why, remedy = unfit.why, unfit.remedy
         except OSError as error:
             why, remedy = str(error), "look after the node's disk and its folder for temporary files"
+        self.close()
         return to_json(Report(aside=NodeAside(self._node, self._name, why, remedy)))
 
     def put(self, worker: int, name: str, data: bytes, *, first: bool) -> None:
@@ -107,9 +108,10 @@ class Agent:
         if self._workers is not None:
             self._workers.order(Order(close=True))
             self._workers.join()
-        if self._scratch is not None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
             end_orphans(self._mark)
-            self._scratch.remove()
+            scratch.remove()
 
     @property
     def _mark(self) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Coroutine
 from typing import Any
 
@@ -41,8 +42,6 @@ class Bridge:
         self._starting: set[str] = set()
         self._without: set[str] = set()
         self._told: Cluster | None = None
-        self._where: dict[int, str] = {}
-        """The node of each worker."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
@@ -79,13 +78,10 @@ class Bridge:
         if order.close:
             self._start(self._leave())
             return
-        if order.launch is not None:
-            self._where[order.launch.worker] = order.launch.node
-        node = _node_of(order, self._where)
-        if (tended := self._tended.get(node)) is None:
+        if (tended := self._tended.get(_node_of(order))) is None:
             return  # it is gone, which the supervisor has been told
         if order.release is not None:
-            self._start(self._release(tended))
+            self._start(tended.close())
         else:
             tended.obey(order)
 
@@ -135,7 +131,11 @@ class Bridge:
             try:
                 await tended.serve(lambda: self._starting.discard(number))
                 return  # it was let go
-            except ray.exceptions.RayError as error:
+            except Exception as error:  # noqa: BLE001 - the node must not be forgotten, whatever it is
+                if tended.closed:
+                    return
+                if not isinstance(error, ray.exceptions.RayError):
+                    traceback.print_exc()
                 why = first_line(error)
             finally:
                 self._starting.discard(number)
@@ -149,9 +149,6 @@ class Bridge:
         if number in self._alive:
             remedy = f"look into Ray's logs on {name}; memory may be short there"
             self.say(Report(aside=NodeAside(number, name, f"its agent ended {_DEATHS} times: {why}", remedy)))
-
-    async def _release(self, tended: Tended) -> None:
-        await tended.close()
 
     async def _leave(self) -> None:
         """End all agents in good order, then this process."""
@@ -171,12 +168,9 @@ class Bridge:
             self.say(Report(cluster=cluster))
 
 
-def _node_of(order: Order, where: dict[int, str]) -> str:
-    if (of_node := order.launch or order.look or order.demanded) is not None:
-        return of_node.node
-    if (of_worker := order.gate or order.signal) is not None:
-        return where.get(of_worker.worker, "")
-    return order.release or ""
+def _node_of(order: Order) -> str:
+    of_node = order.launch or order.gate or order.signal or order.look or order.demanded
+    return of_node.node if of_node is not None else order.release or ""
 
 
 def connect(address: str) -> None:

@@ -4,7 +4,6 @@ It never judges a worker, and never imports Ray: all of that happens beyond the 
 """
 
 import itertools
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,30 +14,28 @@ from typing import Any
 from chunkvisor.engine.engine import Demand
 from chunkvisor.engine.fresh import keep_log_end
 from chunkvisor.engine.ray.link import Link
+from chunkvisor.engine.ray.sensor import NodeSensor
 from chunkvisor.engine.ray.wire import (
     Begin,
     Cluster,
     Demanded,
-    Gate,
     Launch,
     Look,
     NodeState,
     NodeUp,
     Order,
     Report,
-    Signal,
     Terms,
 )
+from chunkvisor.engine.ray.worker import RayWorker
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.gpu import Device
 from chunkvisor.gpugate import is_watched
 from chunkvisor.gpuhealth import Reading
-from chunkvisor.outcome import NODE_LOST
 from chunkvisor.policy import backoff_s
 from chunkvisor.stations import Site, Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Limits, Spec
+from chunkvisor_worker.contract.messages import Spec
 
 _PATIENCE_S = 10.0
 """So long without a node is not worth a word."""
@@ -69,10 +66,11 @@ class RayEngine:
         self._without_s: float | None = None
         """Since when there is no device to work on."""
         self._told_waiting = False
-        self._why = "no node has answered yet"
+        self._why = "no node has answered yet; GPUs that others have reserved are waited for"
         self._cluster = Cluster(starting=1)
         self._nodes: dict[str, NodeUp] = {}
         self._states: dict[str, NodeState] = {}
+        self._released: set[str] = set()
         self._workers: dict[int, RayWorker] = {}
         self._numbers = itertools.count()
         self._looks: dict[tuple[str, int], Future[Reading]] = {}
@@ -92,6 +90,7 @@ class RayEngine:
         if self._demand is None or self._stations is None:
             return
         self.hear()
+        self._release_unused(self._stations)
         if not self._demand.pending():
             return  # what is left to do needs no node
         now_s = time.monotonic()
@@ -135,7 +134,7 @@ class RayEngine:
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
         node, number = station.site.node, next(self._numbers)
-        worker = RayWorker(self, number, node, not fresh and self._is_warm(node))
+        worker = RayWorker(self.send, number, node, not fresh and self._is_warm(node))
         self._workers[number] = worker
         position = self._nodes[node].devices.index(station.device) if node in self._nodes else 0
         launch = Launch(number, node, str(files.folder), position, fresh, blocking_launches)
@@ -149,6 +148,7 @@ class RayEngine:
         """See Engine."""
         assert self._stations is not None
         self._stations.drop_node(station.site.node, halt)
+        self.send(Order(release=station.site.node))
         self._forget(station.site.node)
 
     def close(self) -> None:
@@ -180,12 +180,11 @@ class RayEngine:
         elif report.state is not None and report.state.node in self._nodes:
             self._states[report.state.node] = report.state
         elif report.started is not None and report.started.worker in self._workers:
-            self._workers[report.started.worker].warm = report.started.warm
+            self._workers[report.started.worker].started(report.started)
         elif report.heard is not None and report.heard.worker in self._workers:
-            self._workers[report.heard.worker].called = True
-        elif report.ended is not None and (worker := self._workers.pop(report.ended.worker, None)) is not None:
-            worker.called = True  # its last beat
-            worker.kills, worker.returncode = report.ended.oom_kills, report.ended.returncode
+            self._workers[report.heard.worker].heard()
+        elif report.ended is not None and report.ended.worker in self._workers:
+            self._workers.pop(report.ended.worker).ended(report.ended)
         elif report.looked is not None:
             look = self._looks.pop((report.looked.node, report.looked.device), None)
             if look is not None:
@@ -215,26 +214,34 @@ class RayEngine:
         readings = iter(up.readings)
         first = {device: next(readings) for device in up.devices if is_watched(device)}
         site = Site(up.node, up.name, up.threads, up.model_path)
-        self._stations.add(up.devices, site, lambda device: NodeSensor(self, up, device, first[device]))
+        self._stations.add(up.devices, site, lambda device: NodeSensor(self._look, up, device, first[device]))
         at_once = len(self._stations.alive) * self._demand.places
         self.send(Order(demanded=Demanded(up.node, self._demand.pending(), at_once)))
 
     def _forget(self, node: str) -> None:
         """Its workers are lost, too."""
         self._nodes.pop(node, None)
+        self._released.discard(node)
         self._states.pop(node, None)
         for number, worker in list(self._workers.items()):
             if worker.node == node:
                 del self._workers[number]
-                worker.returncode = NODE_LOST
+                worker.lost()
         for key in [key for key in self._looks if key[0] == node]:
             self._looks.pop(key).cancel()
 
-    def look(self, node: str, device: int) -> Future[Reading]:
+    def _look(self, node: str, device: int) -> Future[Reading]:
         """Have a GPU looked at."""
         look = self._looks.setdefault((node, device), Future())
         self.send(Order(look=Look(node, device)))
         return look
+
+    def _release_unused(self, stations: Stations) -> None:
+        """A node none of whose devices is used any more need not be held."""
+        used = {station.site.node for station in stations.alive}
+        for node in self._nodes.keys() - used - self._released:
+            self._released.add(node)
+            self.send(Order(release=node))
 
     def _build_bridge(self) -> None:
         self._bridges += 1
@@ -252,7 +259,7 @@ class RayEngine:
             self._stations.lose(node, self._why)
             self._forget(node)
         for worker in self._workers.values():
-            worker.returncode = NODE_LOST
+            worker.lost()
         self._workers.clear()
 
     def _wait(self, stations: Stations, now_s: float) -> None:
@@ -281,66 +288,3 @@ class RayEngine:
             "then run the same command again; what is done stays done",
             log=self._settings.log,
         )
-
-
-class RayWorker:
-    """A Worker on a node."""
-
-    pid = 0
-    tells_beats = True
-
-    def __init__(self, engine: RayEngine, number: int, node: str, warm: bool) -> None:
-        self.node = node
-        self.warm = warm
-        self.called = False
-        self.kills = 0
-        self.returncode: int | None = None
-        self._engine = engine
-        self._number = number
-
-    def watched(self) -> list[int]:
-        """See Worker; all of them are heard of by the engine's one descriptor."""
-        return []
-
-    def has_called(self) -> bool:
-        """See Worker."""
-        called, self.called = self.called, False
-        return called
-
-    def go(self, limits: Limits) -> None:
-        """See Worker."""
-        self._engine.send(Order(gate=Gate(self._number, limits)))
-
-    def poll(self) -> int | None:
-        """See Worker."""
-        return self.returncode
-
-    def oom_kills(self) -> int:
-        """See Worker."""
-        return self.kills
-
-    def signal(self, number: signal.Signals) -> None:
-        """See Worker."""
-        if self.returncode is None:
-            self._engine.send(Order(signal=Signal(self._number, int(number))))
-
-
-class NodeSensor:
-    """A Sensor of a node's GPU."""
-
-    def __init__(self, engine: RayEngine, up: NodeUp, device: Device, first: Reading) -> None:
-        self._engine = engine
-        self._node = up.node
-        self._device = up.devices.index(device)
-        self._first = first
-
-    def first(self) -> Reading:
-        """See Sensor."""
-        return self._first
-
-    def ask(self) -> Future[Reading]:
-        """See Sensor."""
-        return self._engine.look(self._node, self._device)
-
-    def close(self) -> None:
-        """See Sensor."""

@@ -191,7 +191,7 @@ class NodeWorkers(threading.Thread):
             self._not_started(launch.worker, files, error)
             return
         self._running[launch.worker] = _Running(launch.worker, files, worker)
-        self._reports.put(Report(started=Started(launch.worker, worker.warm)))
+        self._reports.put(Report(started=Started(launch.worker, worker.pid, worker.warm)))
 
     def _not_started(self, number: int, files: AttemptFiles, error: OSError) -> None:
         code = WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.HOST_OOM

@@ -49,7 +49,8 @@ class Tended:
             num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=16, scheduling_strategy=place
         )
         self._agent = actor.remote(to_json(terms), node, cores)
-        self._closed = False
+        self.closed = False
+        """Whether it is to end."""
 
     async def serve(self, on_answer: Callable[[], None]) -> None:
         """Pass on the agent's news until it is closed or set aside. Raises RayError where it is lost."""
@@ -57,16 +58,15 @@ class Tended:
         on_answer()
         if hello is None or hello.up is None:
             self._say(hello or Report())
-            ray.kill(self._agent)
             return
         self._say(hello)
-        while not self._closed:
+        while not self.closed:
             for data in await self._agent.news.remote():
                 report = from_json(Report, data)
                 if report is not None:
                     self._pass_on(report)
                     if report.aside is not None:
-                        self._closed = True
+                        await self.close()
 
     def obey(self, order: Order) -> None:
         """Hand an order on, after everything else that is under way for its worker."""
@@ -80,7 +80,7 @@ class Tended:
 
     async def close(self) -> None:
         """Let the agent end its workers and clean up, then end it."""
-        self._closed = True
+        self.closed = True
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             await asyncio.wait_for(self._agent.close.remote(), _CLOSE_S)
         ray.kill(self._agent)

@@ -75,6 +75,7 @@ class Launch:
 class Gate:
     """Open a worker's gate."""
 
+    node: str
     worker: int
     limits: Limits
 
@@ -83,6 +84,7 @@ class Gate:
 class Signal:
     """Send a signal to a worker and all that it has started."""
 
+    node: str
     worker: int
     number: int
 
@@ -170,6 +172,8 @@ class Started:
     """A worker has been started."""
 
     worker: int
+    pid: int
+    """On its node."""
     warm: bool
 
 
