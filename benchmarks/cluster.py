@@ -1,6 +1,6 @@
 """Measures the engine Ray on a cluster of three local nodes: what it costs, and what it loses when nodes die.
 
-    python benchmarks/cluster.py [--chunks 240] [--wait 0.5] [--minutes 5]
+    python benchmarks/cluster.py [--chunks 120] [--wait 1.0] [--minutes 5]
 
 The encoder waits as if for a GPU, so that three nodes on one machine do not fight for its cores.
 """
@@ -29,8 +29,8 @@ TEXTS_A_CHUNK = 8
 def main() -> None:
     """Print the table; ends with 1 where a row is lost or wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chunks", type=int, default=240, help="chunks of the first row (default: %(default)s)")
-    parser.add_argument("--wait", type=float, default=0.5, help="seconds of a chunk there (default: %(default)s)")
+    parser.add_argument("--chunks", type=int, default=120, help="chunks of the first row (default: %(default)s)")
+    parser.add_argument("--wait", type=float, default=1.0, help="seconds of a chunk there (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=5, help="of nodes dying, one a minute (default: %(default)s)")
     arguments = parser.parse_args()
     print("| bench | measured | goal |")
