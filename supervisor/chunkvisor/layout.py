@@ -7,6 +7,7 @@ It never creates, reads or deletes anything.
       model.json                        the model's resolved revision
       lessons.json                      batch limits learnt from out-of-memory faults
       template/                         what the template process was asked to load, and its log
+      ray/bridge.log                    what the bridge to a Ray cluster has to say
       events.jsonl                      the story: one event a line, for people and for `status`
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
@@ -44,8 +45,8 @@ DIGEST_LENGTH = 32
 
 RESERVED_NAMES = frozenset(
     {
-        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "invocations"),
-        *("outputs", "slices"),
+        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
+        *("invocations", "outputs", "slices"),
     }
 )
 """What else is in a workdir: no final file or manifest may have such a name."""
@@ -270,6 +271,11 @@ class Layout:
     def template(self) -> Path:
         """Folder of the template process, from which workers are forked."""
         return self.desk / "template"
+
+    @property
+    def ray(self) -> Path:
+        """Folder of what the bridge to a Ray cluster has to say."""
+        return self.desk / "ray"
 
     @property
     def invocations(self) -> Path:

@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config import Config, OnBadRow, Start
+from chunkvisor.config import Config, EngineKind, OnBadRow, Start
 from chunkvisor.configfile import LoadedConfig
 from chunkvisor.diskneed import DISK_ERRNOS
 from chunkvisor.endings import disk_halt, gave_up, limit_halt, stopped, with_bad_rows
+from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.ray.opening import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -148,13 +151,15 @@ def _run(
     request: Request, layout: Layout, run_id: str, signals: Signals, emit: Emit, tick: Callable[[], None]
 ) -> ExitCode:
     config = request.loaded.config
-    devices = find_devices(config.device)
+    on_ray = config.engine.kind is EngineKind.RAY
+    devices = cluster_devices(config) if on_ray else find_devices(config.device)
     emit(
         "run_started",
         run=run_id,
         workdir=str(layout.workdir),
         device=", ".join(map(str, devices)),
         gpus=[device.uuid for device in devices],
+        engine=str(config.engine.kind),
         model=config.model.name,
         outputs=list(config.outputs),
         slice=str(request.slice or ""),
@@ -195,19 +200,20 @@ def _run(
 
     def work(source: ModelSource, outputs: list[OutputRun]) -> None:
         settings = Settings(
-            devices=devices,
             per_device=config.workers.per_device,
             standby=config.workers.standby,
             budget=budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
             patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
-            env=config.env,
-            run_id=run_id,
-            command=request.command,
         )
         book = _open_book(layout, config, source, devices, outputs, emit)
-        starter = _starter(request, layout, outputs, devices[0], run_id, emit)
-        given_up = Runner(outputs, settings, book, starter, signals, emit, tick).run()
+        engine: Engine
+        if on_ray:
+            engine = ray_engine(config, layout, outputs, run_id, emit)
+        else:
+            starter = _starter(request, layout, outputs, devices[0], run_id, emit)
+            engine = LocalEngine(LocalSettings(devices, run_id, config.env, request.command), starter)
+        given_up = Runner(outputs, settings, book, engine, signals, emit, tick).run()
         if signals.draining:
             raise stopped(signals)
         if given_up:

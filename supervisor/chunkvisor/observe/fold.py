@@ -12,7 +12,7 @@ from typing import Any
 
 from chunkvisor.layout import Layout
 from chunkvisor.observe.concern import Troubles, concern_of
-from chunkvisor.observe.foldrecord import FoldRecord, OutputCounts, UnderWay
+from chunkvisor.observe.foldrecord import FoldRecord, Named, OutputCounts, UnderWay
 from chunkvisor.observe.readings import AttemptKey, Readings
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
@@ -55,7 +55,10 @@ class Fold:
     _began_s: float = 0.0
     _told_s: float = 0.0
     _doing: str = "starting"
-    _devices: list[str] = field(default_factory=list)
+    _devices: dict[int, str] = field(default_factory=dict)
+    """Names by number."""
+    _nodes: dict[str, set[int]] = field(default_factory=dict)
+    """Numbers of each node's devices."""
     _outputs: dict[str, OutputCounts] = field(default_factory=dict)
     _apart: set[tuple[str, int]] = field(default_factory=set)
     """(output, chunk) of chunks that are being taken apart."""
@@ -74,13 +77,15 @@ class Fold:
         return FoldRecord(
             workdir=None if self.workdir is None else str(self.workdir),
             invocation=self.invocation,
+            slice=self.slice,
             ending=self.ending,
             workers=tuple(UnderWay(*key, worker) for key, worker in self.workers.items()),
             troubles=self.troubles,
             began_s=self._began_s,
             told_s=self._told_s,
             doing=self._doing,
-            devices=tuple(self._devices),
+            devices=tuple(Named(number, name) for number, name in self._devices.items()),
+            nodes={node: tuple(sorted(numbers)) for node, numbers in self._nodes.items()},
             outputs=self._outputs,
             apart={output: tuple(chunks) for output, chunks in apart.items()},
             first_go_s=self._first_go_s,
@@ -96,13 +101,15 @@ class Fold:
         return cls(
             workdir=None if record.workdir is None else Path(record.workdir),
             invocation=record.invocation,
+            slice=record.slice,
             ending=record.ending,
             workers={AttemptKey(each.output, each.chunk, each.attempt): each.worker for each in record.workers},
             troubles=record.troubles,
             _began_s=record.began_s,
             _told_s=record.told_s,
             _doing=record.doing,
-            _devices=list(record.devices),
+            _devices={each.number: each.name for each in record.devices},
+            _nodes={node: set(numbers) for node, numbers in record.nodes.items()},
             _outputs=record.outputs,
             _apart={(output, chunk) for output, chunks in record.apart.items() for chunk in chunks},
             _first_go_s=record.first_go_s,
@@ -131,7 +138,14 @@ class Fold:
         self.troubles.feed(event, details, t)
         match event:
             case "run_started":
-                self._devices = labels_of(str(details["device"]).split(", "))
+                self._devices = {} if details.get("engine") == "ray" else labels_of(str(details["device"]).split(", "))
+            case "node_joined":
+                joined = labels_of(str(details["device"]).split(", "), str(details["node"]), int(details["first"]))
+                self._devices |= joined
+                self._nodes[details["node"]] = set(joined)
+            case "node_lost" | "node_set_aside":
+                for number in self._nodes.pop(details["node"], set()):
+                    del self._devices[number]
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}
