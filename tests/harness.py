@@ -17,6 +17,10 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = Path(__file__).parent / "encoders"
+MARK = "CHUNKVISOR_TEST"
+"""Every process that a test starts bears it."""
+CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
+"""Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Workplace:
             "env": {"PYTHONPATH": os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])},
             "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
         }
+        if address := os.environ.get(CLUSTER):
+            config["engine"] = {"kind": "ray", "address": address}
         for key, value in changes.items():
             node = config
             *parents, last = key.replace("__", ".").split(".")
@@ -67,6 +73,10 @@ class Workplace:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command; both streams are pipes."""
+        if arguments[0] == "run" and "kind: ray" in Path(arguments[1]).read_text():
+            # The environment of this machine does not travel to the nodes.
+            travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
+            arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))
         return subprocess.Popen(
             self.command(*arguments),
             stdout=subprocess.PIPE,

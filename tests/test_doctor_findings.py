@@ -24,6 +24,7 @@ from chunkvisor.doctor.readings import (
 )
 from chunkvisor.doctor.torchbuild import runs_on
 from chunkvisor.doctor.variables import allocator_problems
+from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.outcome import Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -130,6 +131,14 @@ NO_DEVICE = ("this machine has no GPU for this config: it has 0 visible GPUs", "
 
 CASES: dict[str, tuple[Readings, str, State, str]] = {
     # driver and nvidia-smi
+    "a cluster": (replace(WELL, cluster=Survey(3, 96, 24)), "cluster", OK, "3 nodes with 96 processors and 24 GPUs"),
+    "a cluster without GPUs": (replace(WELL, cluster=Survey(3, 96, 0)), "cluster", WARNING, "would wait for a GPU"),
+    "no cluster": (
+        replace(WELL, cluster=Survey(problem="refused")),
+        "cluster",
+        FAULT,
+        "no Ray cluster answers: refused",
+    ),
     "no driver": (NO_DRIVER, "driver", FAULT, "no NVIDIA driver"),
     "no driver, no config": (replace(NO_DRIVER, wanted=Wanted.ANYTHING, job=None), "driver", NOTE, "no NVIDIA driver"),
     "config on the CPU": (replace(NO_DRIVER, wanted=Wanted.CPU), "gpu", NOTE, "asks for the CPU"),

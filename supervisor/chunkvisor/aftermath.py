@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from chunkvisor.attempt import gather
 from chunkvisor.backlog import Backlog, Task
 from chunkvisor.diskneed import DISK_ERRNOS
-from chunkvisor.hostmemory import oom_kills
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.joiner import Joiner
 from chunkvisor.keeper import Keeper
 from chunkvisor.lastwords import BadRows, halt_of
@@ -22,7 +22,8 @@ from chunkvisor.outcome import STATUS_LOST, Verdict, judge
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget, Commit, EndRun, History, Quarantine, Retry, SetAside, Split, Wait, decide
 from chunkvisor.slot import Slot
-from chunkvisor.stations import Station, Stations, is_devices_own
+from chunkvisor.stations import Station, Stations, is_devices_own, is_machines_own
+from chunkvisor.suspicion import Charge, Suspicion
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, read_message, write_message
@@ -61,6 +62,7 @@ class Aftermath:
         self._budget = budget
         self._emit = emit
         self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
+        self._suspicion = Suspicion()
         self._barren_chunks = 0
         self._fruitless = 0
         self._waited_s = 0.0
@@ -79,7 +81,7 @@ class Aftermath:
             returncode=returncode,
             ended_by=slot.ended_by,
             ended_why=slot.ended_why,
-            oom_kills=oom_kills() - slot.oom_kills,
+            oom_kills=slot.worker.oom_kills(),
             limits=slot.limits,
         )
         verdict = judge(evidence)
@@ -139,24 +141,33 @@ class Aftermath:
             taken_apart=(task.start, task.stop) != output.ledger.plan.bounds(task.chunk),
         )
         step = decide(verdict, history, self._budget)
+        machine = station.site.node if station is not None else ""
         if isinstance(step, Commit):
             self.keeper.keep(task, attempt, files)
+            if machine:
+                self._suspicion.succeeded(machine)
+                self._leave_out_guilty()
             return
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
-        self._fruitless += not verdict.asked_for and not isinstance(step, Wait)
+        self._fruitless += not verdict.blameless and not isinstance(step, Wait)
         self._tell_failure(output, task, attempt, files, verdict)
         match step:
             case Retry():
                 if step.charged:
                     tries[verdict.outcome] += 1
+                if step.charged and machine and not history.taken_apart and not verdict.blameless:
+                    key = (task.output, task.start, task.stop)
+                    self._suspicion.failed(machine, Charge(key, verdict.outcome))
                 if step.tier is not None and step.lesson:
                     self._book.learn(step.tier)
                 alone = step.tier if not step.lesson else task.tier
                 due_s, blocking = now + step.delay_s, step.blocking_launches
-                self._backlog.put_back(replace(task, due_s=due_s, tier=alone, blocking_launches=blocking, fresh=True))
+                fresh = task.fresh or verdict.outcome is not Outcome.LOST
+                again = replace(task, due_s=due_s, tier=alone, blocking_launches=blocking, fresh=fresh)
+                self._backlog.put_back(again)
             case Wait():
                 self._waited_s += step.delay_s
-                own = verdict.outcome is Outcome.GPU_BUSY
+                own = verdict.outcome is Outcome.GPU_BUSY or (machine and verdict.outcome is Outcome.DISK_FULL)
                 self._stations.pause(station if own else None, step.delay_s)
                 self._backlog.put_back(replace(task, due_s=now, fresh=True))
                 self._emit("waiting", delay_s=step.delay_s, outcome=verdict.outcome, reason=verdict.reason)
@@ -170,10 +181,31 @@ class Aftermath:
                 self._emit("chunk_set_aside", output=output.name, chunk=task.chunk, reason=verdict.reason)
             case EndRun():
                 halt = halt_of(step, verdict, output.name, task.chunk, files)
-                if station is None or not is_devices_own(step.exit_code):
+                if machine and is_machines_own(step.exit_code, verdict):
+                    self._stations.drop_node(machine, halt)
+                elif station is not None and is_devices_own(step.exit_code):
+                    self._stations.drop(station, halt)
+                else:
                     raise halt
-                self._stations.drop(station, halt)
                 self._backlog.put_back(replace(task, due_s=now, fresh=True))
+
+        self._leave_out_guilty()
+
+    def _leave_out_guilty(self) -> None:
+        """Do without a machine on which all fails that succeeds on others, and give back what that cost the chunks."""
+        if (machine := self._suspicion.guilty()) is None:
+            return
+        charges = self._suspicion.pardon(machine)
+        for charge in charges:
+            if charge.task in self._tries:
+                self._tries[charge.task][charge.outcome] -= 1
+        halt = Halt(
+            ExitCode.MACHINE,
+            "workers keep failing on one machine, and succeed on others",
+            why=f"{len(charges)} attempts in a row failed there, the last as {charges[-1].outcome}",
+            remedy="look after that machine: chunkvisor doctor; then run the same command again",
+        )
+        self._stations.drop_node(machine, halt)
 
     def _succeeded(self, task: Task) -> None:
         self._barren_chunks, self._fruitless, self._waited_s = 0, 0, 0.0

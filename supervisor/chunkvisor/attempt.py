@@ -52,6 +52,10 @@ class Place:
     """First distinct text."""
     device: str
     """"cpu" or "cuda"."""
+    threads: int = 0
+    """0 = the job's; another machine has other cores."""
+    model_path: str | None = None
+    """Where the model's files are there; None = the job's."""
 
 
 def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
@@ -77,9 +81,9 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         stop=place.start + count,
         texts_digest=digest.hexdigest(),
         device=place.device,
-        model=job.model,
+        model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,
-        threads=job.threads,
+        threads=place.threads or job.threads,
         import_path=job.import_path,
         limits=limits,
     )
@@ -125,12 +129,12 @@ def gather(
     return evidence
 
 
-def read_tail(path: Path) -> str:
-    """The last LOG_TAIL_BYTES of a log, as text; empty where there is none."""
+def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last bytes of a log, as text; empty where there is none."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-            return file.read(LOG_TAIL_BYTES).decode(errors="replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
     except OSError:
         return ""
 

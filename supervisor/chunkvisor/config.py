@@ -74,6 +74,15 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class EngineKind(StrEnum):
+    """Where workers run."""
+
+    LOCAL = "local"
+    """On this machine."""
+    RAY = "ray"
+    """On the nodes of a Ray cluster."""
+
+
 class Start(StrEnum):
     """How a worker starts."""
 
@@ -227,6 +236,20 @@ class WorkersConfig(Section):
     per_device: OneToSixteen = Field(default=1, description="Workers that compute on one device at a time.")
 
 
+class EngineConfig(Section):
+    """`engine`: where workers run."""
+
+    kind: Annotated[EngineKind, expected('"local" or "ray"')] = Field(
+        default=EngineKind.LOCAL, description="local = on this machine; ray = on the nodes of a Ray cluster."
+    )
+    address: Annotated[Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = Field(
+        default="auto", description="Address of the Ray cluster; auto = the one that this machine belongs to."
+    )
+    shared: Flag = Field(
+        default=False, description="The nodes see the workdir under the same path: nothing is sent to and fro."
+    )
+
+
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
@@ -319,6 +342,7 @@ class Config(Section):
         description="cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself.",
     )
     workers: WorkersConfig = Field(default=WorkersConfig(), description="How worker processes are started.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="Where workers run.")
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is tried before rows or the run are given up."
     )

@@ -31,7 +31,9 @@ class Device:
     """PCI address, as nvidia-smi writes it."""
 
     def __str__(self) -> str:
-        return f"{self.name or 'GPU'} ({self.uuid[:12]})" if self.kind == "cuda" else "cpu"
+        if self.kind != "cuda":
+            return self.name or "cpu"
+        return f"{self.name or 'GPU'} ({self.uuid[:12]})" if self.uuid else self.name
 
 
 CPU = Device("cpu")

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.gpu import Device, ask_smi
@@ -26,17 +27,55 @@ _PAUSE_S = 2.0
 _FORMAT = "--format=csv,noheader,nounits"
 
 
+class Sensor(Protocol):
+    """Reads the state of one GPU, wherever it is."""
+
+    def first(self) -> Reading:
+        """Before our first worker; may take nvidia-smi's time limit."""
+
+    def ask(self) -> Future[Reading]:
+        """Begin a reading; nobody waits for it."""
+
+    def close(self) -> None:
+        """Leave a reading that is still under way behind."""
+
+
+class SmiSensor:
+    """A Sensor of a GPU of this machine."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kernel_log = _KernelLog()
+        # A thread waits for nvidia-smi, which may take its whole time limit; the loop goes on meanwhile.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nvidia-smi")
+
+    def first(self) -> Reading:
+        """See Sensor."""
+        return _read(self._device, self._kernel_log)
+
+    def ask(self) -> Future[Reading]:
+        """See Sensor."""
+        return self._pool.submit(_read, self._device, self._kernel_log)
+
+    def close(self) -> None:
+        """See Sensor."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class GpuGate:
     """The state of one device, asked for after every fault; a device that is no GPU is always fit."""
 
-    def __init__(self, device: Device, wait_timeout_s: float, emit: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        wait_timeout_s: float,
+        emit: Callable[..., None],
+        sensor_of: Callable[[Device], Sensor] = SmiSensor,
+    ) -> None:
         self._device = device
         self._wait_timeout_s = wait_timeout_s
         self._emit = emit
-        self._watched = device.kind == "cuda" and device.uuid.startswith("GPU-")
-        self._kernel_log = _KernelLog() if self._watched else None
-        # A thread waits for nvidia-smi, which may take its whole time limit; the loop goes on meanwhile.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nvidia-smi")
+        self._sensor = sensor_of(device) if is_watched(device) else None
         self._asked: Future[Reading] | None = None
         self._asked_s = 0.0
         self._suspected_s: float | None = None
@@ -45,28 +84,29 @@ class GpuGate:
 
     def open(self) -> None:
         """Take the memory in use before our first worker as the baseline. Raises Halt (69) for a broken GPU."""
-        if self._watched:
-            reading = _read(self._device, self._kernel_log)
+        if self._sensor is not None:
+            reading = self._sensor.first()
             self._baseline_bytes = reading.used_bytes
             self._heed(judge_gpu(reading, None, frozenset()))
 
     def close(self) -> None:
         """Leave an nvidia-smi that is still under way behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._sensor is not None:
+            self._sensor.close()
 
     def suspect(self) -> None:
         """A worker on this device failed: look at the device before the next one gets it."""
-        if self._watched and self._suspected_s is None:
+        if self._sensor is not None and self._suspected_s is None:
             self._suspected_s = time.monotonic()
 
     def fit(self, ours: frozenset[int]) -> bool:
         """Whether the next worker may have the device now. Raises Halt: 69 for a broken GPU, 75 for a busy one."""
-        if self._suspected_s is None:
+        if self._suspected_s is None or self._sensor is None:
             return True
         now_s = time.monotonic()
         if self._asked is None:
             if now_s - self._asked_s >= _PAUSE_S:
-                self._asked, self._asked_s = self._pool.submit(_read, self._device, self._kernel_log), now_s
+                self._asked, self._asked_s = self._sensor.ask(), now_s
             return False
         if not self._asked.done():
             return False
@@ -105,6 +145,11 @@ class GpuGate:
             self._emit(event, device=str(self._device), why=why)
 
 
+def is_watched(device: Device) -> bool:
+    """Whether nvidia-smi can tell of the device: a GPU that is known by its UUID."""
+    return device.kind == "cuda" and device.uuid.startswith("GPU-")
+
+
 class _KernelLog:
     """Xid lines of /dev/kmsg since the run began, where we may read it."""
 
@@ -129,17 +174,16 @@ class _KernelLog:
         return self._lines
 
 
-def _read(device: Device, kernel_log: _KernelLog | None) -> Reading:
+def _read(device: Device, kernel_log: _KernelLog) -> Reading:
     memory = ask_smi(("--query-gpu=memory.used", _FORMAT, "-i", device.uuid))
     if memory.returncode != 0:
         return Reading(memory.returncode)
     apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", _FORMAT, "-i", device.uuid))
     details = ask_smi(("-q", "-x", "-i", device.uuid))
-    lines = kernel_log.lines() if kernel_log else []
     return Reading(
         0,
         parse_memory(memory.text),
         parse_recovery_action(details.text),
         parse_holders(apps.text),
-        parse_xids(lines, device.bus_id),
+        parse_xids(kernel_log.lines(), device.bus_id),
     )

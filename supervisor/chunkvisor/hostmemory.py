@@ -3,6 +3,7 @@
 It never takes a SIGKILL alone for an out-of-memory kill: only a rise of this count is evidence.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,22 @@ def resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except (psutil.Error, OSError):  # OSError: no descriptor is left to read it with
         return 0
+
+
+def room_for_one_more(pids: Iterable[int]) -> bool:
+    """Whether this machine has room for one more process like the largest of these."""
+    return psutil.virtual_memory().available > 1.5 * max(map(resident_bytes, pids), default=0)
+
+
+class KillCount:
+    """How many processes of our cgroup the OOM killer has killed since this was made."""
+
+    def __init__(self) -> None:
+        self._before = oom_kills()
+
+    def rise(self) -> int:
+        """So many."""
+        return oom_kills() - self._before
 
 
 def _counters() -> list[Path]:

@@ -55,6 +55,7 @@ _LAST_REMEDIES = {
     Outcome.BAD_INPUT: "Mend the row in the source.",
     Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 cures many NaN.",
     Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
+    Outcome.LOST: "Find out why the machines that worked on it were lost: their memory, their Ray logs.",
     Outcome.DISK_FULL: "Free some space on the disk of the workdir.",
     Outcome.GPU_BUSY: "End the other process on the GPU, or wait for it.",
     Outcome.HUB: "Check the network, or name a local model folder.",

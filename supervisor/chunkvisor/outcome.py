@@ -31,10 +31,10 @@ class Evidence:
     """All that is known of an ended attempt."""
 
     returncode: int | None
-    """As subprocess gives it: negative for a signal; or STATUS_LOST. None for an attempt found at a resume."""
+    """As subprocess gives it: negative for a signal; STATUS_LOST or NODE_LOST. None = found at a resume."""
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
-    """In words, where the supervisor ended it."""
+    """In words, where the supervisor ended it, or its machine was lost."""
     result: Result | None = None
     """Only if it answers the attempt's own spec."""
     vectors_problem: str | None = None
@@ -75,9 +75,17 @@ class Verdict:
     batch_tokens: int = 0
     phase: Phase | None = None
 
+    @property
+    def blameless(self) -> bool:
+        """Whether it says nothing of texts, config or devices, however often it comes."""
+        return self.asked_for or self.outcome is Outcome.LOST
+
 
 STATUS_LOST = 1 << 16
 """Return code of a worker whose exit status nobody knows, its parent having died first; no process can have it."""
+
+NODE_LOST = STATUS_LOST + 1
+"""Return code of a worker whose machine, or the way to it, was lost."""
 
 NEARLY_FULL_BYTES = 16 << 20
 """Less free space than this beside a SIGBUS means that a mapped write met a full disk."""
@@ -94,6 +102,8 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
         return _verdict(evidence, Outcome.HUNG, f"made no progress and was ended: {evidence.ended_why}{stack}")
+    if code == NODE_LOST:
+        return _verdict(evidence, Outcome.LOST, evidence.ended_why or "its machine was lost")
     if evidence.result is not None:
         reason = f"its vectors {evidence.vectors_problem}"
         # Where no row is named, the file as a whole is wrong (dimension, type, digest): that is no text's doing.

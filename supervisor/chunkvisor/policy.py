@@ -24,6 +24,9 @@ SEEN_TWICE = 2
 FRUITLESS_ATTEMPTS = 20
 """So many failed attempts in a row, whatever they were at, end the run: it is not the texts."""
 
+LOST_MACHINES = 10
+"""A chunk under which so many machines were lost is given up: it may be what kills them."""
+
 BARREN_CHUNKS = 3
 """So many chunks given up in a row, without a commit between them, are no fault of the chunks: the run stops."""
 
@@ -118,7 +121,7 @@ def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
     step = _ANSWERS[verdict.outcome](verdict, history, budget)
     if isinstance(step, SetAside) and history.barren_chunks + 1 >= BARREN_CHUNKS:
         return EndRun(ExitCode.TRY_AGAIN)
-    fruitless = isinstance(step, Retry | Split | SetAside) and not verdict.asked_for
+    fruitless = isinstance(step, Retry | Split | SetAside) and not verdict.blameless
     if fruitless and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
         return EndRun(ExitCode.TRY_AGAIN)
     return step
@@ -173,8 +176,9 @@ def _shrink(verdict: Verdict, history: History, budget: Budget) -> Step:
     return Retry(tier=tier, charged=False)
 
 
-def _again(_verdict: Verdict, _history: History, _budget: Budget) -> Step:
-    return Retry(charged=False)
+def _lost(_verdict: Verdict, history: History, _budget: Budget) -> Step:
+    # At once and as often as it takes: `charged` counts for this outcome alone, no try for another cause is spent.
+    return Retry() if history.tries.get(Outcome.LOST, 0) + 1 < LOST_MACHINES else SetAside()
 
 
 def _interrupted(verdict: Verdict, history: History, budget: Budget) -> Step:
@@ -216,7 +220,7 @@ _ANSWERS: dict[Outcome, Callable[[Verdict, History, Budget], Step]] = {
     Outcome.BAD_OUTPUT: _retry,
     Outcome.BAD_INPUT: _retry,
     Outcome.INTERRUPTED: _interrupted,
-    Outcome.LOST: _again,
+    Outcome.LOST: _lost,
     Outcome.SETUP: _setup,
     Outcome.HARDWARE_FAULT: _end(ExitCode.MACHINE),
     Outcome.GPU_BUSY: _wait(ExitCode.TRY_AGAIN),

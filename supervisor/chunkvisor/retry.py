@@ -11,20 +11,21 @@ from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.fixed import ledger_of
 from chunkvisor.layout import Layout
 from chunkvisor.ledger import Ledger
-from chunkvisor.lock import hold
 from chunkvisor.seal import DamagedError
+from chunkvisor.slicelock import hold_workdir
 
 
 def retry(workdir: Path) -> int:
     """Make the bad texts of all outputs pending again; returns how many there were.
 
-    Raises Halt: 78 where the folder is no workdir, 75 while a run holds it, 74 where its records are damaged; OSError.
+    Raises Halt: 78 where the folder is no workdir, 75 while anybody is at work there, 74 where its records are
+    damaged; OSError.
     """
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     count = 0
-    with hold(layout.lock, ""):
+    with hold_workdir(layout, ""):
         for folder in sorted(layout.outputs.glob("*/")):
             try:
                 ledger = ledger_of(layout.output(folder.name))

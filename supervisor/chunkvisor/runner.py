@@ -3,28 +3,24 @@
 It never judges an attempt and never decides what follows: `aftermath` has that done.
 """
 
-import os
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-
-import psutil
 
 from chunkvisor.aftermath import Aftermath, GivenUp
 from chunkvisor.attempt import Place, write_attempt
 from chunkvisor.backlog import Backlog, Task
 from chunkvisor.config import Start
-from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.fresh import keep_log_end, worker_command
-from chunkvisor.engine.starter import Starter
+from chunkvisor.engine.engine import Demand, Engine
+from chunkvisor.engine.fresh import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.gpu import Device
-from chunkvisor.hostmemory import oom_kills, resident_bytes
 from chunkvisor.joiner import Joiner
 from chunkvisor.keeper import check_space
 from chunkvisor.lastwords import BadRows
 from chunkvisor.lessonbook import LessonBook
-from chunkvisor.outcome import STATUS_LOST, EndedBy
+from chunkvisor.outcome import NODE_LOST, STATUS_LOST, EndedBy
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.policy import Budget
 from chunkvisor.seal import DamagedError
@@ -33,8 +29,6 @@ from chunkvisor.slot import GateState, Slot
 from chunkvisor.stations import Station, Stations
 from chunkvisor.watch import Patience, Pulse
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if nobody calls."""
@@ -44,7 +38,6 @@ _PAUSE_S = 0.25
 class Settings:
     """What the loop needs of the config."""
 
-    devices: tuple[Device, ...]
     per_device: int
     """Workers that compute on one device at a time."""
     standby: int
@@ -52,10 +45,6 @@ class Settings:
     budget: Budget
     bad_rows: BadRows
     patience: Patience
-    env: Mapping[str, str]
-    run_id: str
-    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
-    """The command line of an attempt; a fire drill puts a saboteur in its place."""
 
 
 class Runner:
@@ -66,7 +55,7 @@ class Runner:
         outputs: Sequence[OutputRun],
         settings: Settings,
         book: LessonBook,
-        starter: Starter,
+        engine: Engine,
         signals: Signals,
         emit: Emit,
         tick: Callable[[], None],
@@ -74,15 +63,17 @@ class Runner:
         self._outputs = outputs
         self._settings = settings
         self._book = book
-        self._starter = starter
+        self._engine = engine
         self._signals = signals
         self._emit = emit
         self._tick = tick
         self._slots: list[Slot] = []
+        self._at: defaultdict[Station, list[Slot]] = defaultdict(list)
+        """The same, by device: with a thousand devices nobody looks through all of them for each."""
         self._draining = False
         self._backlog = Backlog([output.ledger for output in outputs])
         self._joiner = Joiner(outputs, self._backlog, settings.budget.wait_timeout_s, signals, emit)
-        self._stations = Stations(settings.devices, settings.budget.wait_timeout_s, emit)
+        self._stations = Stations(settings.budget.wait_timeout_s, emit)
         self._aftermath = Aftermath(
             outputs, self._backlog, self._joiner, book, self._stations, settings.budget, settings.bad_rows, emit
         )
@@ -93,22 +84,23 @@ class Runner:
         Raises Halt where every further worker would fail; OSError. Whatever happens, no worker is left behind.
         """
         try:
-            self._stations.open()
+            self._engine.open(self._stations)
             for number, output in enumerate(self._outputs):
                 check_space(output)
                 self._aftermath.adopt(number)
-            pending = sum(output.ledger.plan.count - output.ledger.chunks_done for output in self._outputs)
-            if pending:
-                at_once = len(self._settings.devices) * (self._settings.per_device + self._settings.standby)
-                self._starter.open(pending, at_once)
+            if self._pending():
+                self._engine.prepare(Demand(self._pending, self._settings.per_device + self._settings.standby))
             while not self._finished():
                 self._turn(time.monotonic())
         finally:
             self._end_all()
-            self._starter.close()
+            self._engine.close()
             self._joiner.close()
             self._stations.close()
         return self._aftermath.given_up
+
+    def _pending(self) -> int:
+        return sum(output.ledger.left for output in self._outputs)
 
     def _finished(self) -> bool:
         if self._slots or self._joiner.working:
@@ -117,10 +109,10 @@ class Runner:
 
     def _turn(self, now_s: float) -> None:
         self._heed_signals(now_s)
+        self._engine.attend()
         for slot in list(self._slots):
             self._attend(slot, now_s)
         self._joiner.collect()
-        self._starter.attend()
         self._tick()
         if not self._draining:
             # First of all a device gets the worker that was prepared for it.
@@ -128,30 +120,38 @@ class Runner:
             self._fill(now_s)
             self._open_gates(now_s)
         if not self._finished():
-            self._sleep(*self._starter.watched())
+            self._sleep()
 
-    def _sleep(self, *others: int) -> None:
-        self._signals.sleep(_PAUSE_S, [*others, *(fd for slot in self._slots for fd in slot.worker.watched())])
+    def _sleep(self) -> None:
+        watched = (fd for slot in self._slots for fd in slot.worker.watched())
+        self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
 
     def _on(self, station: Station) -> list[Slot]:
         """The workers that have the device or wait for it."""
-        return [slot for slot in self._slots if slot.station is station and slot.gate is not GateState.PASSED]
+        return [slot for slot in self._at[station] if slot.gate is not GateState.PASSED]
+
+    def _forget(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        self._at[slot.station].remove(slot)
+        if slot.station.dropped and not self._at[slot.station]:
+            del self._at[slot.station]
 
     def _computing(self, station: Station) -> int:
         return sum(slot.gate is GateState.OPEN for slot in self._on(station))
 
     def _fill(self, now_s: float) -> None:
         """Start workers: first one for every place that computes, then those that are prepared ahead."""
-        if self._starter.holding:
-            return
         ahead = self._settings.per_device + max(0, self._settings.standby - self._aftermath.host_ooms)
-        # While the template loads, but one worker of each device does so as well: cores and memory are for no more.
-        for places in range(1, 2 if self._starter.loading else ahead + 1):
+        workers = [slot.worker for slot in self._slots]
+        for places in range(1, ahead + 1):
             for station in self._stations.working(now_s):
-                if len(self._on(station)) >= places:
+                if len(self._on(station)) >= places or self._engine.holding(station):
                     continue
-                if places > self._settings.per_device and not self._memory_suffices():
-                    return
+                # While a template loads, but one worker of each device does so: cores and memory are for no more.
+                if places > 1 and self._engine.loading(station):
+                    continue
+                if places > self._settings.per_device and not self._engine.has_room(station, workers):
+                    continue
                 task = self._backlog.take(now_s)
                 if task is None:
                     return
@@ -161,14 +161,11 @@ class Runner:
                     continue
                 self._try_start(task, station, now_s)
 
-    def _memory_suffices(self) -> bool:
-        """Whether the host has room for one more worker like those that are there."""
-        sizes = [resident_bytes(slot.worker.pid) for slot in self._slots]
-        return psutil.virtual_memory().available > 1.5 * max(sizes, default=0)
-
     def _try_start(self, task: Task, station: Station, now_s: float) -> None:
         try:
-            self._slots.append(self._start(task, station, now_s))
+            slot = self._start(task, station, now_s)
+            self._slots.append(slot)
+            self._at[station].append(slot)
         except OSError as error:
             self._aftermath.not_started(task, error)
         except DamagedError as error:
@@ -180,22 +177,13 @@ class Runner:
             ) from error
 
     def _start(self, task: Task, station: Station, now_s: float) -> Slot:
-        output, settings = self._outputs[task.output], self._settings
+        output = self._outputs[task.output]
         number, files = output.ledger.new_attempt(task.chunk)
         texts, limits = output.table.each_text(task.start, task.stop), self._book.limits(output.limits, task.tier)
-        place = Place(task.chunk, number, task.start, station.device.kind)
+        site = station.site
+        place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
         spec = write_attempt(files, output.job, place, texts, limits)
-        environment = worker_environment(
-            os.environ,
-            station.device,
-            settings.run_id,
-            os.getpid(),
-            settings.env,
-            threads=spec.threads,
-            blocking_launches=task.blocking_launches,
-        )
-        kills = oom_kills()
-        worker = self._starter.start(files, environment, settings.command(files, spec), fresh=task.fresh)
+        worker = self._engine.start(station, files, spec, fresh=task.fresh, blocking_launches=task.blocking_launches)
         self._emit(
             "attempt_started",
             output=output.name,
@@ -205,7 +193,7 @@ class Runner:
             device=station.number,
             start=str(Start.WARM if worker.warm else Start.FRESH),
         )
-        return Slot(task, station, number, files, spec, worker, kills, Pulse.begin(now_s), limits)
+        return Slot(task, station, number, files, spec, worker, Pulse.begin(now_s), limits)
 
     def _hand_over(self) -> None:
         """Before anything that takes milliseconds: devices given back meanwhile get the next worker."""
@@ -246,7 +234,7 @@ class Runner:
     def _attend(self, slot: Slot, now_s: float) -> None:
         returncode = slot.worker.poll()
         if returncode is not None:
-            self._slots.remove(slot)
+            self._forget(slot)
             keep_log_end(slot.files.log)
             slot.freed(now_s)
             self._emit(
@@ -260,9 +248,11 @@ class Runner:
             if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
                 self._aftermath.refused(slot)
                 if returncode == WorkerExit.TAINTED_TEMPLATE:
-                    self._starter.mistrust(slot.worker)
+                    self._engine.mistrust(slot.worker)
                 return
-            if returncode:
+            if returncode == NODE_LOST:
+                slot.ended_why = slot.ended_why or f"{slot.station} was lost"
+            elif returncode:
                 slot.station.gate.suspect()
             self._hand_over()
             self._aftermath.conclude(slot, returncode)
@@ -272,13 +262,14 @@ class Runner:
         slot.look(now_s, closely=False)
         slot.check(now_s, self._settings.patience)
         if slot.stuck(now_s):
-            raise Halt(
+            halt = Halt(
                 ExitCode.MACHINE,
                 f"worker {slot.worker.pid} of {slot.spec.output} chunk {slot.task.chunk} cannot be killed",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
                 remedy="reboot the machine, then run the same command again",
                 log=slot.files.log,
             )
+            self._engine.abandon(slot.station, halt)
 
     def _heed_signals(self, now_s: float) -> None:
         signals = self._signals
@@ -300,6 +291,8 @@ class Runner:
                 if slot.worker.poll() is None:
                     slot.end(EndedBy.STOP, "the run has ended", now_s)
                 else:
-                    self._slots.remove(slot)  # if it got done after all, the next run finds its result
+                    self._forget(slot)  # if it got done after all, the next run finds its result
             if self._slots:
                 self._sleep()
+                with contextlib.suppress(Halt):
+                    self._engine.attend()

@@ -50,8 +50,6 @@ class Slot:
     files: AttemptFiles
     spec: Spec
     worker: Worker
-    oom_kills: int
-    """The cgroup's counter when it started."""
     pulse: Pulse
     limits: Limits
     gate: GateState = GateState.SHUT
@@ -70,7 +68,9 @@ class Slot:
 
     def look(self, now_s: float, *, closely: bool) -> None:
         """Read the beat, at most four times a second unless `closely` or called; keep the log within its bounds."""
-        if not self.worker.has_called() and not closely and now_s - self._looked_s < _LOOK_S:
+        if not self.worker.has_called() and (
+            self.worker.tells_beats or (not closely and now_s - self._looked_s < _LOOK_S)
+        ):
             return
         self._looked_s = now_s
         self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)

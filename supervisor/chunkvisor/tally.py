@@ -40,6 +40,19 @@ class DeviceStatus:
             self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of an output a run has to do; of a slice, its part."""
+
+    chunks_done: int
+    chunks: int
+
+    @classmethod
+    def told(cls, event: Mapping[str, Any]) -> "Share":
+        """As an event has it."""
+        return cls(int(_number(event.get("chunks_done")) or 0), int(_number(event.get("chunks")) or 0))
+
+
 @dataclass(slots=True)
 class Tally:
     """Of all events so far."""
@@ -56,16 +69,22 @@ class Tally:
     """Of the last run, by number."""
     wanted: tuple[str, ...] = ()
     """Outputs of the last run's config."""
+    shares: dict[str, Share] = field(default_factory=dict)
+    """By output, of the last run."""
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take in one event."""
         self.told_s = _number(event.get("t")) or 0.0
         match event["event"]:
             case "run_started":
-                self.ending, self.eta_s, self.texts_per_s, self.devices = None, None, None, {}
+                self.ending, self.eta_s, self.texts_per_s, self.devices, self.shares = None, None, None, {}, {}
                 wanted = event.get("outputs")
                 self.wanted = tuple(map(str, wanted)) if isinstance(wanted, list) else ()
+            case "output_opened":
+                # The slice that joins opens the output a second time, as a whole.
+                self.shares.setdefault(str(event.get("output")), Share.told(event))
             case "chunk_committed":
+                self.shares[str(event.get("output"))] = Share.told(event)
                 # A chunk that was taken apart was put together by no attempt of its own.
                 self._count(Outcome.COMMITTED, int(bool(event.get("attempt_ok"))))
                 self.texts_per_s, self.eta_s = _number(event.get("texts_per_s")), _number(event.get("eta_s"))

@@ -18,8 +18,8 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.glance import glance
+    from chunkvisor.observe.together import follower_of
     from chunkvisor.observe.watching import watch_json, watch_view
     from chunkvisor.status import read_status
 
@@ -27,7 +27,7 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
         click.echo(json.dumps(read_status(workdir).to_json(), indent=2))
         return
     status = read_status(workdir)  # first: it refuses what is no workdir
-    follower = Follower(workdir)
+    follower = follower_of(workdir)
     try:
         if as_json:
             watch_json(workdir)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from chunkvisor.config import EngineKind
 from chunkvisor.configfile import LoadedConfig, load
 from chunkvisor.doctor.children import environment_of, run_probe
 from chunkvisor.doctor.host import read_host, read_hub
@@ -15,6 +16,7 @@ from chunkvisor.doctor.jobfacts import read_job
 from chunkvisor.doctor.readings import Readings, Wanted
 from chunkvisor.doctor.smi import read_driver, read_smi
 from chunkvisor.doctor.variables import READ
+from chunkvisor.engine.ray.survey import Survey, survey
 from chunkvisor.errors import Halt
 from chunkvisor.gpu import Device, find_devices
 
@@ -32,11 +34,16 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         except Halt as halt:
             config_problem = (halt.what, halt.remedy)
     devices: tuple[Device, ...] = ()
+    cluster: Survey | None = None
     if loaded is not None:
+        if loaded.config.engine.kind is EngineKind.RAY:
+            say("asking the cluster")
+            cluster = survey(loaded.config.engine.address)
         try:
             devices = find_devices(loaded.config.device)
         except Halt as halt:
-            no_device = (f"{halt.what}: {halt.why}", halt.remedy)
+            # The workers of a cluster need none here.
+            no_device = (f"{halt.what}: {halt.why}", halt.remedy) if cluster is None else None
     extra = loaded.config.env if loaded is not None else {}
     environment = environment_of(os.environ, devices, extra)
     # Before the children: the memory of a process that has just ended is not free at once.
@@ -47,7 +54,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         probe = run_probe(environment, folder)
         job = read_job(loaded, devices, environment, folder, say) if loaded is not None else None
     return Readings(
-        wanted=_wanted(loaded),
+        wanted=_wanted(loaded) if devices or cluster is None else Wanted.ANYTHING,
         chosen=tuple(device.uuid for device in devices if device.uuid),
         no_device=no_device,
         config_problem=config_problem,
@@ -60,6 +67,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         host=read_host(),
         hub=read_hub(os.environ),
         job=job,
+        cluster=cluster,
     )
 
 

@@ -3,6 +3,7 @@
 Pure: tests hand in readings and look at what comes out.
 """
 
+from chunkvisor.doctor.cluster import check_cluster
 from chunkvisor.doctor.finding import Blame, Finding, State
 from chunkvisor.doctor.gpus import check_gpus
 from chunkvisor.doctor.machine import check_machine
@@ -17,6 +18,6 @@ def examine(readings: Readings) -> list[Finding]:
     findings = []
     if readings.config_problem is not None:
         findings.append(Finding("config", State.FAULT, *readings.config_problem, Blame.CONFIG))
-    for check in (check_gpus, check_torch, check_variables, check_machine, check_model):
+    for check in (check_cluster, check_gpus, check_torch, check_variables, check_machine, check_model):
         findings.extend(check(readings))
     return findings

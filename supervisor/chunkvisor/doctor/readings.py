@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.outcome import Verdict
 from chunkvisor_worker.contract.probe import ProbeReport
 
@@ -199,3 +200,5 @@ class Readings:
     host: HostReading = HostReading()
     hub: HubReading = HubReading(FolderReading(""))
     job: JobReading | None = None
+    cluster: Survey | None = None
+    """The config's Ray cluster; None = it uses none."""

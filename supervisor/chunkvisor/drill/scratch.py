@@ -78,6 +78,7 @@ class Scratch:
         values: dict[str, Any] = {
             "workdir": str(workdir),
             "device": self.device,
+            "engine": {"kind": "local"},
             "chunk": {"size": self.chunk_size},
             # What the table of faults expects: the retries of the defaults, not the person's.
             "recovery": recovery,

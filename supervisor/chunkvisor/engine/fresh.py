@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chunkvisor.engine.worker import Lifeline
+from chunkvisor.hostmemory import KillCount
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Limits, Spec
 
@@ -28,10 +29,11 @@ class FreshWorker:
     """A Worker that is a new interpreter."""
 
     warm = False
+    tells_beats = False
 
     def __init__(self, command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
         """Start it. Raises OSError where no process can be started."""
-        self._lifeline = Lifeline()
+        self._lifeline, self._kills = Lifeline(), KillCount()
         try:
             with open_log(files.log) as log:
                 self._process = subprocess.Popen(
@@ -77,6 +79,10 @@ class FreshWorker:
         self._lifeline.close()
         os.close(self._pidfd)
         return returncode
+
+    def oom_kills(self) -> int:
+        """See Worker."""
+        return self._kills.rise()
 
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""

@@ -36,6 +36,11 @@ class Starter:
         return self._template is not None and self._template.state is TemplateState.LOADING
 
     @property
+    def warm(self) -> bool:
+        """Whether a worker can be forked now."""
+        return self._template is not None and self._template.state is TemplateState.READY
+
+    @property
     def holding(self) -> bool:
         """Whether nothing is to be started before the template is ready."""
         return self.loading and self._start is Start.WARM
@@ -62,7 +67,7 @@ class Starter:
         self, files: AttemptFiles, environment: Mapping[str, str], command: Sequence[str], *, fresh: bool
     ) -> Worker:
         """Start a worker; `command` is for a fresh one, as `fresh` demands. Raises OSError, and Halt like `attend`."""
-        if not fresh and self._template is not None and self._template.state is TemplateState.READY:
+        if not fresh and self._template is not None and self.warm:
             try:
                 return self._template.fork(files, environment)
             except NotForkedError as error:

@@ -17,6 +17,7 @@ import psutil
 
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.worker import Lifeline, readable
+from chunkvisor.hostmemory import KillCount
 from chunkvisor.outcome import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
@@ -196,11 +197,13 @@ class WarmWorker:
     """A Worker that was forked from a template, whose child it is."""
 
     warm = True
+    tells_beats = False
 
     def __init__(self, template: Template, lifeline: Lifeline, pid: int, pidfd: int, run_id: str) -> None:
         self.pid = pid
         self.template = template
         self._lifeline = lifeline
+        self._kills = KillCount()
         self._pidfd = pidfd
         self._run_id = run_id
         self._ended_s: float | None = None
@@ -243,6 +246,10 @@ class WarmWorker:
         self._lifeline.close()
         os.close(self._pidfd)
         return self._returncode
+
+    def oom_kills(self) -> int:
+        """See Worker."""
+        return self._kills.rise()
 
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""

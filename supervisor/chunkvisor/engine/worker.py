@@ -16,15 +16,17 @@ class Worker(Protocol):
     """A handle on a running worker process."""
 
     pid: int
-    """Of the process, and of the group that it leads."""
+    """Of the process, and of the group that it leads; of another machine, 0 until it is heard of."""
     warm: bool
     """Forked from a template; a new interpreter otherwise."""
+    tells_beats: bool
+    """Whether it calls for every new beat: nobody need look for one meanwhile."""
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news of it: its end, or a call."""
 
     def has_called(self) -> bool:
-        """Whether it has called since the last time: it stands at the gate, or needs its device no longer."""
+        """Whether it has called since the last time: at the gate, done with its device, or with a new beat."""
 
     def go(self, limits: Limits) -> None:
         """Open the gate. A worker that has just died is no error: its end is seen anyway."""
@@ -32,8 +34,11 @@ class Worker(Protocol):
     def poll(self) -> int | None:
         """The return code once it has ended, as subprocess gives it; its group is then ended as well.
 
-        STATUS_LOST of `outcome` where nobody can know it any more.
+        STATUS_LOST of `outcome` where nobody can know it any more, NODE_LOST where its machine is lost.
         """
+
+    def oom_kills(self) -> int:
+        """Processes that its machine killed for lack of memory since it started."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send the signal to the worker and everything that it has started."""

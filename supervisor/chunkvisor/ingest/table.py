@@ -182,6 +182,11 @@ class StagedTable:
             return path, None
         return path, found[0] if found else None
 
+    def place_of(self, row: int, *, with_line: bool = True) -> str:
+        """Where a row stands, for messages; without its line, the file is not read."""
+        path, line = self.line_of(row) if with_line else (self.locate(row)[0], None)
+        return f"{path}:{line}" if line is not None else f"{path}, row {self.locate(row)[1]}"
+
     def _bounds(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         _check_range(start, stop, self.distinct)
         return _read_array(TableFiles(self.folder).offsets, "<u8", start, stop + 1)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from chunkvisor.config import Config
+from chunkvisor.config import Config, EngineKind
 from chunkvisor.errors import config_error
 
 _CHECK_S = 20.0
@@ -24,6 +24,8 @@ def require_extras(config: Config) -> None:
                 f"metrics.textfile: there is no folder {textfile.parent}",
                 remedy="make the folder, or name the one that node_exporter reads (--collector.textfile.directory)",
             )
+    if config.engine.kind is EngineKind.RAY:
+        _require("engine.kind: ray", "ray", "ray")
     if config.notify:
         _require("notify", "apprise", "notify")
         if wrong := _not_understood([url.get_secret_value() for url in config.notify]):

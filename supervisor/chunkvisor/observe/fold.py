@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.layout import Layout
 from chunkvisor.observe.concern import Troubles, concern_of
-from chunkvisor.observe.foldrecord import FoldRecord, OutputCounts, UnderWay
+from chunkvisor.observe.foldrecord import FoldRecord, Named, OutputCounts, UnderWay
 from chunkvisor.observe.readings import AttemptKey, Readings
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
+from chunkvisor.slices import Slice
 
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
@@ -25,6 +27,7 @@ _STAGES = {
     "invoked": "starting",
     "resolving": "asking the hub for {model}",
     "checking_model": "reading the files of the model",
+    "waiting_for_turn": "waiting for {who}",
     "staging": "reading the source of {output}",
     "template_started": "loading the model, once for all workers",
     "go": _COMPUTING,
@@ -41,6 +44,8 @@ class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
     workdir: Path | None = None
+    slice: str = ""
+    """Such as 3/8; empty for a run of the whole."""
     invocation: str = ""
     ending: dict[str, Any] | None = None
     """Details of the event that ended the run."""
@@ -50,7 +55,10 @@ class Fold:
     _began_s: float = 0.0
     _told_s: float = 0.0
     _doing: str = "starting"
-    _devices: list[str] = field(default_factory=list)
+    _devices: dict[int, str] = field(default_factory=dict)
+    """Names by number."""
+    _nodes: dict[str, set[int]] = field(default_factory=dict)
+    """Numbers of each node's devices."""
     _outputs: dict[str, OutputCounts] = field(default_factory=dict)
     _apart: set[tuple[str, int]] = field(default_factory=set)
     """(output, chunk) of chunks that are being taken apart."""
@@ -69,13 +77,15 @@ class Fold:
         return FoldRecord(
             workdir=None if self.workdir is None else str(self.workdir),
             invocation=self.invocation,
+            slice=self.slice,
             ending=self.ending,
             workers=tuple(UnderWay(*key, worker) for key, worker in self.workers.items()),
             troubles=self.troubles,
             began_s=self._began_s,
             told_s=self._told_s,
             doing=self._doing,
-            devices=tuple(self._devices),
+            devices=tuple(Named(number, name) for number, name in self._devices.items()),
+            nodes={node: tuple(sorted(numbers)) for node, numbers in self._nodes.items()},
             outputs=self._outputs,
             apart={output: tuple(chunks) for output, chunks in apart.items()},
             first_go_s=self._first_go_s,
@@ -91,13 +101,15 @@ class Fold:
         return cls(
             workdir=None if record.workdir is None else Path(record.workdir),
             invocation=record.invocation,
+            slice=record.slice,
             ending=record.ending,
             workers={AttemptKey(each.output, each.chunk, each.attempt): each.worker for each in record.workers},
             troubles=record.troubles,
             _began_s=record.began_s,
             _told_s=record.told_s,
             _doing=record.doing,
-            _devices=list(record.devices),
+            _devices={each.number: each.name for each in record.devices},
+            _nodes={node: set(numbers) for node, numbers in record.nodes.items()},
             _outputs=record.outputs,
             _apart={(output, chunk) for output, chunks in record.apart.items() for chunk in chunks},
             _first_go_s=record.first_go_s,
@@ -120,12 +132,20 @@ class Fold:
             self.__init__()  # type: ignore[misc]  # every field to its default
             self._began_s = self._told_s = t
             self.workdir, self.invocation = Path(details["workdir"]), str(details.get("invocation", ""))
+            self.slice = str(details.get("slice", ""))
         if (stage := _STAGES.get(event)) is not None and (event != "go" or not self._stopping):
             self._doing = stage.format_map(details)
         self.troubles.feed(event, details, t)
         match event:
             case "run_started":
-                self._devices = labels_of(str(details["device"]).split(", "))
+                self._devices = {} if details.get("engine") == "ray" else labels_of(str(details["device"]).split(", "))
+            case "node_joined":
+                joined = labels_of(str(details["device"]).split(", "), str(details["node"]), int(details["first"]))
+                self._devices |= joined
+                self._nodes[details["node"]] = set(joined)
+            case "node_lost" | "node_set_aside":
+                for number in self._nodes.pop(details["node"], set()):
+                    del self._devices[number]
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}
@@ -150,6 +170,11 @@ class Fold:
                 self._apart.add((str(details["output"]), int(details["chunk"])))
             case "halted" | "run_ended":
                 self.ending = dict(details)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The workdir, as the run sees it; None until it has told. Raises ValueError where it told of no slice."""
+        return Layout(self.workdir, Slice.parse(self.slice) if self.slice else None) if self.workdir else None
 
     @property
     def _stopping(self) -> bool:
@@ -217,4 +242,4 @@ class Fold:
 
 def _output_state(name: str, output: OutputCounts, under_way: int) -> OutputState:
     share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
-    return OutputState(name, output.rows, share, output.chunks, output.chunks_done)
+    return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)

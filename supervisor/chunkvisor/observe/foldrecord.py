@@ -33,18 +33,28 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A device."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class FoldRecord:
     """A fold as plain values, of which JSON makes the same again."""
 
     workdir: str | None
     invocation: str
+    slice: str
     ending: dict[str, Any] | None
     workers: tuple[UnderWay, ...]
     troubles: Troubles
     began_s: float
     told_s: float
     doing: str
-    devices: tuple[str, ...]
+    devices: tuple[Named, ...]
+    nodes: dict[str, tuple[int, ...]]
     outputs: dict[str, OutputCounts]
     apart: dict[str, tuple[int, ...]]
     first_go_s: float | None

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.desks import at_work
 from chunkvisor.journal import newest_mark
 from chunkvisor.layout import Layout
 from chunkvisor.lock import read_holder
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.words import Weight, weight_of, words_of
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
@@ -49,10 +51,10 @@ class Tail:
 
 
 class Follower:
-    """A workdir, looked at now and then."""
+    """A workdir, or one slice of it, looked at now and then."""
 
-    def __init__(self, workdir: Path) -> None:
-        self._layout = Layout(workdir)
+    def __init__(self, workdir: Path, of_slice: Slice | None = None) -> None:
+        self._layout = Layout(workdir, of_slice)
         so_far, offset = newest_mark(self._layout.events)
         self._tail = Tail(self._layout.events, offset)
         for event in self._tail.events():
@@ -69,10 +71,8 @@ class Follower:
         self.news, self._begun_with = [*self._begun_with, *self.news], []
         if not self.alive:
             return self._fold.snapshot(self._told_s, Readings())
-        self._fold.workdir = self._layout.workdir  # it may be mounted elsewhere here
-        return self._fold.snapshot(
-            time.time(), take_readings(self._layout.workdir, self._fold.invocation, self._fold.workers)
-        )
+        # Not of the workdir that the journal tells: it may be mounted elsewhere here.
+        return self._fold.snapshot(time.time(), take_readings(self._layout, self._fold.invocation, self._fold.workers))
 
     def _read(self) -> None:
         self.news = []
@@ -88,8 +88,7 @@ class Follower:
         """Whether the run whose events were read last is still under way."""
         if self._fold.ending is not None:
             return False
-        holder = read_holder(self._layout.lock)
-        alive = holder.alive() if holder is not None else False
+        alive = at_work(self._layout, read_holder(self._layout.lock))
         return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
     @property

@@ -55,6 +55,9 @@ _WORDS = {
     "waiting": "nothing is started for {delay_s:.0f} s: {reason}",
     "waiting_to_join": "{output}: waiting for disk space: {reason}",
     "device_dropped": "{device} is left out from now on, {left} go on: {why}",
+    "node_joined": "node {node} works from now on, on {device}",
+    "node_lost": "node {node} is lost, {left} devices go on; its chunks are done elsewhere: {why}",
+    "node_set_aside": "node {node} is left out from now on, {left} devices go on: {why}",
     "gpu_busy": "{device}: waiting, {why}",
     "gpu_blind": "{device}: {why}; going on without, CUDA may work all the same",
     "chunk_split": "{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow",
@@ -65,6 +68,9 @@ _WORDS = {
     "assembling": "{output}: joining {chunks:,} chunks",
     "output_complete": "{output}: complete, {rows:,} rows x {dimension}, {path}",
     "output_already_complete": "{output}: complete already, {rows:,} rows x {dimension}, {path}",
+    "waiting_for_turn": "waiting for {who}, which prepares or joins what belongs to all slices",
+    "slice_done": "slice {slice} is done, and with it {done:,} of all {chunks:,} chunks; "
+    "the last slice joins them, or a run without --slice",
     "draining": "{signal}: finishing the chunks under way; once more stops at once",
 }
 
@@ -74,6 +80,8 @@ _WEIGHTS = {
     "chunk_set_aside": Weight.LOSS,
     "chunk_split": Weight.CARE,
     "device_dropped": Weight.LOSS,
+    "node_lost": Weight.CARE,
+    "node_set_aside": Weight.LOSS,
     "gpu_busy": Weight.CARE,
     "late_crash": Weight.CARE,
     "limits_lowered": Weight.CARE,

@@ -34,9 +34,10 @@ class Worker:
     limit_rows: int = 0
 
 
-def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names of the devices, in order."""
-    return ["CPU" if name == "cpu" else f"GPU {number}" for number, name in enumerate(names)]
+def labels_of(names: Sequence[str], node: str = "", first: int = 0) -> dict[int, str]:
+    """Short names of the devices of this machine or of a node, by their numbers, which begin with `first`."""
+    short = ["CPU" if name == "cpu" else f"GPU {number}" for number, name in enumerate(names)]
+    return {first + number: f"{node} {name}".lstrip() for number, name in enumerate(short)}
 
 
 def worker_state(key: AttemptKey, worker: Worker, readings: Readings) -> WorkerState:
@@ -65,7 +66,7 @@ def worker_state(key: AttemptKey, worker: Worker, readings: Readings) -> WorkerS
 
 
 def device_states(
-    labels: Sequence[str],
+    labels: Mapping[int, str],
     workers: Mapping[AttemptKey, Worker],
     states: Mapping[AttemptKey, WorkerState],
     readings: Readings,
@@ -74,7 +75,7 @@ def device_states(
     gpus = readings.sensors.get("gpus")
     measured = {gpu.get("device"): gpu for gpu in map(_mapping, gpus if isinstance(gpus, list) else [])}
     found = []
-    for number, label in enumerate(labels):
+    for number, label in labels.items():
         mine = [state for key, state in states.items() if workers[key].device == number]
         mine.sort(key=lambda state: not state.computing)
         gpu = measured.get(number, {})

@@ -1,0 +1,204 @@
+"""`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what supervisor and agents say.
+
+It never decides anything, and never outlives the supervisor: standard input is a socket to it, whose end is the end.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Coroutine
+from typing import Any
+
+import ray
+
+from chunkvisor.engine.ray.tending import Tended
+from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, NodeGone, Order, Report
+from chunkvisor_worker.contract.messages import from_json, to_json
+
+_LOOK_S = 1.0
+"""So often the cluster is asked for its nodes."""
+_DEATHS = 3
+"""An agent that has died so often in a row, soon after its start, is not started again on the node."""
+_SERVICE_S = 120.0
+_WORDS = 200
+_END_S = 10.0
+
+
+class Bridge:
+    """One connection to a cluster; everything but the reading of the socket happens in one thread's event loop."""
+
+    def __init__(self, supervisor: socket.socket) -> None:
+        self._socket = supervisor
+        self._loop = asyncio.new_event_loop()
+        self._begun = asyncio.Event()
+        self._begin: Begin | None = None
+        self._tended: dict[str, Tended] = {}
+        self._alive: dict[str, dict[str, Any]] = {}
+        self._known: set[str] = set()
+        self._starting: set[str] = set()
+        self._without: set[str] = set()
+        self._told: Cluster | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self) -> None:
+        """Serve until the supervisor is gone or has enough."""
+        threading.Thread(target=self._read, name="supervisor", daemon=True).start()
+        self._loop.run_until_complete(self._serve())
+
+    def _read(self) -> None:
+        with self._socket.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    order = from_json(Order, line)
+                    if order is not None:
+                        self._loop.call_soon_threadsafe(self._obey, order)
+            except OSError:
+                pass
+        asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
+        # Where Ray holds up the event loop.
+        threading.Event().wait(_END_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def say(self, report: Report) -> None:
+        """Tell the supervisor."""
+        try:
+            self._socket.sendall(to_json(report))
+        except OSError:
+            return  # it is gone; the reader sees that, too
+
+    def _obey(self, order: Order) -> None:
+        if order.begin is not None:
+            self._begin = order.begin
+            self._begun.set()
+            return
+        if order.close:
+            self._start(self._leave())
+            return
+        if (tended := self._tended.get(_node_of(order))) is None:
+            return  # it is gone, which the supervisor has been told
+        if order.release is not None:
+            self._start(tended.close())
+        else:
+            tended.obey(order)
+
+    async def _serve(self) -> None:
+        await self._begun.wait()
+        assert self._begin is not None
+        try:
+            await asyncio.to_thread(connect, self._begin.address)
+        except (ConnectionError, TimeoutError, ValueError) as error:
+            self.say(Report(cluster=Cluster(down=first_line(error))))
+            return
+        except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
+            self.say(Report(cluster=Cluster(refused=first_line(error))))
+            return
+        while True:
+            nodes = await asyncio.to_thread(ray.nodes)
+            self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
+            for number, node in self._alive.items():
+                if number not in self._known:
+                    self._known.add(number)
+                    self._meet(number, node)
+            self._known &= self._alive.keys()
+            self._without &= self._alive.keys()
+            self._tell_cluster()
+            await asyncio.sleep(_LOOK_S)
+
+    def _meet(self, number: str, node: dict[str, Any]) -> None:
+        assert self._begin is not None
+        wanted = "CPU" if "cpu" in self._begin.terms.device else "GPU"
+        if not node["Resources"].get(wanted):
+            self._without.add(number)
+            return
+        self._starting.add(number)
+        self._start(self._tend(number, node))
+
+    async def _tend(self, number: str, node: dict[str, Any]) -> None:
+        """Have an agent on the node while it lives, and another one if that dies alone."""
+        assert self._begin is not None
+        name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
+        gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
+        why, deaths = "", 0
+        while number in self._alive and deaths < _DEATHS:
+            self._starting.add(number)
+            began_s = self._loop.time()
+            tended = Tended(number, self._begin.terms, gpus, float(resources.get("CPU", 0)), self.say)
+            self._tended[number] = tended
+            try:
+                await tended.serve(lambda: self._starting.discard(number))
+                return  # it was let go
+            except Exception as error:  # noqa: BLE001 - the node must not be forgotten, whatever it is
+                if tended.closed:
+                    return
+                if not isinstance(error, ray.exceptions.RayError):
+                    traceback.print_exc()
+                why = first_line(error)
+            finally:
+                self._starting.discard(number)
+                del self._tended[number]
+                tended.cancel()
+                self.say(Report(gone=NodeGone(number, why)))
+                self._tell_cluster()
+            # After long service it may have been the network; a node that is dead is soon known to be.
+            deaths = 1 if self._loop.time() - began_s > _SERVICE_S else deaths + 1
+            await asyncio.sleep(2.0 * deaths)
+        if number in self._alive:
+            remedy = f"look into Ray's logs on {name}; memory may be short there"
+            self.say(Report(aside=NodeAside(number, name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+
+    async def _leave(self) -> None:
+        """End all agents in good order, then this process."""
+        await asyncio.gather(*(tended.close() for tended in self._tended.values()), return_exceptions=True)
+        # At once: Ray's own farewell may take seconds, and its cluster notices anyway.
+        os._exit(0)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell_cluster(self) -> None:
+        cluster = Cluster(len(self._starting), len(self._without))
+        if cluster != self._told:
+            self._told = cluster
+            self.say(Report(cluster=cluster))
+
+
+def _node_of(order: Order) -> str:
+    of_node = order.launch or order.gate or order.signal or order.look or order.demanded
+    return of_node.node if of_node is not None else order.release or ""
+
+
+def connect(address: str) -> None:
+    """Make this process a driver. Raises ConnectionError, and whatever Ray finds wrong."""
+    ray.init(
+        address=address,
+        namespace="chunkvisor",
+        log_to_driver=False,
+        configure_logging=False,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """An error in a line for people."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
+
+
+def main() -> None:
+    """Serve the supervisor at standard input."""
+    supervisor = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    Bridge(supervisor).run()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The workers of one node: starts, gates, watches and ends them as the local engine does, on orders from afar.
+
+It never judges a worker, and knows nothing of Ray.
+"""
+
+import contextlib
+import errno
+import os
+import queue
+import select
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.attempt import free_bytes
+from chunkvisor.config import Start
+from chunkvisor.diskneed import DISK_ERRNOS
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.engine.fresh import keep_log_end, trim_log, worker_command
+from chunkvisor.engine.ray.wire import (
+    Ended,
+    Heard,
+    Launch,
+    Looked,
+    NodeAside,
+    NodeState,
+    Order,
+    Report,
+    Started,
+    Terms,
+    Told,
+)
+from chunkvisor.engine.starter import Starter
+from chunkvisor.engine.warm import Template
+from chunkvisor.engine.worker import Worker
+from chunkvisor.errors import Halt
+from chunkvisor.gpu import Device
+from chunkvisor.gpugate import SmiSensor, is_watched
+from chunkvisor.gpuhealth import Reading
+from chunkvisor.hostmemory import room_for_one_more
+from chunkvisor.outcome import NEARLY_FULL_BYTES
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message
+
+_PAUSE_S = 0.25
+_BEAT_S = 1.0
+"""A beat travels so often at most, unless the worker calls."""
+_STATE_S = 1.0
+_GRACE_S = 3.0
+
+
+@dataclass(slots=True)
+class _Running:
+    number: int
+    files: AttemptFiles
+    worker: Worker
+    beat: Beat | None = None
+    looked_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Node:
+    """What the workers of this node have in common."""
+
+    number: str
+    """In the cluster."""
+    name: str
+    devices: Sequence[Device]
+    folder: Path
+    """The scratch folder."""
+    mark: str
+    """The run id that they bear; another on each node, though two nodes may be one machine."""
+    environment: Mapping[str, str]
+    terms: Terms
+
+
+class NodeWorkers(threading.Thread):
+    """A thread that starts all workers, so that they end with it (PR_SET_PDEATHSIG is bound to a thread)."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(name="workers", daemon=True)
+        self._node = node
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._running: dict[int, _Running] = {}
+        self._sensors = {number: SmiSensor(each) for number, each in enumerate(node.devices) if is_watched(each)}
+        self._looks: dict[int, Future[Reading]] = {}
+        self._state: NodeState | None = None
+        self._state_s = 0.0
+        self._closing = False
+        self._demanded = False
+        self._starter = Starter(Start(node.terms.start), self._make_template, self._tell)
+
+    def first_readings(self) -> tuple[Reading, ...]:
+        """Of the GPUs that nvidia-smi knows, before the first worker."""
+        return tuple(sensor.first() for sensor in self._sensors.values())
+
+    def order(self, order: Order) -> None:
+        """Have it obeyed; from any thread."""
+        self._orders.put(order)
+        with contextlib.suppress(OSError):  # full: it is awake
+            os.write(self._writer, b"\0")
+
+    def news(self, wait_s: float) -> list[Report]:
+        """What there is to tell, in order; waits for the first."""
+        found: list[Report] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._reports.get(timeout=wait_s))
+            while True:
+                found.append(self._reports.get_nowait())
+        return found
+
+    def run(self) -> None:
+        """Work until closed. A bug here ends the process: the node is then lost, and the run knows what to do."""
+        try:
+            while not self._closing:
+                self._turn()
+            self._end_all()
+            self._starter.close()
+        except BaseException:  # noqa: BLE001 - nobody would notice that the thread is gone
+            traceback.print_exc()
+            os._exit(1)
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        watched = [fd for each in self._running.values() for fd in each.worker.watched()]
+        for fd in (self._reader, *self._starter.watched(), *watched):
+            poll.register(fd, select.POLLIN)
+        poll.poll(_PAUSE_S * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+        try:
+            while not self._orders.empty():
+                self._obey(self._orders.get())
+            self._starter.attend()
+            for each in list(self._running.values()):
+                self._attend(each)
+        except Halt as halt:  # no warm start, and the config wants no other
+            self._reports.put(Report(aside=NodeAside(self._node.number, self._node.name, halt.why, halt.remedy)))
+            self._closing = True
+        self._tell_looks()
+        self._tell_state()
+
+    def _obey(self, order: Order) -> None:
+        if order.launch is not None:
+            self._launch(order.launch)
+        elif order.gate is not None and order.gate.worker in self._running:
+            self._running[order.gate.worker].worker.go(order.gate.limits)
+        elif order.signal is not None and order.signal.worker in self._running:
+            self._running[order.signal.worker].worker.signal(signal.Signals(order.signal.number))
+        elif order.look is not None and order.look.device in self._sensors:
+            self._looks[order.look.device] = self._sensors[order.look.device].ask()
+        elif order.demanded is not None:
+            self._demanded = True
+            self._starter.open(order.demanded.pending, order.demanded.at_once)
+        elif order.discard is not None:
+            shutil.rmtree(self._node.folder / f"{order.discard}", ignore_errors=True)
+        elif order.close:
+            self._closing = True
+
+    def folder_of(self, launch: Launch) -> Path:
+        """Where the worker works: in the attempt's own folder if this node sees it."""
+        return Path(launch.folder) if self._node.terms.shared else self._node.folder / f"{launch.worker}"
+
+    def _launch(self, launch: Launch) -> None:
+        files = AttemptFiles(self.folder_of(launch))
+        try:
+            spec = read_message(Spec, files.spec)
+            if spec is None:
+                raise OSError(errno.EIO, f"{files.spec} did not arrive")
+            environment = worker_environment(
+                self._node.environment,
+                self._node.devices[launch.device],
+                self._node.mark,
+                os.getpid(),
+                self._node.terms.env,
+                threads=spec.threads,
+                blocking_launches=launch.blocking_launches,
+            )
+            worker = self._starter.start(files, environment, worker_command(files, spec), fresh=launch.fresh)
+        except OSError as error:
+            self._not_started(launch.worker, files, error)
+            return
+        self._running[launch.worker] = _Running(launch.worker, files, worker)
+        self._reports.put(Report(started=Started(launch.worker, worker.pid, worker.warm)))
+
+    def _not_started(self, number: int, files: AttemptFiles, error: OSError) -> None:
+        code = WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.HOST_OOM
+        cause = Cause(f"builtins.{type(error).__name__}", ("builtins.OSError",), str(error), errno=error.errno)
+        with contextlib.suppress(OSError):
+            write_message(files.fault, Fault(Phase.START, (cause,), ""), durable=False)
+        self._reports.put(Report(ended=Ended(number, code)))
+
+    def _attend(self, each: _Running) -> None:
+        called, now_s = each.worker.has_called(), time.monotonic()
+        returncode = each.worker.poll()
+        if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
+            each.looked_s = now_s
+            trim_log(each.files.log)
+            beat = read_message(Beat, each.files.beat)
+            if called or (beat is not None and beat != each.beat):
+                each.beat = beat
+                self._reports.put(Report(heard=Heard(each.number, beat, called)))
+        if returncode is None:
+            return
+        del self._running[each.number]
+        keep_log_end(each.files.log)
+        if returncode == WorkerExit.TAINTED_TEMPLATE:
+            self._starter.mistrust(each.worker)
+        if returncode == -signal.SIGBUS and (free_bytes(each.files.folder) or NEARLY_FULL_BYTES) < NEARLY_FULL_BYTES:
+            returncode = WorkerExit.DISK_FULL  # only here it can be seen
+        self._reports.put(Report(ended=Ended(each.number, returncode, each.worker.oom_kills())))
+
+    def _make_template(self) -> Template:
+        node, terms = self._node, self._node.terms
+        folder = node.folder / "template"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        environment = worker_environment(
+            node.environment, node.devices[0], node.mark, os.getpid(), terms.env, threads=1
+        )
+        return Template(AttemptFiles(folder), terms.template, environment, terms.startup_s)
+
+    def _tell(self, event: str, **details: Any) -> None:
+        # A process number of this machine means nothing on another.
+        self._reports.put(Report(told=Told(event, {**details, "pid": 0, "node": self._node.name})))
+
+    def _tell_looks(self) -> None:
+        for device in [number for number, look in self._looks.items() if look.done()]:
+            reading = self._looks.pop(device).result()
+            self._reports.put(Report(looked=Looked(self._node.number, device, reading)))
+
+    def _tell_state(self) -> None:
+        if not self._demanded:
+            return  # whether a template is of use is not known yet
+        now_s = time.monotonic()
+        now = (self._starter.loading, self._starter.holding, self._starter.warm)
+        before = self._state and (self._state.loading, self._state.holding, self._state.warm)
+        if now == before and now_s - self._state_s < _STATE_S:
+            return
+        self._state_s = now_s
+        room = room_for_one_more(each.worker.pid for each in self._running.values())
+        state = NodeState(self._node.number, room, *now)
+        if state != self._state:
+            self._state = state
+            self._reports.put(Report(state=state))
+
+    def _end_all(self) -> None:
+        deadline_s = time.monotonic() + _GRACE_S
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for each in self._running.values():
+                each.worker.signal(number)
+            while time.monotonic() < deadline_s and any(each.worker.poll() is None for each in self._running.values()):
+                time.sleep(0.02)
+            deadline_s += _GRACE_S
+        for sensor in self._sensors.values():
+            sensor.close()

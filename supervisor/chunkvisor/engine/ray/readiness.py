@@ -1,0 +1,108 @@
+"""Whether a node can do the job: the same software, the devices asked for, the same model files.
+
+It never starts a worker, and never changes anything on the node but the hub's cache.
+"""
+
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from chunkvisor.child import run_child
+from chunkvisor.config import ModelConfig
+from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.errors import Halt
+from chunkvisor.gpu import Device, find_devices
+from chunkvisor.modelsource import resolve_local
+from chunkvisor.outcome import Evidence, judge
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
+from chunkvisor_worker.contract.messages import Fault, read_message
+
+
+class UnfitError(Exception):
+    """The node cannot do the job: why, and what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.remedy = remedy
+
+
+def this_version() -> str:
+    """Of chunkvisor and of Python, as far as two machines must agree on them."""
+    try:
+        own = version("chunkvisor")
+    except PackageNotFoundError:  # run from a source folder
+        own = "not installed"
+    return f"chunkvisor {own} under Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def this_machine() -> str:
+    """A name that no other machine has, nor a container with another file system."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot}/{socket.gethostname()}"
+
+
+def check_version(terms: Terms) -> None:
+    """Raises UnfitError where the node has another chunkvisor than the supervisor."""
+    if this_version() != terms.version:
+        raise UnfitError(
+            f"it has {this_version()}, the supervisor has {terms.version}", "install the same versions on all nodes"
+        )
+
+
+def check_shared(terms: Terms) -> None:
+    """Raises UnfitError where the node is to see the supervisor's folders and does not."""
+    if terms.shared and not Path(terms.workdir).is_dir():
+        raise UnfitError(f"it has no folder {terms.workdir}", "mount it on all nodes, or write engine.shared: false")
+
+
+def devices_of(wanted: Sequence[str]) -> tuple[Device, ...]:
+    """The node's devices. Raises UnfitError where there are none such."""
+    try:
+        return find_devices(wanted)
+    except Halt as halt:
+        raise UnfitError(halt.why, halt.remedy) from None
+
+
+def model_path(model: Model, machine: str, scratch: Path) -> str | None:
+    """Where the model's files are on this node, downloaded if need be. Raises UnfitError, OSError.
+
+    On the supervisor's own machine they are where it has found them.
+    """
+    if model.path is None or this_machine() == machine:
+        return model.path
+    if (model.revision or "").startswith("sha256:"):
+        return _local(model, scratch)
+    return _from_hub(model, scratch)
+
+
+def _local(model: Model, scratch: Path) -> str:
+    remedy = "copy the supervisor's model folder there, or name the model by its hub id"
+    if not Path(model.name).is_dir():
+        raise UnfitError(f"it has no model folder {model.name}", remedy)
+    try:
+        found = resolve_local(ModelConfig(name=model.name), scratch / "model.json")
+    except Halt as halt:
+        raise UnfitError(halt.what, remedy) from None
+    if found.revision != model.revision:
+        raise UnfitError(f"its model folder {model.name} holds other files than the supervisor's", remedy)
+    return model.name
+
+
+def _from_hub(model: Model, scratch: Path) -> str:
+    files = AttemptFiles(scratch / "fetch")
+    files.folder.mkdir(mode=0o700, exist_ok=True)
+    module = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch"]
+    command = [*module, str(files.folder), model.name, model.revision or "", model.backend]
+    returncode = run_child(command, files.log, lambda: None)
+    try:
+        return str(json.loads(read_bounded(files.result) or b"")["path"])
+    except (ValueError, KeyError, TypeError):
+        verdict = judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
+        raise UnfitError(f"it cannot get the model {model.name}: {verdict.reason}", verdict.remedy) from None

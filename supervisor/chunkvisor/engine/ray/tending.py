@@ -1,0 +1,179 @@
+"""The bridge's side of one agent: hands it orders and files, and brings back its news and the files of its workers.
+
+It never decides anything. Vectors travel in pieces, few of them at a time, so that the object store stays small.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
+from chunkvisor.engine.ray.wire import Ended, Heard, Launch, Order, Report, Terms
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
+from chunkvisor_worker.contract.messages import from_json, to_json, write_message
+
+_AT_A_TIME = 4
+"""Files that travel at a time, over the whole cluster."""
+_CLOSE_S = 8.0
+
+_travelling: asyncio.Semaphore | None = None
+
+
+def travelling() -> asyncio.Semaphore:
+    """Held while files travel."""
+    global _travelling
+    _travelling = _travelling or asyncio.Semaphore(_AT_A_TIME)
+    return _travelling
+
+
+class Tended:
+    """One agent, from its start to its end."""
+
+    def __init__(self, node: str, terms: Terms, gpus: float, cores: float, say: Callable[[Report], None]) -> None:
+        self._terms = terms
+        self._say = say
+        self._folders: dict[int, Path] = {}
+        self._errands: dict[int, asyncio.Task[None]] = {}
+        """The last thing under way for each worker: the next begins after it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        actor: Any = ray.remote(Agent).options(
+            num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=16, scheduling_strategy=place
+        )
+        self._agent = actor.remote(to_json(terms), node, cores)
+        self.closed = False
+        """Whether it is to end."""
+
+    async def serve(self, on_answer: Callable[[], None]) -> None:
+        """Pass on the agent's news until it is closed or set aside. Raises RayError where it is lost."""
+        hello = from_json(Report, await self._agent.hello.remote())
+        on_answer()
+        if hello is None or hello.up is None:
+            self._say(hello or Report())
+            return
+        self._say(hello)
+        while not self.closed:
+            for data in await self._agent.news.remote():
+                report = from_json(Report, data)
+                if report is not None:
+                    self._pass_on(report)
+                    if report.aside is not None:
+                        await self.close()
+
+    def obey(self, order: Order) -> None:
+        """Hand an order on, after everything else that is under way for its worker."""
+        if order.launch is not None:
+            self._folders[order.launch.worker] = Path(order.launch.folder)
+            self._errand(order.launch.worker, self._launch(order.launch))
+        elif (worker := _worker_of(order)) is not None:
+            self._errand(worker, self._order(order))
+        else:
+            self._errand(-1, self._order(order))
+
+    async def close(self) -> None:
+        """Let the agent end its workers and clean up, then end it."""
+        self.closed = True
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            await asyncio.wait_for(self._agent.close.remote(), _CLOSE_S)
+        ray.kill(self._agent)
+
+    def cancel(self) -> None:
+        """The agent is gone: nothing is fetched from it any more."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._agent)
+
+    def _pass_on(self, report: Report) -> None:
+        if report.heard is not None:
+            self._hear(report.heard)
+        elif report.ended is not None:
+            self._errand(report.ended.worker, self._bring_home(report.ended))
+        else:
+            self._say(report)
+
+    def _hear(self, heard: Heard) -> None:
+        folder = self._folders.get(heard.worker)
+        if folder is not None and heard.beat is not None and not self._terms.shared:
+            with contextlib.suppress(OSError):  # the next one may fit on the disk
+                write_message(AttemptFiles(folder).beat, heard.beat, durable=False)
+        self._say(Report(heard=Heard(heard.worker, None, heard.called)))
+
+    async def _order(self, order: Order) -> None:
+        await self._agent.order.remote(to_json(order))
+
+    async def _launch(self, launch: Launch) -> None:
+        files = AttemptFiles(Path(launch.folder))
+        if not self._terms.shared:
+            try:
+                async with travelling():
+                    for path in (files.texts, files.spec):
+                        await self._put(launch.worker, path)
+            except OSError:  # here or there: Ray raises what was raised there
+                self._say(Report(ended=Ended(launch.worker, WorkerExit.DISK_FULL)))
+                return
+        await self._order(Order(launch=launch))
+
+    async def _put(self, worker: int, path: Path) -> None:
+        with path.open("rb") as file:
+            first = True
+            while (piece := file.read(PIECE_BYTES)) or first:
+                await self._agent.put.remote(worker, path.name, piece, first=first)
+                first = False
+
+    async def _bring_home(self, ended: Ended) -> None:
+        files = AttemptFiles(self._folders.pop(ended.worker))
+        self._errands.pop(ended.worker, None)
+        if not self._terms.shared:
+            try:
+                async with travelling():
+                    await self._fetch(ended.worker, files)
+            except OSError:
+                # The disk here cannot take it; the supervisor knows what that means.
+                ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
+        self._say(Report(ended=ended))
+        await self._order(Order(discard=ended.worker))
+
+    async def _fetch(self, worker: int, files: AttemptFiles) -> None:
+        small, size_bytes = await self._agent.collect.remote(worker)
+        for path in (files.log, files.beat, files.fault):
+            if path.name in small:
+                write_atomic(path, small[path.name], durable=False)
+        if files.result.name not in small:
+            return
+        if size_bytes:
+            fd = os.open(files.vectors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                for offset in range(0, size_bytes, PIECE_BYTES):
+                    piece = await self._agent.piece.remote(worker, offset)
+                    await asyncio.to_thread(file.write, piece.data)
+                    del piece  # its place in the object store is free from here on
+        write_atomic(files.result, small[files.result.name], durable=False)
+
+    def _errand(self, worker: int, work: Coroutine[Any, Any, None]) -> None:
+        before = self._errands.get(worker)
+
+        async def after() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            # Of a lost agent hears whoever waits for its news.
+            with contextlib.suppress(ray.exceptions.RayError):
+                await work
+
+        task = asyncio.get_running_loop().create_task(after())
+        self._errands[worker] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _worker_of(order: Order) -> int | None:
+    of_worker = order.gate or order.signal
+    return of_worker.worker if of_worker is not None else None

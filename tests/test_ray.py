@@ -1,0 +1,207 @@
+"""The engine Ray on a cluster whose nodes are all on this machine; each of them stands for a machine."""
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from local_cluster import LocalCluster, local_cluster
+
+from harness import MARK, Workplace, expected, finish, kill, wait_for
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
+
+TEXTS = [f"text {number}" for number in range(60)]
+"""Six chunks of ten."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A head that does no work, and two nodes with one processor each."""
+    with local_cluster(3, head_cores=0) as made:
+        yield made
+
+
+@pytest.fixture
+def place(workplace: Workplace, cluster: LocalCluster) -> Workplace:
+    """A workplace whose config is still to be written."""
+    workplace.write_source(TEXTS)
+    return workplace
+
+
+def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: Any) -> None:
+    """A config that uses the cluster."""
+    engine = {"kind": "ray", "address": cluster.address, **changes.pop("engine", {})}
+    place.write_config(encoder, engine=engine, **changes)
+
+
+def of(place: Workplace, *names: str) -> list[dict[str, Any]]:
+    """The journal's events of these names; none before there is a journal."""
+    if not (place.workdir / "events.jsonl").exists():
+        return []
+    return [event for event in place.events() if event["event"] in names]
+
+
+def bridges() -> list[psutil.Process]:
+    """Bridges of this test's runs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(MARK) == os.environ[MARK]
+            if ours and "chunkvisor.engine.ray.bridge" in process.cmdline():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def agents() -> list[psutil.Process]:
+    """Agents on the nodes, whose daemons are children of this process."""
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if process.is_running() and process.name().startswith("ray::Agent")]
+
+
+@pytest.mark.parametrize(("start", "shared"), [("warm", False), ("fresh", True)])
+def test_same_bytes_as_on_this_machine(place: Workplace, cluster: LocalCluster, start: str, shared: bool) -> None:
+    """Workers start fresh or warm, with a shared file system or not; the final file is the local engine's."""
+    changes = {"workers": {"start": start, "standby": 1}}
+    configure(place, cluster, "good:make", engine={"shared": shared}, **changes)
+
+    ended = place.run()
+
+    assert ended.returncode == 0, ended.stderr
+    started = of(place, "attempt_started")
+    assert {event["start"] for event in started} == {start}
+    local = Workplace(place.folder / "local")
+    local.folder.mkdir()
+    local.write_source(TEXTS)
+    local.write_config("good:make", **changes, engine={"kind": "local"})
+    assert local.run().returncode == 0
+    assert (place.workdir / "out.npy").read_bytes() == (local.workdir / "out.npy").read_bytes()
+    assert not agents()
+
+
+def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
+    """A crash, a fault of memory, a hang and a NaN on a node get the outcomes and the mending that they get here."""
+    plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "sleep@encode", "out/3": "nan@encode"}
+    changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 3}
+    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, **changes)
+
+    ended = place.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    outcomes = {event["chunk"]: event["outcome"] for event in of(place, "attempt_failed")}
+    assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "hung", 3: "bad_output"}
+    reasons = {event["chunk"]: event["reason"] for event in of(place, "attempt_failed")}
+    assert "Segmentation fault" in reasons[0]
+    assert "it was at File" in reasons[2]
+
+
+def test_a_node_dies_and_another_joins(
+    place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was under way on it is lost, which costs no try; a node that joins meanwhile does it."""
+    configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
+    run = place.start("run", str(place.config_path))
+    wait_for((place.folder / "waiting").exists)
+    wait_for(lambda: len(of(place, "chunk_committed")) == 5)  # all the others
+    device = next(event["device"] for event in of(place, "attempt_started") if event["chunk"] == 1)
+    with monkeypatch.context() as patch:
+        patch.delenv(MARK)  # the cluster outlives this test
+        cluster.add()
+    wait_for(lambda: len(of(place, "node_joined")) == 3)
+
+    cluster.kill(of(place, "node_joined")[device]["node"])
+    wait_for(lambda: of(place, "attempt_failed"))
+    (place.folder / "release").touch()
+    ended = finish(run)
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert [event["outcome"] for event in of(place, "attempt_failed")] == ["lost"]
+    assert of(place, "node_joined")[device]["node"] in ended.stderr
+
+
+def test_a_killed_supervisor_leaves_nothing_running(place: Workplace, cluster: LocalCluster) -> None:
+    """Bridge, agents and workers end, and the same command goes on."""
+    configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1})
+    run = place.start("run", str(place.config_path))
+    wait_for((place.folder / "waiting").exists)
+    wait_for(lambda: len(of(place, "chunk_committed")) == 5)
+    assert len(agents()) == 2
+
+    kill(run)
+
+    wait_for(lambda: not bridges() and not agents())
+    (place.folder / "release").touch()
+    ended = place.run()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert len(of(place, "chunk_committed")) == 6
+
+
+def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) -> None:
+    """Its workers are lost, which costs no try; the run goes on over another one. SIGINT then drains it."""
+    configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
+    run = place.start("run", str(place.config_path))
+    wait_for((place.folder / "waiting").exists)
+
+    (bridge,) = bridges()
+    bridge.kill()
+    wait_for(lambda: [event for event in of(place, "attempt_started") if event["attempt"] > 1])
+    run.send_signal(signal.SIGINT)
+    wait_for(lambda: of(place, "draining"))
+    (place.folder / "release").touch()
+    ended = finish(run)
+
+    assert ended.returncode == 130, ended.stderr
+    assert {event["outcome"] for event in of(place, "attempt_failed")} == {"lost"}
+    assert not of(place, "chunk_set_aside")
+
+
+SMI = """#!/bin/sh
+case "$*" in
+  *--query-gpu=index*) for i in 0 1; do echo "$i, GPU-0000000$i-aaaa, NVIDIA Fake, 81920, 00000000:0$i:00.0"; done ;;
+  *--query-gpu=memory.used*) echo 3 ;;
+  *--query-compute-apps*) ;;
+  *) echo "<nvidia_smi_log></nvidia_smi_log>" ;;
+esac
+"""
+
+
+def test_gpus_of_a_node(
+    place: Workplace, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs of a node are found and asked for there; one that is faulty is left out, and the other goes on."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "nvidia-smi").write_text(SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.delenv(MARK)
+        patch.setenv("PATH", str(folder), prepend=":")
+        cluster.add(gpus=2)
+    kwargs = {"wait_s": 0.1, "faulty": "GPU-00000001-aaaa"}
+    configure(place, cluster, "gpus:make", device="cuda", model__kwargs=kwargs, workers={"start": "auto", "standby": 1})
+
+    ended = place.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    (joined,) = of(place, "node_joined")
+    assert joined["device"].count("NVIDIA Fake") == 2
+    (dropped,) = of(place, "device_dropped")
+    assert "GPU-00000001" in dropped["device"]
+    assert joined["node"] in dropped["device"]
+    cluster.kill(joined["node"])
+
+
+def test_no_cluster(place: Workplace) -> None:
+    """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
+    place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})
+    ended = place.run(env={"RAY_gcs_rpc_server_connect_timeout_s": "1"})
+    assert ended.returncode == 75, ended.stderr
+    assert "ray start --head" in ended.stderr
