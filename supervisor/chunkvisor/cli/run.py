@@ -50,7 +50,8 @@ def command(
     from chunkvisor.configfile import load
     from chunkvisor.observe.observer import Guarded, Observers
     from chunkvisor.observe.systemd import service_manager
-    from chunkvisor.session import Request, run
+    from chunkvisor.session import run
+    from chunkvisor.work import Request
 
     if of_slice is not None and from_scratch:
         raise click.UsageError(
