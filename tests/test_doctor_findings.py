@@ -133,7 +133,12 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     # driver and nvidia-smi
     "a cluster": (replace(WELL, cluster=Survey(3, 96, 24)), "cluster", OK, "3 nodes with 96 processors and 24 GPUs"),
     "a cluster without GPUs": (replace(WELL, cluster=Survey(3, 96, 0)), "cluster", WARNING, "would wait for a GPU"),
-    "no cluster": (replace(WELL, cluster=Survey(problem="refused")), "cluster", FAULT, "no Ray cluster answers: refused"),
+    "no cluster": (
+        replace(WELL, cluster=Survey(problem="refused")),
+        "cluster",
+        FAULT,
+        "no Ray cluster answers: refused",
+    ),
     "no driver": (NO_DRIVER, "driver", FAULT, "no NVIDIA driver"),
     "no driver, no config": (replace(NO_DRIVER, wanted=Wanted.ANYTHING, job=None), "driver", NOTE, "no NVIDIA driver"),
     "config on the CPU": (replace(NO_DRIVER, wanted=Wanted.CPU), "gpu", NOTE, "asks for the CPU"),
