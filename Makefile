@@ -14,10 +14,10 @@ RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py st
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-ray cluster-demo lint format chaos bench build clean
+.PHONY: help quickstart test test-ray cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, and show nearest neighbours
 	$(BIN)/python quickstart/harvest.py
@@ -52,6 +52,9 @@ chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--se
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
+
+bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
+	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import yaml
+
 from chunkvisor import policy, runner
 from chunkvisor.cli import main
 from harness import ENCODERS, Ended, Workplace
@@ -35,6 +37,14 @@ class ScriptedWorkplace(Workplace):
         # By its full path: the table of a copy is then still that of its source, and most runs need not stage it again.
         made.write_config("scripted:make", **{"outputs.out.source": str(made.source), **changes})
         return made
+
+    def write_source(self, texts: Sequence[str | None]) -> None:
+        """As of every workplace; a copy, which has its original's, gets one of its own."""
+        super().write_source(texts)
+        if self.config_path.exists():
+            config = yaml.safe_load(self.config_path.read_text())
+            config["outputs"]["out"]["source"] = str(self.source)
+            self.config_path.write_text(yaml.safe_dump(config))
 
     def copy(self, folder: Path) -> "ScriptedWorkplace":
         """A copy of everything, as it is now."""

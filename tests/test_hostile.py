@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from chunkvisor.config import Config, ModelConfig
 from chunkvisor.configfile import load
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.facts import read_facts
 from chunkvisor.fixed import ledger_of, read_fixed, read_staged
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
@@ -30,9 +31,8 @@ from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.lessonbook import LessonBook
-from chunkvisor.lock import _taken, read_holder
+from chunkvisor.lock import read_holder, taken_by_run
 from chunkvisor.manifest import read_finished, read_manifest, read_quarantined
 from chunkvisor.modelsource import Snapshot, resolve_local
 from chunkvisor.parts import read_quarantine
@@ -392,7 +392,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     def alive() -> None:
         if (holder := read_holder(layout.lock)) is not None:
             holder.alive()
-        in_words(_taken(layout.lock))
+        in_words(taken_by_run(layout.lock))
 
     def ledger(name: str) -> None:
         found = ledger_of(layout.output(name))

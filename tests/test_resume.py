@@ -37,11 +37,14 @@ def eventful(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-def sweep(mode: str, when: str, template: ScriptedWorkplace, scratch: Path, *targets: str) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells."""
+def sweep(
+    mode: str, when: str, template: ScriptedWorkplace, scratch: Path, *targets: str, options: str = ""
+) -> list[dict[str, Any]]:
+    """What tests/drivers/kill_at.py tells of runs with these options."""
     scratch.mkdir()
     command = [sys.executable, str(DRIVER), mode, when, str(template.folder), str(scratch), *targets]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=250)
+    env = os.environ | {"KILL_AT_OPTIONS": options}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=250, env=env)
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 

@@ -171,6 +171,16 @@ def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, re
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
 
 
+@pytest.mark.parametrize(("slices", "wanted"), [("", "3/8"), ("12", "3/12")])
+def test_slurm_job_of_an_array(service: Service, slices: str, wanted: str) -> None:
+    """A task of a job array works on its slice, and is requeued by its own number alone."""
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "8"}
+    ended = service.call(JOB, CODES="75", SLURM_RESTART_COUNT="0", **array, SLICES=slices)
+    assert ended.returncode == 75, ended.stderr
+    assert service.lines("calls") == [f"run a b.yaml --slice {wanted}"]
+    assert service.lines("scontrol") == ["requeue 4711_3"]
+
+
 @pytest.mark.parametrize(
     ("code", "terms", "drain_s", "requeued"),
     [

@@ -25,8 +25,8 @@ from chunkvisor.layout import Layout
 from chunkvisor.manifest import recorded_parts, shards_of
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.seal import read_sealed
-from chunkvisor.session import Request
 from chunkvisor.session import run as run_session
+from chunkvisor.work import Request
 
 Event: TypeAlias = Callable[[str, dict[str, Any]], None]
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run."""

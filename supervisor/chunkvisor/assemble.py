@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.artifact import (
     BLOCK_BYTES,
@@ -74,7 +73,7 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
                 old = ids < seen
                 block[~old] = new[ids[~old] - seen]
                 if old.any():
-                    block[old] = writer.read(_first_rows(table, ids[old]))
+                    block[old] = writer.read(table.first_rows_of(ids[old]))
             seen += fresh
             if len(bad):
                 hits = np.flatnonzero(np.isin(ids, bad))
@@ -150,9 +149,3 @@ def _verified(ledger: Ledger, chunk: int, path: Path) -> Iterator[Vectors]:
             yield block
     if not path.name.endswith(f"-{chunk_key(ledger.fingerprint, start, stop, digest.hexdigest())}.npy"):
         raise BadVectorsError("its content does not have the digest in its name")
-
-
-def _first_rows(table: StagedTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    # Mapped for a moment only, and read-only: the pages that were touched are given back at once.
-    first_row = np.memmap(table.folder / "first_row.bin", dtype="<i8", mode="r")
-    return np.asarray(first_row[ids], dtype=np.int64)

@@ -6,13 +6,13 @@ It never judges the evidence: `outcome` does.
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chunkvisor.artifact import BadVectorsError, Inspection, inspect
 from chunkvisor.outcome import EndedBy, Evidence
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, write_atomic
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular
 from chunkvisor_worker.contract.messages import (
     Beat,
     EncodeSpec,
@@ -58,13 +58,19 @@ class Place:
     """Where the model's files are there; None = the job's."""
 
 
-def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: list[str], limits: Limits) -> Spec:
-    """Write texts and spec into a new attempt folder. Raises OSError.
+def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
+    """Write texts and spec into a new attempt folder, the texts as they come. Raises OSError.
 
-    Not synced to the disk: an attempt that a power cut took is done again.
+    Not synced to the disk: an attempt that a power cut took is done again. Nobody reads the texts before the spec is
+    there, so they need no rename.
     """
-    data = b"".join(json.dumps(text, ensure_ascii=True).encode() + b"\n" for text in texts)
-    write_atomic(files.texts, data, durable=False)
+    digest, count = hashlib.sha256(), 0
+    with open(os.open(files.texts, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        for text in texts:
+            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
     spec = Spec(
         run_id=job.run_id,
         fingerprint=job.fingerprint,
@@ -72,8 +78,8 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: list[str],
         chunk=place.chunk,
         attempt=place.attempt,
         start=place.start,
-        stop=place.start + len(texts),
-        texts_digest=hashlib.sha256(data).hexdigest(),
+        stop=place.start + count,
+        texts_digest=digest.hexdigest(),
         device=place.device,
         model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,

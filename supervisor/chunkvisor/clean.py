@@ -9,17 +9,17 @@ from pathlib import Path
 
 from chunkvisor.errors import no_workdir
 from chunkvisor.layout import Layout
-from chunkvisor.lock import hold
 from chunkvisor.manifest import read_finished
+from chunkvisor.slicelock import hold_workdir
 
 
 def clean(workdir: Path) -> tuple[int, int]:
-    """(files removed, bytes freed). Raises Halt: 78 where the folder is no workdir, 75 while a run holds it."""
+    """(files removed, bytes freed). Raises Halt: 78 where the folder is no workdir, 75 while somebody works there."""
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     removed = freed_bytes = 0
-    with hold(layout.lock, ""):
+    with hold_workdir(layout, ""):
         for folder in sorted(layout.outputs.glob("*/")):
             output = layout.output(folder.name)
             manifest = read_finished(output)

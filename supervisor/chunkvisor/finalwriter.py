@@ -17,6 +17,7 @@ import numpy.typing as npt
 from chunkvisor.artifact import BadVectorsError, Vectors, inspect, npy_header
 from chunkvisor.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
 from chunkvisor.layout import OutputLayout
+from chunkvisor.pickrows import pick_rows
 from chunkvisor.seal import write_sealed
 from chunkvisor.stamp import Stamp, stamp_as
 from chunkvisor_worker.contract.files import set_aside, sync_folder
@@ -80,16 +81,8 @@ class FinalWriter:
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for owner in np.unique(owners):
             part, hits = self._parts[owner], owners == owner
-            local = rows[hits] - part.start
-            # By its path: numpy.memmap would move the position of an open file to its end.
-            written = np.memmap(
-                part.path,
-                dtype="<f4",
-                mode="r",
-                offset=len(npy_header(part.rows, self._dimension)),
-                shape=(int(local.max()) + 1, self._dimension),
-            )
-            found[hits] = written[local]
+            header_bytes = len(npy_header(part.rows, self._dimension))
+            found[hits] = pick_rows(part.path, "<f4", header_bytes, self._dimension, rows[hits] - part.start)
         return found
 
     def verify(self, nan_rows: int, on_block: Callable[[], None]) -> int:

@@ -108,8 +108,7 @@ class Keeper:
         """Note a text that fails alone. Raises Halt (78) where the config allows no more of them."""
         output = self._outputs[task.output]
         row = int(output.table.first_row(task.start, task.stop)[0])
-        path, line = output.table.line_of(row)
-        place = f"{path}:{line}" if line is not None else f"{path}, row {output.table.locate(row)[1]}"
+        place = output.table.place_of(row)
         count = 1 + sum(each.ledger.bad_count for each in self._outputs)
         if self._bad_rows.fail or count > self._bad_rows.limit:
             raise too_bad(output.name, place, count, verdict, files, self._bad_rows)
@@ -131,6 +130,7 @@ class Keeper:
         if not parts.begun or parts.missing():
             return
         if ledger.facts is None:
+            # Of a slice: others may have good ones; until then its chunks stay in parts.
             if ledger.bad_count >= ledger.plan.distinct:
                 raise all_bad(output.name, parts.bad)
             self._without_facts.add((number, chunk))
@@ -174,7 +174,7 @@ class Keeper:
         if self._first_go_s is not None:
             elapsed_s = max(1e-6, time.monotonic() - self._first_go_s)
             rate = sum(each.texts_here for each in self._outputs) / elapsed_s
-        left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
+        left = sum(each.ledger.texts - each.ledger.texts_done for each in self._outputs)
         self._emit(
             "chunk_committed",
             output=output.name,
@@ -183,7 +183,7 @@ class Keeper:
             texts_done=output.ledger.texts_done,
             attempt_ok=result is not None,
             chunks_done=output.ledger.chunks_done,
-            chunks=output.ledger.plan.count,
+            chunks=len(output.ledger.share),
             texts_per_s=rate and round(rate, 3),
             eta_s=rate and round(left / rate, 1),
             tokens=result.tokens if result else 0,
@@ -196,6 +196,6 @@ def check_space(output: OutputRun) -> None:
     """Raises Halt (74) where the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
     ledger = output.ledger
     if ledger.facts is not None:
-        left = ledger.plan.distinct - ledger.texts_done
+        left = ledger.texts - ledger.texts_done
         need = need_bytes(output.table.rows, left, ledger.facts.dimension)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))

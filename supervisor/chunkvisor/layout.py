@@ -11,6 +11,9 @@ It never creates, reads or deletes anything.
       events.jsonl                      the story: one event a line, for people and for `status`
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
+      slices/count                      how many slices the workdir is cut into; held by flock, shared, while one lives
+      slices/turn                       held by the slice that prepares, or joins, what belongs to all of them
+      slices/3of8/                      lock, journal, lessons, template, fetch and invocations of slice 3/8, as above
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
       outputs/<output>/
@@ -29,7 +32,9 @@ It never creates, reads or deletes anything.
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 
 CHUNKS_PER_FOLDER = 1000
@@ -40,16 +45,8 @@ DIGEST_LENGTH = 32
 
 RESERVED_NAMES = frozenset(
     {
-        "lock",
-        "events.jsonl",
-        "model.json",
-        "lessons.json",
-        "report.html",
-        "fetch",
-        "template",
-        "ray",
-        "invocations",
-        "outputs",
+        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
+        *("invocations", "outputs", "slices"),
     }
 )
 """What else is in a workdir: no final file or manifest may have such a name."""
@@ -117,6 +114,10 @@ class OutputLayout:
     def facts(self) -> Path:
         """Dimension, dtype and versions, from the first committed chunk."""
         return self.state / "facts.json"
+
+    def facts_of(self, which: Slice) -> Path:
+        """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
+        return self.state / f"facts.{which.name}.json"
 
     @property
     def chunks(self) -> Path:
@@ -214,19 +215,77 @@ class InvocationFiles:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of a workdir."""
+    """Paths of a workdir, as a run of the whole sees it or, with `slice`, one of its slices.
+
+    What a run has for itself lies in its `desk`: two runs at the same time write nothing in the same place.
+    """
 
     workdir: Path
+    slice: Slice | None = None
+
+    def of(self, which: Slice | None) -> Self:
+        """The same workdir, as that slice sees it; None = as a run of the whole does."""
+        return type(self)(self.workdir, which)
+
+    @property
+    def slices(self) -> Path:
+        """Folder of the slices' desks and of what they agree on."""
+        return self.workdir / "slices"
+
+    @property
+    def slice_count(self) -> Path:
+        """How many slices the workdir is cut into; held by flock, shared, while one of them lives."""
+        return self.slices / "count"
+
+    @property
+    def turn(self) -> Path:
+        """Held by flock by the slice that prepares, or joins, what belongs to all of them."""
+        return self.slices / "turn"
+
+    @property
+    def desk(self) -> Path:
+        """Folder of what this run has for itself."""
+        return self.workdir if self.slice is None else self.slices / self.slice.name
 
     @property
     def lock(self) -> Path:
-        """Held by flock while a run lives; says who."""
-        return self.workdir / "lock"
+        """Held by flock while this run lives; says who."""
+        return self.desk / "lock"
 
     @property
     def events(self) -> Path:
         """The journal."""
-        return self.workdir / "events.jsonl"
+        return self.desk / "events.jsonl"
+
+    @property
+    def lessons(self) -> Path:
+        """Batch limits learnt from out-of-memory faults."""
+        return self.desk / "lessons.json"
+
+    @property
+    def fetch(self) -> Path:
+        """Where the child that asks the hub leaves its result or fault."""
+        return self.desk / "fetch"
+
+    @property
+    def template(self) -> Path:
+        """Folder of the template process, from which workers are forked."""
+        return self.desk / "template"
+
+    @property
+    def ray(self) -> Path:
+        """Folder of what the bridge to a Ray cluster has to say."""
+        return self.desk / "ray"
+
+    @property
+    def invocations(self) -> Path:
+        """Folder of the invocations' folders."""
+        return self.desk / "invocations"
+
+    @property
+    def latest(self) -> Path:
+        """Link to the folder of the newest invocation."""
+        return self.invocations / "latest"
 
     @property
     def model(self) -> Path:
@@ -234,39 +293,9 @@ class Layout:
         return self.workdir / "model.json"
 
     @property
-    def lessons(self) -> Path:
-        """Batch limits learnt from out-of-memory faults."""
-        return self.workdir / "lessons.json"
-
-    @property
     def report(self) -> Path:
         """The page of `chunkvisor report`, also written at the end of each run."""
         return self.workdir / "report.html"
-
-    @property
-    def fetch(self) -> Path:
-        """Where the child that asks the hub leaves its result or fault."""
-        return self.workdir / "fetch"
-
-    @property
-    def template(self) -> Path:
-        """Folder of the template process, from which workers are forked."""
-        return self.workdir / "template"
-
-    @property
-    def ray(self) -> Path:
-        """Folder of what the bridge to a Ray cluster has to say."""
-        return self.workdir / "ray"
-
-    @property
-    def invocations(self) -> Path:
-        """Folder of the invocations' folders."""
-        return self.workdir / "invocations"
-
-    @property
-    def latest(self) -> Path:
-        """Link to the folder of the newest invocation."""
-        return self.invocations / "latest"
 
     @property
     def outputs(self) -> Path:

@@ -8,15 +8,15 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chunkvisor.artifact import chunk_key
 from chunkvisor.bisect import BadText
+from chunkvisor.facts import read_facts, write_facts
 from chunkvisor.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.parts import Parts, read_quarantine
 from chunkvisor.plan import Plan
-from chunkvisor.seal import DamagedError, read_record, write_sealed
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
@@ -24,21 +24,22 @@ _HEADER_BYTES = 128
 """numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FactsRecord:
-    facts: Facts
-
-
 class Ledger:
-    """Committed chunks, bad texts and model facts of one output."""
+    """Committed chunks, bad texts and model facts of one output, or of a slice's share of it."""
 
-    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
+    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str, of_slice: Slice | None = None) -> None:
+        """Of a slice, nothing is seen or touched but what belongs to its chunks, and the facts, which all share."""
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
-        self.facts: Facts | None = None
+        self.share = range(plan.count) if of_slice is None else of_slice.chunks(plan.count)
+        """The chunks that are ours."""
+        self._slice = of_slice
+        self._facts: Facts | None = None
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
+        self.chunks_done = 0
+        """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
         self.texts_done = 0
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by number."""
@@ -50,10 +51,10 @@ class Ledger:
         """
         for folder in (self.layout.chunks, self.layout.attempts):
             folder.mkdir(mode=0o700, exist_ok=True)
-        self.facts = read_facts(self.layout)
+        self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
-            fits = number < self.plan.count and not self._committed[number] and self._size_fits(number, path)
+            fits = number in self.share and not self._committed[number] and self._size_fits(number, path)
             if fits:
                 self._committed[number] = 1
             else:
@@ -62,21 +63,37 @@ class Ledger:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
         self._load_quarantine()
-        self.texts_done = sum(self.plan.size(number) for number in range(self.plan.count) if self._committed[number])
+        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the first worker found out about the model, of whichever slice."""
+        if self._facts is None and self._slice is not None:
+            self._facts = read_facts(self.layout)
+        return self._facts
+
+    def mine(self, chunk: int) -> bool:
+        """Whether the chunk is ours to look after; for the whole, so is one that the plan does not have."""
+        return self._slice is None or chunk in self.share
 
     def committed(self, chunk: int) -> bool:
         """Whether the chunk's vectors are in place."""
         return bool(self._committed[chunk])
 
     @property
-    def chunks_done(self) -> int:
-        """Number of committed chunks."""
-        return self._committed.count(1)
+    def left(self) -> int:
+        """Number of our chunks that are still to do."""
+        return len(self.share) - self.chunks_done
+
+    @property
+    def texts(self) -> int:
+        """Distinct texts in our chunks."""
+        return self.plan.bounds(self.share[-1])[1] - self.plan.bounds(self.share[0])[0] if self.share else 0
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is committed."""
-        return self.chunks_done == self.plan.count
+        """Whether every chunk is committed, and the output can be joined; a slice cannot know that by itself."""
+        return self._slice is None and not self.left
 
     def parts(self, chunk: int) -> Parts:
         """What is known of a chunk that is being taken apart."""
@@ -89,9 +106,13 @@ class Ledger:
         """Bad texts found so far, those of chunks not yet committed among them."""
         return len(self.bad) + sum(len(parts.bad) for parts in self._parts.values())
 
+    def bad_texts(self) -> list[BadText]:
+        """They, in order."""
+        return sorted((*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad)), key=_place)
+
     def next_pending(self, start: int) -> int | None:
         """The first chunk from `start` on that is not committed; None where there is none."""
-        found = self._committed.find(0, start)
+        found = self._committed.find(0, max(start, self.share.start), self.share.stop)
         return None if found < 0 else found
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
@@ -106,25 +127,30 @@ class Ledger:
     def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
         """(chunk, files) of every attempt that left a folder."""
         for chunk_folder in sorted(self.layout.attempts.iterdir()):
-            if chunk_folder.name.isdecimal() and chunk_folder.is_dir():
-                for folder in sorted(chunk_folder.iterdir()):
-                    yield int(chunk_folder.name), AttemptFiles(folder)
+            if chunk_folder.name.isdecimal() and self.mine(int(chunk_folder.name)) and chunk_folder.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # another slice has just committed it, and clears it away
+                    for folder in sorted(chunk_folder.iterdir()):
+                        yield int(chunk_folder.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
         """Chunks of which parts are known; folders of chunks that are committed are removed."""
         found = []
         for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
-            if path.name.isdecimal() and int(path.name) < self.plan.count and not self._committed[int(path.name)]:
+            if path.name.isdecimal() and not self.mine(int(path.name)):
+                continue
+            if path.name.isdecimal() and int(path.name) in self.share and not self._committed[int(path.name)]:
                 found.append(int(path.name))
             else:
                 shutil.rmtree(path, ignore_errors=True)
         return found
 
     def fix_facts(self, facts: Facts) -> None:
-        """The first vectors fix the facts of the output. Raises OSError."""
+        """The first vectors fix the facts of the output.
+
+        Raises OSError; Halt (78) where another slice has fixed another dimension in the same moment.
+        """
         if self.facts is None:
-            write_sealed(self.layout.facts, asdict(_FactsRecord(facts)))
-            self.facts = facts
+            self._facts = write_facts(self.layout, facts, self._slice)
 
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
@@ -146,6 +172,7 @@ class Ledger:
         del self._parts[chunk]
         if not self._committed[chunk]:
             self._committed[chunk] = 1
+            self.chunks_done += 1
             self.texts_done += self.plan.size(chunk)
 
     def discard(self, chunk: int) -> None:
@@ -161,6 +188,7 @@ class Ledger:
             self._committed[chunk] = 0
             start, stop = self.plan.bounds(chunk)
             self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
+            self.chunks_done -= 1
             self.texts_done -= self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
@@ -169,11 +197,15 @@ class Ledger:
             return
         numbers = sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()})
         for number in numbers:
+            if self._slice is not None and number not in range(
+                self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
+            ):
+                continue
             folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                parsed = parse_chunk_name(path.name)
-                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number:
-                    yield parsed[0], path
+            for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
+                parsed = parse_chunk_name(name)
+                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and self.mine(parsed[0]):
+                    yield parsed[0], folder / name
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""
@@ -182,6 +214,8 @@ class Ledger:
     def _load_quarantine(self) -> None:
         self.bad = {}
         for chunk, texts in read_quarantine(self.layout):
+            if not self.mine(chunk):
+                continue
             start, stop = self.plan.bounds(chunk)
             if chunk >= self.plan.count or not self._committed[chunk]:
                 self.layout.quarantine_of(chunk).unlink()
@@ -200,18 +234,13 @@ class Ledger:
         return state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
 
 
+def _place(text: BadText) -> int:
+    return text.text
+
+
 def _remove(path: Path) -> None:
     """Remove whatever bears a chunk's name."""
     try:
         path.unlink()
     except IsADirectoryError:
         shutil.rmtree(path)
-
-
-def read_facts(layout: OutputLayout) -> Facts | None:
-    """What the first worker found out about the model, or None where that is not known, or not any more."""
-    try:
-        record = read_record(_FactsRecord, layout.facts)
-    except (DamagedError, OSError):
-        return None
-    return record.facts if record is not None and record.facts.dimension > 0 else None

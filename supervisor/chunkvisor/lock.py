@@ -1,6 +1,8 @@
 """One run per workdir: a lock that the kernel frees when its holder dies, however it dies.
 
-It never waits, and never removes the file: a removed lock file would let two runs lock two inodes (flock(2)).
+It never waits for a holder to end, and never removes the file: a removed lock file would let two runs lock two inodes
+(flock(2)). On NFS the kernel makes byte-range locks of these, which hold across machines (flock(2), NFS details); they
+need a file that is open for writing.
 """
 
 import contextlib
@@ -11,7 +13,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +22,10 @@ import psutil
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.messages import from_json
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+_LOOK_S = 0.5
+"""For so long at most, somebody who only looks whether a lock is held keeps it from being taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,40 @@ def read_holder(path: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
+def hold(path: Path, run_id: str, taken: Callable[[Path], Halt] | None = None) -> Iterator[Holder | None]:
     """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) when another run holds it.
 
     Who holds it without a run of its own gives an empty `run_id`: the last run's stays noted, for `orphans`.
+    `taken` makes the words of the Halt.
+    """
+    with opened(path) as fd:
+        if not take(fd, fcntl.LOCK_EX, _LOOK_S):
+            raise (taken or taken_by_run)(path)
+        previous = read_holder(path)
+        me = Holder(
+            run_id or (previous.run_id if previous else ""),
+            socket.gethostname(),
+            os.getpid(),
+            psutil.Process().create_time(),
+            time.time(),
+        )
+        write_note(fd, json.dumps(asdict(me)))
+        yield previous
+
+
+@contextlib.contextmanager
+def share(path: Path, taken: Callable[[Path], Halt]) -> Iterator[None]:
+    """Hold the lock together with others who share it. Raises Halt where somebody holds it alone."""
+    with opened(path) as fd:
+        if not take(fd, fcntl.LOCK_SH, _LOOK_S):
+            raise taken(path)
+        yield
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """The descriptor of a lock file, which is made where it is missing. Raises Halt (78) where it is no file, OSError.
+
     The descriptor is close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     workdir locked after our death (flock(2): the lock belongs to the open file description).
     """
@@ -70,39 +106,81 @@ def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _no_file(path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(path) from None
-        previous = read_holder(path)
-        me = Holder(
-            run_id or (previous.run_id if previous else ""),
-            socket.gethostname(),
-            os.getpid(),
-            psutil.Process().create_time(),
-            time.time(),
-        )
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(asdict(me)).encode(), 0)
-        yield previous
+        yield fd
     finally:
         os.close(fd)
+
+
+def take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
+    """Whether the lock could be taken, as LOCK_EX or LOCK_SH say; tries at least once. Raises Halt (69), OSError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            raise Halt(
+                ExitCode.MACHINE,
+                f"no file can be locked on the disk of {path.parent}",
+                why=f"flock says: {error.strerror}",
+                remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
+            ) from None
+        else:
+            return True
+
+
+def write_note(fd: int, text: str) -> None:
+    """Replace what stands in a lock file that is held alone. Raises OSError."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode(), 0)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody, on whatever machine, holds the lock alone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not take(fd, fcntl.LOCK_SH)
+    except (OSError, Halt):  # a file system without locks
+        return False
+    finally:
+        os.close(fd)
+
+
+def taken_by_run(path: Path) -> Halt:
+    """The words where a run of the whole holds the workdir of this lock."""
+    holder = read_holder(path)
+    # One that is over was noted before: whoever has taken the lock since has not said so yet.
+    name = named("the run", holder) if holder and holder.alive() is not False else "another run"
+    return taken_by(name, path.parent, "one run at a time may write there")
+
+
+def taken_by(name: str, workdir: Path, why: str) -> Halt:
+    """A Halt (75): somebody of this name works in the workdir."""
+    return Halt(
+        ExitCode.TRY_AGAIN,
+        f"{name} already works in {workdir}",
+        why=why,
+        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {workdir}",
+    )
+
+
+def named(name: str, holder: Holder | None) -> str:
+    """The name with its process behind it, as far as that is known."""
+    if holder is None:
+        return name
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    return f"{name} with pid {holder.pid} on {holder.host}, started {since},"
 
 
 def _no_file(path: Path) -> Halt:
     # Not set aside as other files are: two runs that did so at the same time would hold two locks.
     return config_error(f"{path} is no file, so the workdir cannot be locked", remedy="move it away, then run again")
-
-
-def _taken(path: Path) -> Halt:
-    holder = read_holder(path)
-    who = "another run"
-    if holder:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-        who = f"the run with pid {holder.pid} on {holder.host}, started {since},"
-    return Halt(
-        ExitCode.TRY_AGAIN,
-        f"{who} already works in {path.parent}",
-        why="one run at a time may write there",
-        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent}",
-    )

@@ -22,8 +22,9 @@ from chunkvisor.layout import Layout
 from chunkvisor.lock import hold
 from chunkvisor.observe.terminal import Shown
 from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.session import Request, run
+from chunkvisor.session import run
 from chunkvisor.stamp import digest_file
+from chunkvisor.work import Request
 from chunkvisor_worker.contract.files import sync_folder
 
 OUTPUT = "embeddings"

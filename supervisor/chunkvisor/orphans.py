@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 
 import psutil
 
@@ -16,15 +17,16 @@ from chunkvisor_worker.contract.environment import RUN_ID
 _PATIENCE_S = 10.0
 
 
-def end_orphans(run_id: str) -> list[int]:
-    """Kill every process that the finished run `run_id` started; returns their pids.
+def end_orphans(run_ids: Collection[str]) -> list[int]:
+    """Kill every process on this machine that one of these finished runs has started; returns their pids.
 
     Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
     the kernel. Waits until they are gone, 10 s at most.
     """
-    if not run_id:  # no run yet, only a `clean`
+    wanted = set(run_ids) - {""}  # no run yet, only a `clean`
+    if not wanted:
         return []
-    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, run_id)]
+    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, wanted)]
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
@@ -33,8 +35,8 @@ def end_orphans(run_id: str) -> list[int]:
     return [process.pid for process in found]
 
 
-def _bears(process: psutil.Process, run_id: str) -> bool:
+def _bears(process: psutil.Process, run_ids: Collection[str]) -> bool:
     try:
-        return process.environ().get(RUN_ID) == run_id
+        return process.environ().get(RUN_ID) in run_ids
     except (psutil.Error, OSError):
         return False

@@ -24,6 +24,12 @@ class Plan:
         """(first text, one past the last) of the chunk."""
         return chunk * self.chunk_size, min(self.distinct, (chunk + 1) * self.chunk_size)
 
+    def texts_in(self, chosen: bytearray) -> int:
+        """Texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
+        count = chosen.count(1)
+        lacking = self.count * self.chunk_size - self.distinct if count and chosen[-1] else 0
+        return count * self.chunk_size - lacking
+
     def size(self, chunk: int) -> int:
         """Texts in the chunk."""
         start, stop = self.bounds(chunk)

@@ -31,6 +31,7 @@ from chunkvisor.modelsource import ModelSource
 from chunkvisor.outputrun import Emit, OutputRun
 from chunkvisor.plan import Plan
 from chunkvisor.seal import DamagedError
+from chunkvisor.slices import Slice
 from chunkvisor.specs import encode_spec, model_spec
 from chunkvisor.staging import asked, request_of, staged_before
 
@@ -47,6 +48,8 @@ class Opening:
     device_kind: str
     run_id: str
     max_rows: int | None
+    slice: Slice | None
+    """None = all chunks are ours."""
     emit: Emit
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
@@ -95,14 +98,15 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     table = _open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
-    ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint)
+    ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint, opening.slice)
     ledger.load()
     opening.emit(
         "output_opened",
         output=name,
-        rows=staged.rows,
-        distinct=staged.distinct,
-        chunks=ledger.plan.count,
+        # Of a slice they are those of its texts, about: a text may stand in several rows.
+        rows=staged.rows * ledger.texts // staged.distinct,
+        distinct=ledger.texts,
+        chunks=len(ledger.share),
         chunk_size=fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done,
@@ -178,11 +182,21 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         except Halt:
             shutil.rmtree(fresh)
             raise
-    shutil.rmtree(layout.table, ignore_errors=True)
-    fresh.rename(layout.table)
+    if opening.slice is not None and _is_there(layout, staged):
+        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
+    else:
+        shutil.rmtree(layout.table, ignore_errors=True)
+        fresh.rename(layout.table)
     write_staged(layout, StagedRecord(depends_on, staged))
     opening.emit("staged", output=layout.name, rows=staged.rows, distinct=staged.distinct)
     return staged
+
+
+def _is_there(layout: OutputLayout, staged: Staged) -> bool:
+    try:
+        return StagedTable.open(layout.table).digest == staged.digest
+    except DamagedError:
+        return False
 
 
 def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
@@ -202,8 +216,7 @@ def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[
     for number, (row, text) in enumerate(final.bad_rows):
         bad = ledger.bad[text]
         # To find a line, the source is read up to it.
-        path, line = table.line_of(row) if number < _MAX_LINES else (table.locate(row)[0], None)
-        place = f"{path}:{line}" if line is not None else f"{path}, row {table.locate(row)[1]}"
+        place = table.place_of(row, with_line=number < _MAX_LINES)
         found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
     return found
 

@@ -11,20 +11,21 @@ from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.fixed import ledger_of
 from chunkvisor.layout import Layout
 from chunkvisor.ledger import Ledger
-from chunkvisor.lock import hold
 from chunkvisor.seal import DamagedError
+from chunkvisor.slicelock import hold_workdir
 
 
 def retry(workdir: Path) -> int:
     """Make the bad texts of all outputs pending again; returns how many there were.
 
-    Raises Halt: 78 where the folder is no workdir, 75 while a run holds it, 74 where its records are damaged; OSError.
+    Raises Halt: 78 where the folder is no workdir, 75 while anybody is at work there, 74 where its records are
+    damaged; OSError.
     """
     layout = Layout(workdir)
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     count = 0
-    with hold(layout.lock, ""):
+    with hold_workdir(layout, ""):
         for folder in sorted(layout.outputs.glob("*/")):
             try:
                 ledger = ledger_of(layout.output(folder.name))
@@ -52,7 +53,7 @@ def _reopen(ledger: Ledger) -> int:
     texts_of: dict[int, list[int]] = {}
     for text in sorted(ledger.bad):
         texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)
-    for chunk, path in list(ledger.chunk_files()):
+    for chunk, path in ledger.chunk_files():
         if chunk in texts_of:
             start, stop = ledger.plan.bounds(chunk)
             with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again

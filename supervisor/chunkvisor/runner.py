@@ -100,7 +100,7 @@ class Runner:
         return self._aftermath.given_up
 
     def _pending(self) -> int:
-        return sum(output.ledger.plan.count - output.ledger.chunks_done for output in self._outputs)
+        return sum(output.ledger.left for output in self._outputs)
 
     def _finished(self) -> bool:
         if self._slots or self._joiner.working:
@@ -179,7 +179,7 @@ class Runner:
     def _start(self, task: Task, station: Station, now_s: float) -> Slot:
         output = self._outputs[task.output]
         number, files = output.ledger.new_attempt(task.chunk)
-        texts, limits = output.table.texts(task.start, task.stop), self._book.limits(output.limits, task.tier)
+        texts, limits = output.table.each_text(task.start, task.stop), self._book.limits(output.limits, task.tier)
         site = station.site
         place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
         spec = write_attempt(files, output.job, place, texts, limits)

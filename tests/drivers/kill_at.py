@@ -8,6 +8,7 @@ each run is killed at the first call of a target that no run before was killed a
 `folder`, `call` (empty for the last), and of the run that was not killed `returncode` and `stderr`.
 
 Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
+The runs have the options in KILL_AT_OPTIONS.
 
 Runs are forked from this process, which has imported everything already: hundreds of them take seconds.
 """
@@ -94,7 +95,7 @@ def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
         log = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 2)
         os.dup2(log, 1)
-        sys.argv = ["chunkvisor", "run", str(folder / "config.yaml")]
+        sys.argv = ["chunkvisor", "run", str(folder / "config.yaml"), *os.environ.get("KILL_AT_OPTIONS", "").split()]
         prepare()
         chunkvisor_main()
         code = 0

@@ -4,9 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ingest_files import Stage, write_texts
 
+from chunkvisor.ingest import table as staged_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.seal import DamagedError
 
@@ -56,11 +58,24 @@ def test_ranges(table: StagedTable) -> None:
     assert table.row_text(1, 6).tolist() == [1, 0, 2, 3, 1]
     assert table.row_text(3, 3).tolist() == []
     assert table.first_row(0, 4).tolist() == [0, 1, 3, 4]
+    assert table.first_rows_of(np.array([3, 0, 3])).tolist() == [4, 0, 4]
+    assert table.first_rows_of(np.array([], dtype=np.int64)).tolist() == []
+    for each in ([4], [-1]):
+        with pytest.raises(IndexError):
+            table.first_rows_of(np.array(each))
     for read in (table.texts, table.text_bytes, table.first_row):
         with pytest.raises(IndexError):
             read(0, 5)
     with pytest.raises(IndexError):
         table.locate(6)
+
+
+@pytest.mark.parametrize("held", [1, 2, 3, 100])
+def test_each_text(table: StagedTable, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """Texts that come one after the other are those of the range, however few are held at a time."""
+    monkeypatch.setattr(staged_table, "_EACH", held)
+    for start in range(5):
+        assert list(table.each_text(start, 4)) == table.texts(start, 4)
 
 
 def test_copied_folder_is_stamped_anew(table: StagedTable, tmp_path: Path) -> None:

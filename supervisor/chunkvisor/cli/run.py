@@ -8,12 +8,27 @@ import click
 from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode
 from chunkvisor.observe.terminal import options, shown
+from chunkvisor.slices import Slice
+
+
+def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Slice | None:
+    try:
+        return Slice.parse(text) if text is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command("run")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
+@click.option(
+    "--slice",
+    "of_slice",
+    metavar="K/N",
+    callback=_parsed,
+    help="Work on the Kth of N shares of the chunks, beside the runs that work on the others.",
+)
 @click.option("--from-scratch", is_flag=True, help="Discard this config's earlier state and final files first.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @options
@@ -21,6 +36,7 @@ def command(
     config: Path,
     overrides: tuple[str, ...],
     max_rows: int | None,
+    of_slice: Slice | None,
     from_scratch: bool,
     yes: bool,
     quiet: bool,
@@ -34,13 +50,21 @@ def command(
     from chunkvisor.configfile import load
     from chunkvisor.observe.observer import Guarded, Observers
     from chunkvisor.observe.systemd import service_manager
-    from chunkvisor.session import Request, run
+    from chunkvisor.session import run
+    from chunkvisor.work import Request
 
+    if of_slice is not None and from_scratch:
+        raise click.UsageError(
+            "--from-scratch would take away what the other slices have done. Use it in a run without --slice, or name "
+            "another workdir: --set workdir=NEW."
+        )
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
-        code = run(Request(loaded, max_rows, from_scratch), Observers([observer, Guarded(service_manager())]))
+        code = run(
+            Request(loaded, max_rows, from_scratch, slice=of_slice), Observers([observer, Guarded(service_manager())])
+        )
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

@@ -18,15 +18,18 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.glance import glance
+    from chunkvisor.observe.together import follower_of
     from chunkvisor.observe.watching import watch_json, watch_view
     from chunkvisor.status import read_status
 
-    status = read_status(workdir)
-    follower = Follower(workdir)
+    if as_json and not watch:
+        click.echo(json.dumps(read_status(workdir).to_json(), indent=2))
+        return
+    status = read_status(workdir)  # first: it refuses what is no workdir
+    follower = follower_of(workdir)
     try:
-        if watch and as_json:
+        if as_json:
             watch_json(workdir)
         elif watch:
             watch_view(follower)
@@ -37,5 +40,3 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
         snapshot = follower.look()
         for line in glance(status, snapshot, follower.begun_anew(), follower.ending, workdir):
             click.echo(line)
-    elif not watch:
-        click.echo(json.dumps(status.to_json(), indent=2))

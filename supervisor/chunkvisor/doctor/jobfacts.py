@@ -18,10 +18,10 @@ from chunkvisor.doctor.host import read_folder
 from chunkvisor.doctor.readings import JobReading, SampleReading, Whereabouts
 from chunkvisor.doctor.sample import distinct_encodes, encode_sample
 from chunkvisor.errors import Halt
+from chunkvisor.facts import read_facts
 from chunkvisor.fixed import read_staged
 from chunkvisor.gpu import Device
 from chunkvisor.layout import Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.modelsource import Snapshot
 from chunkvisor.seal import DamagedError, read_record

@@ -29,8 +29,9 @@ from chunkvisor.journal import read_events
 from chunkvisor.layout import Layout
 from chunkvisor.manifest import read_finished
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.session import Request, run
+from chunkvisor.session import run
 from chunkvisor.status import read_status
+from chunkvisor.work import Request
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Fault, Spec, read_message
 

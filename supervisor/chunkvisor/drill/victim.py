@@ -11,7 +11,8 @@ from chunkvisor.drill.saboteur import in_struck_chunk
 from chunkvisor.drill.scratch import ROWS
 from chunkvisor.errors import ChunkvisorError
 from chunkvisor.observe.console import Console
-from chunkvisor.session import Request, run
+from chunkvisor.session import run
+from chunkvisor.work import Request
 
 
 def main(config: str, *overrides: str) -> int:

@@ -12,7 +12,7 @@ import duckdb
 _PYTHON_BYTES = 256 << 20
 """For the interpreter, its libraries and one batch of rows."""
 _BYTES_PER_THREAD = 256 << 20
-"""Joining 15 million hashes failed instead of spilling with 100 MB for each of two threads; 350 MB were ample."""
+"""A thread holds row groups of parquet while it decodes them."""
 _MAX_THREADS = 4
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _DISK_PHRASES = ("No space left on device", "Disk quota exceeded", "Input/output error", "max_temp_directory_size")

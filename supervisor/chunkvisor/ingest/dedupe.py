@@ -1,34 +1,41 @@
 """De-duplication: which rows share a text, and the texts that are left.
 
-It never holds all rows in memory: DuckDB groups their hashes and spills, and the texts are moved batch by batch.
+It never holds all rows in memory, nor goes back and forth in a file: hashes are compared bin by bin, texts are moved
+batch by batch.
 """
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-import duckdb
 import numpy as np
+import numpy.typing as npt
 
+from chunkvisor.ingest.spool import Batch, SpoolFiles, bins_at_once, write_all
 from chunkvisor.ingest.table import TableFiles
+from chunkvisor.pickrows import pick_rows
 
-_FETCH_ROWS = 65_536
+_BYTES_PER_ROW = 512
+"""Of the memory limit; 90 are in use at a time while hashes are sorted, and the interpreter wants its share."""
 
 
-def number_texts(connection: duckdb.DuckDBPyConnection, files: TableFiles) -> int:
-    """Write `row_text` and `first_row` from the table `hashes`; returns the number of distinct texts.
+def number_texts(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch], memory_limit_bytes: int) -> int:
+    """Write `row_text` and `first_row`; returns the number of distinct texts. Raises OSError.
 
     Texts are numbered in the order of their first rows. Equal hashes are taken for equal texts, see `spool`.
     """
-    connection.execute(
-        "CREATE TABLE texts AS SELECT low, high, first, row_number() OVER (ORDER BY first) - 1 AS id "
-        "FROM (SELECT low, high, min(row) AS first FROM hashes GROUP BY low, high)"
-    )
-    _write_column(connection, "SELECT id FROM hashes JOIN texts USING (low, high) ORDER BY row", files.row_text)
-    return _write_column(connection, "SELECT first FROM texts ORDER BY id", files.first_row)
+    with (
+        open(scratch.hashes, "rb") as hashes,
+        open(scratch.places, "rb") as places,
+        open(scratch.firsts, "w+b", buffering=0) as firsts,
+    ):
+        for first_bin, last_bin in bins_at_once(batches, memory_limit_bytes // _BYTES_PER_ROW):
+            _find_firsts(hashes.fileno(), places.fileno(), firsts.fileno(), batches, first_bin, last_bin)
+        return _number(files, firsts.fileno(), places.fileno(), batches)
 
 
-def drop_repeats(files: TableFiles, lengths: Path, batches: Sequence[tuple[int, int]]) -> None:
-    """Leave only the first of equal texts in the text file, and write `offsets`.
+def drop_repeats(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch]) -> None:
+    """Leave only the first of equal texts in the text file, and write `offsets`. Raises OSError.
 
     The file is compacted in place: a text only ever moves towards the start, behind what has been read.
     """
@@ -36,15 +43,15 @@ def drop_repeats(files: TableFiles, lengths: Path, batches: Sequence[tuple[int, 
     with (
         open(files.texts, "rb") as source,
         open(files.texts, "r+b") as target,
-        open(lengths, "rb") as lengths_file,
+        open(scratch.lengths, "rb") as lengths_file,
         open(files.row_text, "rb") as row_text,
         open(files.offsets, "wb") as offsets,
     ):
         offsets.write(np.zeros(1, dtype="<u8").tobytes())
-        for rows, size_bytes in batches:
-            text_lengths = np.frombuffer(lengths_file.read(4 * rows), dtype="<u4").astype(np.int64)
-            texts = np.frombuffer(source.read(size_bytes), dtype=np.uint8)
-            ids = np.frombuffer(row_text.read(8 * rows), dtype="<i8")
+        for batch in batches:
+            text_lengths = np.frombuffer(lengths_file.read(4 * batch.rows), dtype="<u4").astype(np.int64)
+            texts = np.frombuffer(source.read(batch.size_bytes), dtype=np.uint8)
+            ids = np.frombuffer(row_text.read(8 * batch.rows), dtype="<i8")
             # Ids rise with first rows: a row is the first of its text where its id is higher than any before.
             highest = np.maximum.accumulate(np.concatenate(([last_id], ids)))
             keep = ids > highest[:-1]
@@ -57,11 +64,72 @@ def drop_repeats(files: TableFiles, lengths: Path, batches: Sequence[tuple[int, 
         target.truncate(kept_bytes)
 
 
-def _write_column(connection: duckdb.DuckDBPyConnection, query: str, path: Path) -> int:
-    written = 0
-    cursor = connection.execute(query)
-    with open(path, "wb") as file:
-        while batch := cursor.fetchmany(_FETCH_ROWS):
-            file.write(np.fromiter((value for (value,) in batch), dtype="<i8", count=len(batch)).tobytes())
-            written += len(batch)
-    return written
+def _find_firsts(
+    hashes_fd: int, places_fd: int, firsts_fd: int, batches: Sequence[Batch], first_bin: int, last_bin: int
+) -> None:
+    """Write the first row of the same text for each row of these bins."""
+    slices = [(batch.first_row, *map(int, batch.bounds[[first_bin, last_bin]])) for batch in batches]
+    hashes = np.concatenate(
+        [_read(hashes_fd, "<u8", 2 * (row + start), 2 * (stop - start)) for row, start, stop in slices]
+    )
+    rows = np.concatenate(
+        [row + _read(places_fd, "<u4", row + start, stop - start).astype(np.int64) for row, start, stop in slices]
+    )
+    first_of = first_rows(hashes.reshape(-1, 2), rows)
+    done = 0
+    for row, start, stop in slices:
+        os.lseek(firsts_fd, 8 * (row + start), os.SEEK_SET)
+        write_all(firsts_fd, first_of[done : done + stop - start].tobytes())
+        done += stop - start
+
+
+def first_rows(hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each of the rows the lowest one with the same hash; `hashes` has shape (len(rows), 2)."""
+    if not len(rows):
+        return rows
+    order = np.argsort(hashes[:, 1])
+    ordered = hashes[order]
+    same_half, same = ordered[1:, 1] == ordered[:-1, 1], (ordered[1:] == ordered[:-1]).all(axis=1)
+    if (same_half != same).any():  # two hashes are alike in one half, which one sort cannot tell apart
+        order = np.lexsort((hashes[:, 0], hashes[:, 1]))
+        ordered = hashes[order]
+        same = (ordered[1:] == ordered[:-1]).all(axis=1)
+    begins = np.flatnonzero(np.concatenate(([True], ~same)))
+    lowest = np.minimum.reduceat(rows[order], begins)
+    found = np.empty(len(rows), dtype="<i8")
+    found[order] = np.repeat(lowest, np.diff(np.append(begins, len(rows))))
+    return found
+
+
+def _number(files: TableFiles, firsts_fd: int, places_fd: int, batches: Sequence[Batch]) -> int:
+    count = 0
+    with open(files.row_text, "wb", buffering=0) as row_text, open(files.first_row, "wb", buffering=0) as first_row:
+        for batch in batches:
+            first_of = np.empty(batch.rows, dtype=np.int64)
+            places = _read(places_fd, "<u4", batch.first_row, batch.rows)
+            first_of[places] = _read(firsts_fd, "<i8", batch.first_row, batch.rows)
+            rows = np.arange(batch.first_row, batch.first_row + batch.rows)
+            fresh, before = first_of == rows, first_of < batch.first_row
+            ids = np.empty(batch.rows, dtype="<i8")
+            ids[fresh] = np.arange(count, count + np.count_nonzero(fresh))
+            if before.any():
+                ids[before] = pick_rows(files.row_text, "<i8", 0, 1, first_of[before])[:, 0]
+            again = ~(fresh | before)
+            ids[again] = ids[first_of[again] - batch.first_row]
+            write_all(row_text.fileno(), ids.tobytes())
+            write_all(first_row.fileno(), rows[fresh].astype("<i8").tobytes())
+            count += int(np.count_nonzero(fresh))
+    return count
+
+
+def _read(fd: int, dtype: str, start: int, count: int) -> npt.NDArray[Any]:
+    """Items of a file of ours, by number. Raises OSError."""
+    size_bytes = np.dtype(dtype).itemsize
+    data = bytearray(count * size_bytes)
+    view, offset = memoryview(data), start * size_bytes
+    while view:
+        got = os.preadv(fd, [view], offset)
+        if not got:
+            raise OSError("a scratch file is shorter than it was")
+        view, offset = view[got:], offset + got
+    return np.frombuffer(data, dtype=dtype)

@@ -5,11 +5,13 @@ It never keeps more than one batch in memory, and never compares two texts: `ded
 
 import hashlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import duckdb
 import numpy as np
+import numpy.typing as npt
 
 from chunkvisor.ingest.table import TableFiles
 
@@ -18,18 +20,57 @@ _BATCH_BYTES = 32 << 20
 _HASH_BYTES = 16
 """Of BLAKE2b. Two of n different texts share a hash with probability n**2 / 2**129: 4e-19 for ten billion texts."""
 
+BINS = 256
+"""By the first byte of a half of its hash a text goes into one of so many bins: equal texts into the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFiles:
+    """Paths in the scratch folder, named once. Within a batch, all but the lengths are in the order of the bins."""
+
+    folder: Path
+
+    @property
+    def lengths(self) -> Path:
+        """uint32: size of each row's text in bytes."""
+        return self.folder / "lengths.bin"
+
+    @property
+    def hashes(self) -> Path:
+        """Two uint64 a row: its text's hash."""
+        return self.folder / "hashes.bin"
+
+    @property
+    def places(self) -> Path:
+        """uint32: which row of its batch it is."""
+        return self.folder / "places.bin"
+
+    @property
+    def firsts(self) -> Path:
+        """int64: the first row of the same text; written by `dedupe`."""
+        return self.folder / "firsts.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that were written together."""
+
+    first_row: int
+    rows: int
+    size_bytes: int
+    """Of their texts."""
+    bounds: npt.NDArray[np.uint32]
+    """Where each bin begins in the batch, and the end; shape (BINS + 1,)."""
+
 
 class Spool:
-    """Appends texts to the table's text file, their lengths beside it, and their hashes to the table `hashes`."""
+    """Appends texts to the table's text file, and what is to be known of them to the scratch files."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, files: TableFiles, lengths: Path) -> None:
+    def __init__(self, files: TableFiles, scratch: SpoolFiles) -> None:
         self.rows = 0
-        self.batches: list[tuple[int, int]] = []
-        """Rows and bytes of each batch, in their order in the files."""
-        self._connection = connection
-        connection.execute("CREATE TABLE hashes (row BIGINT, low UBIGINT, high UBIGINT)")
-        self._texts = open(files.texts, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self._lengths = open(lengths, "wb", buffering=0)  # noqa: SIM115 - as above
+        self.batches: list[Batch] = []
+        paths = (files.texts, scratch.lengths, scratch.hashes, scratch.places)
+        self._files = [open(path, "wb", buffering=0) for path in paths]  # noqa: SIM115 - closed by __exit__
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -39,8 +80,8 @@ class Spool:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self._flush()
-        self._texts.close()
-        self._lengths.close()
+        for file in self._files:
+            file.close()
 
     def add(self, text: bytes) -> None:
         """Append the text of the next row, in UTF-8."""
@@ -52,19 +93,31 @@ class Spool:
     def _flush(self) -> None:
         if not self._pending:
             return
-        rows = len(self._pending)
-        blake2b = hashlib.blake2b
+        rows, blake2b = len(self._pending), hashlib.blake2b
         digests = b"".join([blake2b(text, digest_size=_HASH_BYTES).digest() for text in self._pending])
-        low, high = np.frombuffer(digests, dtype="<u8").reshape(rows, 2).T.copy()
-        self._connection.register(
-            "__chunkvisor_hashes", {"row": np.arange(self.rows, self.rows + rows), "low": low, "high": high}
-        )
-        self._connection.execute("INSERT INTO hashes SELECT row, low, high FROM __chunkvisor_hashes")
-        write_all(self._texts.fileno(), b"".join(self._pending))
-        write_all(self._lengths.fileno(), np.fromiter(map(len, self._pending), dtype="<u4", count=rows).tobytes())
-        self.batches.append((rows, self._pending_bytes))
+        hashes = np.frombuffer(digests, dtype="<u8").reshape(rows, 2)
+        bins = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
+        places = np.argsort(bins, kind="stable").astype("<u4")
+        lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
+        parts = (b"".join(self._pending), lengths.tobytes(), hashes[places].tobytes(), places.tobytes())
+        for file, data in zip(self._files, parts, strict=True):
+            write_all(file.fileno(), data)
+        bounds = np.concatenate(([0], np.cumsum(np.bincount(bins, minlength=BINS)))).astype(np.uint32)
+        self.batches.append(Batch(self.rows, rows, self._pending_bytes, bounds))
         self.rows += rows
         self._pending, self._pending_bytes = [], 0
+
+
+def bins_at_once(batches: Sequence[Batch], most_rows: int) -> list[tuple[int, int]]:
+    """(first, one past the last) of neighbouring bins that together have at most so many rows, or are one bin."""
+    sizes = np.sum([np.diff(batch.bounds.astype(np.int64)) for batch in batches], axis=0)
+    ranges, first, rows = [], 0, 0
+    for number, size in enumerate(sizes.tolist()):
+        if rows and rows + size > most_rows:
+            ranges.append((first, number))
+            first, rows = number, 0
+        rows += size
+    return [*ranges, (first, BINS)]
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -26,7 +26,7 @@ from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
-from chunkvisor.ingest.spool import Spool
+from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor_worker.contract.files import sync_folder, write_atomic
@@ -40,30 +40,29 @@ def stage(request: IngestRequest, folder: Path) -> None:
     state = signature(sources)
     scratch = folder / "scratch"
     scratch.mkdir()
-    paths, lengths = TableFiles(folder), scratch / "lengths.bin"
+    paths, spooled = TableFiles(folder), SpoolFiles(scratch)
     files: list[TableSource] = []
-    # Two cursors: a batch of hashes is inserted while a query over a source is still being fetched.
-    with connect(request.memory_limit_bytes, scratch) as connection, connection.cursor() as reader:
+    first = 0
+    with connect(request.memory_limit_bytes, scratch) as reader, Spool(paths, spooled) as spool:
         if request.sql is not None:
             check_expression(reader, request.sql)
-        with Spool(connection, paths, lengths) as spool:
-            for source in sources:
-                first = sum(file.rows for file in files)
-                left = None if request.max_rows is None else request.max_rows - first
-                if left == 0:
-                    break
-                count = 0
-                for text in _texts(reader, source, request, left, scratch):
-                    spool.add(text)
-                    count += 1
-                files.append(TableSource(source.path, first, count))
-        if not spool.rows:
-            raise config_error(
-                f"The sources have no rows: {', '.join(str(source.path) for source in sources[:10])}",
-                remedy="Correct the sources, or remove the output.",
-            )
-        distinct = number_texts(connection, paths)
-    drop_repeats(paths, lengths, spool.batches)
+        for source in sources:
+            left = None if request.max_rows is None else request.max_rows - first
+            if left == 0:
+                break
+            count = 0
+            for text in _texts(reader, source, request, left, scratch):
+                spool.add(text)
+                count += 1
+            files.append(TableSource(source.path, first, count))
+            first += count
+    if not spool.rows:
+        raise config_error(
+            f"The sources have no rows: {', '.join(str(source.path) for source in sources[:10])}",
+            remedy="Correct the sources, or remove the output.",
+        )
+    distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
+    drop_repeats(paths, spooled, spool.batches)
     shutil.rmtree(scratch)
     _check_unchanged(sources, state)
     for path in paths.arrays:

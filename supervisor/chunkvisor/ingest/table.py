@@ -6,7 +6,7 @@ It never holds more of itself than was asked for: every read is by position, and
 import itertools
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.sources import Format, Signature, resolve, signature
+from chunkvisor.pickrows import pick_rows
 from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.stamp import Stamp, stamp_file
 
 _VERSION = 1
 _ITEM_BYTES = 8
+_EACH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,11 @@ class StagedTable:
         ends = (bounds.astype(np.int64) - first).tolist()
         return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
 
+    def each_text(self, start: int, stop: int) -> Iterator[str]:
+        """The same one after the other, of which no more than a few thousand are held."""
+        for first in range(start, stop, _EACH):
+            yield from self.texts(first, min(first + _EACH, stop))
+
     def text_bytes(self, start: int, stop: int) -> int:
         """Size of the distinct texts start..stop in UTF-8."""
         bounds = self._bounds(start, stop)
@@ -144,6 +151,13 @@ class StagedTable:
         """First rows of the distinct texts start..stop; shape (stop - start,)."""
         _check_range(start, stop, self.distinct)
         return _read_array(TableFiles(self.folder).first_row, "<i8", start, stop).astype(np.int64)
+
+    def first_rows_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """First rows of the distinct texts of those numbers, in that order; shape (len(texts),)."""
+        if len(texts):
+            _check_range(int(texts.min()), int(texts.max()) + 1, self.distinct)
+        path = TableFiles(self.folder).first_row
+        return pick_rows(path, "<i8", 0, 1, texts)[:, 0].astype(np.int64)
 
     def locate(self, row: int) -> tuple[Path, int]:
         """The source file of a row, and the row's number in it, from 0."""
@@ -167,6 +181,11 @@ class StagedTable:
         except (Halt, OSError):
             return path, None
         return path, found[0] if found else None
+
+    def place_of(self, row: int, *, with_line: bool = True) -> str:
+        """Where a row stands, for messages; without its line, the file is not read."""
+        path, line = self.line_of(row) if with_line else (self.locate(row)[0], None)
+        return f"{path}:{line}" if line is not None else f"{path}, row {self.locate(row)[1]}"
 
     def _bounds(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         _check_range(start, stop, self.distinct)

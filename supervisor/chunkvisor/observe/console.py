@@ -43,8 +43,8 @@ class Console(Deaf):
         now = time.monotonic()
         if self._least is Weight.NEWS and now - self._said_s >= heartbeat_s(now - self._began_s):
             self._said_s = now
-            if self._fold.workdir is not None and self._fold.ending is None:
-                readings = take_readings(self._fold.workdir, "", self._fold.workers)
+            if (layout := self._fold.layout) is not None and self._fold.ending is None:
+                readings = take_readings(layout, "", self._fold.workers)
                 self._write(progress_line(self._fold.snapshot(time.time(), readings)))
 
     def say(self, text: str) -> None:

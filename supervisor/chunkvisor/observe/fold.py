@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.layout import Layout
 from chunkvisor.observe.concern import Troubles, concern_of
+from chunkvisor.observe.foldrecord import FoldRecord, Named, OutputCounts, UnderWay
 from chunkvisor.observe.readings import AttemptKey, Readings
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.observe.workers import Worker, device_states, labels_of, worker_state
+from chunkvisor.slices import Slice
 
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
@@ -24,6 +27,7 @@ _STAGES = {
     "invoked": "starting",
     "resolving": "asking the hub for {model}",
     "checking_model": "reading the files of the model",
+    "waiting_for_turn": "waiting for {who}",
     "staging": "reading the source of {output}",
     "template_started": "loading the model, once for all workers",
     "go": _COMPUTING,
@@ -36,20 +40,12 @@ _STAGES = {
 
 
 @dataclass(slots=True)
-class _Output:
-    rows: int
-    distinct: int
-    chunks: int
-    chunks_done: int
-    texts_done: int
-    complete: bool = False
-
-
-@dataclass(slots=True)
 class Fold:
     """What the events so far come to; a new run in the same journal starts it afresh."""
 
     workdir: Path | None = None
+    slice: str = ""
+    """Such as 3/8; empty for a run of the whole."""
     invocation: str = ""
     ending: dict[str, Any] | None = None
     """Details of the event that ended the run."""
@@ -63,7 +59,7 @@ class Fold:
     """Names by number."""
     _nodes: dict[str, set[int]] = field(default_factory=dict)
     """Numbers of each node's devices."""
-    _outputs: dict[str, _Output] = field(default_factory=dict)
+    _outputs: dict[str, OutputCounts] = field(default_factory=dict)
     _apart: set[tuple[str, int]] = field(default_factory=set)
     """(output, chunk) of chunks that are being taken apart."""
     _first_go_s: float | None = None
@@ -72,6 +68,56 @@ class Fold:
     _chunks_here: int = 0
     _points: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """(time, texts, tokens) of this run after its first `go` and after each commit."""
+
+    def record(self) -> FoldRecord:
+        """All that it holds."""
+        apart: dict[str, list[int]] = {}
+        for output, chunk in sorted(self._apart):
+            apart.setdefault(output, []).append(chunk)
+        return FoldRecord(
+            workdir=None if self.workdir is None else str(self.workdir),
+            invocation=self.invocation,
+            slice=self.slice,
+            ending=self.ending,
+            workers=tuple(UnderWay(*key, worker) for key, worker in self.workers.items()),
+            troubles=self.troubles,
+            began_s=self._began_s,
+            told_s=self._told_s,
+            doing=self._doing,
+            devices=tuple(Named(number, name) for number, name in self._devices.items()),
+            nodes={node: tuple(sorted(numbers)) for node, numbers in self._nodes.items()},
+            outputs=self._outputs,
+            apart={output: tuple(chunks) for output, chunks in apart.items()},
+            first_go_s=self._first_go_s,
+            texts_here=self._texts_here,
+            tokens_here=self._tokens_here,
+            chunks_here=self._chunks_here,
+            points=tuple(self._points),
+        )
+
+    @classmethod
+    def restored(cls, record: FoldRecord) -> "Fold":
+        """The fold that the record is of. Raises ValueError where it is of none."""
+        return cls(
+            workdir=None if record.workdir is None else Path(record.workdir),
+            invocation=record.invocation,
+            slice=record.slice,
+            ending=record.ending,
+            workers={AttemptKey(each.output, each.chunk, each.attempt): each.worker for each in record.workers},
+            troubles=record.troubles,
+            _began_s=record.began_s,
+            _told_s=record.told_s,
+            _doing=record.doing,
+            _devices={each.number: each.name for each in record.devices},
+            _nodes={node: set(numbers) for node, numbers in record.nodes.items()},
+            _outputs=record.outputs,
+            _apart={(output, chunk) for output, chunks in record.apart.items() for chunk in chunks},
+            _first_go_s=record.first_go_s,
+            _texts_here=record.texts_here,
+            _tokens_here=record.tokens_here,
+            _chunks_here=record.chunks_here,
+            _points=deque(((t, int(texts), int(tokens)) for t, texts, tokens in record.points), maxlen=_WINDOW),
+        )
 
     def feed(self, event: str, details: Mapping[str, Any], t: float) -> None:
         """Take in an event of time `t`, seconds since the epoch; what is not as expected is passed over."""
@@ -86,6 +132,7 @@ class Fold:
             self.__init__()  # type: ignore[misc]  # every field to its default
             self._began_s = self._told_s = t
             self.workdir, self.invocation = Path(details["workdir"]), str(details.get("invocation", ""))
+            self.slice = str(details.get("slice", ""))
         if (stage := _STAGES.get(event)) is not None and (event != "go" or not self._stopping):
             self._doing = stage.format_map(details)
         self.troubles.feed(event, details, t)
@@ -102,9 +149,9 @@ class Fold:
             case "output_opened":
                 names = ("rows", "distinct", "chunks", "chunks_done", "texts_done")
                 counts: dict[str, Any] = {name: int(details[name]) for name in names}
-                self._outputs[details["output"]] = _Output(**counts)
+                self._outputs[details["output"]] = OutputCounts(**counts)
             case "output_already_complete":
-                self._outputs[details["output"]] = _Output(int(details["rows"]), 0, 0, 0, 0, complete=True)
+                self._outputs[details["output"]] = OutputCounts(int(details["rows"]), 0, 0, 0, 0, complete=True)
             case "output_complete":
                 self._outputs[details["output"]].complete = True
             case "attempt_started":
@@ -123,6 +170,11 @@ class Fold:
                 self._apart.add((str(details["output"]), int(details["chunk"])))
             case "halted" | "run_ended":
                 self.ending = dict(details)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The workdir, as the run sees it; None until it has told. Raises ValueError where it told of no slice."""
+        return Layout(self.workdir, Slice.parse(self.slice) if self.slice else None) if self.workdir else None
 
     @property
     def _stopping(self) -> bool:
@@ -188,6 +240,6 @@ class Fold:
         return new_texts / spent_s, (self._tokens_here + tokens_under_way - tokens) / spent_s
 
 
-def _output_state(name: str, output: _Output, under_way: int) -> OutputState:
+def _output_state(name: str, output: OutputCounts, under_way: int) -> OutputState:
     share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
-    return OutputState(name, output.rows, share, output.chunks, output.chunks_done)
+    return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)

@@ -6,21 +6,21 @@ It never takes the lock and never writes, so that it works from another terminal
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.desks import at_work
+from chunkvisor.journal import newest_mark
 from chunkvisor.layout import Layout
 from chunkvisor.lock import read_holder
-from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.words import Weight, weight_of, words_of
+from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
-_LAST_NEWS = 5
 _FOREIGN_SILENCE_S = 900.0
 """A live run writes its journal every few minutes at the least; more is not known of one on another host."""
 
@@ -28,9 +28,9 @@ _FOREIGN_SILENCE_S = 900.0
 class Tail:
     """The whole lines of a journal that have come since the last look."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Those that can be read; a journal that has become shorter is read from its start."""
@@ -51,17 +51,19 @@ class Tail:
 
 
 class Follower:
-    """A workdir, looked at now and then."""
+    """A workdir, or one slice of it, looked at now and then."""
 
-    def __init__(self, workdir: Path) -> None:
-        self._layout = Layout(workdir)
-        self._tail = Tail(self._layout.events)
-        self._fold = Fold()
-        self._told_s = 0.0
+    def __init__(self, workdir: Path, of_slice: Slice | None = None) -> None:
+        self._layout = Layout(workdir, of_slice)
+        so_far, offset = newest_mark(self._layout.events)
+        self._tail = Tail(self._layout.events, offset)
+        for event in self._tail.events():
+            so_far.feed(event)
+        self._fold = so_far.fold
+        self._told_s = so_far.tally.told_s
         self.news: list[tuple[Weight, float, str]] = []
         """What has come with the last look: weight, time, words; of the first look only the last few of that run."""
-        self._read(_LAST_NEWS)
-        self._begun_with = self.news
+        self._begun_with = list(so_far.news)
 
     def look(self) -> Snapshot:
         """Read what has come."""
@@ -69,30 +71,24 @@ class Follower:
         self.news, self._begun_with = [*self._begun_with, *self.news], []
         if not self.alive:
             return self._fold.snapshot(self._told_s, Readings())
-        self._fold.workdir = self._layout.workdir  # it may be mounted elsewhere here
-        return self._fold.snapshot(
-            time.time(), take_readings(self._layout.workdir, self._fold.invocation, self._fold.workers)
-        )
+        # Not of the workdir that the journal tells: it may be mounted elsewhere here.
+        return self._fold.snapshot(time.time(), take_readings(self._layout, self._fold.invocation, self._fold.workers))
 
-    def _read(self, at_most: int | None = None) -> None:
-        news: deque[tuple[Weight, float, str]] = deque(maxlen=at_most)
+    def _read(self) -> None:
+        self.news = []
         for event in self._tail.events():
             name, t = event["event"], event["t"]
             self._told_s = t
             self._fold.feed(name, event, t)
-            if name == "invoked" and at_most is not None:
-                news.clear()
             if line := words_of(name, event):
-                news.append((weight_of(name), t, line))
-        self.news = list(news)
+                self.news.append((weight_of(name), t, line))
 
     @property
     def alive(self) -> bool:
         """Whether the run whose events were read last is still under way."""
         if self._fold.ending is not None:
             return False
-        holder = read_holder(self._layout.lock)
-        alive = holder.alive() if holder is not None else False
+        alive = at_work(self._layout, read_holder(self._layout.lock))
         return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
     @property

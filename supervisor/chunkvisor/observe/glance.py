@@ -8,7 +8,8 @@ from pathlib import Path
 
 from chunkvisor.observe.progress import percent, rates
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.status import DeviceStatus, OutputStatus, State, Status
+from chunkvisor.status import OutputStatus, SliceStatus, State, Status
+from chunkvisor.tally import DeviceStatus
 from chunkvisor.units import human_time
 
 
@@ -21,13 +22,14 @@ def glance(
     """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
-        lines[0] = f"running (pid {status.pid}): {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
+        lines[0] = f"running{_by(status)}: {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
         lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
     else:
         lines += [f"  {line}" for line in _devices(status)]
+    lines += [f"  {line}" for line in _slices(status.slices)]
     if status.attempts:
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
@@ -38,7 +40,8 @@ def glance(
     else:
         lines += [f"  {line}" for line in again(status, begun)]
         if status.state is State.STOPPED:
-            lines[0] += ": " + _STOPPED.get(ending, f"the last run ended with code {ending}")
+            why = _STOPPED.get(ending, f"the last run ended with code {ending}")
+            lines[0] += f": {'no slice is at work' if status.slices else why}"
     return lines
 
 
@@ -55,6 +58,8 @@ def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
     lines = ["run the same command again to go on; what is done stays done"]
+    if status.slices:
+        lines = ["run the slices that are left, or the same command without --slice; what is done stays done"]
     if not chunks:
         return lines
     rest = chunks - kept
@@ -67,6 +72,33 @@ def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
         noun = "chunk" if len(begun) == 1 else "chunks"
         lines.append(f"under way at the end, and tried afresh unless their result is there: {noun} {names}{more}")
     return lines
+
+
+def _by(status: Status) -> str:
+    return "" if status.slices else f" (pid {status.pid})"
+
+
+def _slices(slices: Sequence[SliceStatus]) -> list[str]:
+    """A line for each, but for those that are done, of which only the names are told."""
+    done = [each.slice for each in slices if each.state is State.COMPLETE]
+    others = [each for each in slices if each.state is not State.COMPLETE]
+    lines = [_slice(each) for each in others[:_MOST_SLICES]]
+    if len(others) > _MOST_SLICES:
+        lines.append(f"and {len(others) - _MOST_SLICES:,} more slices")
+    if done:
+        more = f" and {len(done) - _MOST_SLICES:,} more" if len(done) > _MOST_SLICES else ""
+        lines.append(f"done with their share: {', '.join(done[:_MOST_SLICES])}{more}")
+    return lines
+
+
+_MOST_SLICES = 16
+
+
+def _slice(each: SliceStatus) -> str:
+    where = f" on {each.host}, pid {each.pid}" if each.host else ""
+    far = f", {each.chunks_done:,} of its {each.chunks:,} chunks" if each.chunks else ""
+    left = f", about {human_time(each.eta_s)} left" if each.eta_s else ""
+    return f"slice {each.slice}: {each.state}{where}{far}{left}"
 
 
 def _progress(output: OutputStatus) -> str:

@@ -44,8 +44,8 @@ class Live(Deaf):
 
     def tick(self) -> None:
         """Draw, if it is time."""
-        if time.monotonic() - self._drawn_s >= REFRESH_S and self._fold.workdir is not None:
-            readings = take_readings(self._fold.workdir, self._fold.invocation, self._fold.workers)
+        if time.monotonic() - self._drawn_s >= REFRESH_S and (layout := self._fold.layout) is not None:
+            readings = take_readings(layout, self._fold.invocation, self._fold.workers)
             if self._screen.draw(self._fold.snapshot(time.time(), readings), self._news):
                 self._news.clear()
             self._drawn_s = time.monotonic()

@@ -56,7 +56,9 @@ class Notices(Deaf):
                 self._send("a row is quarantined", f"{row} gets no vector: {details['outcome']}: {details['reason']}")
             case "run_ended" if self._worked:
                 rows = [f"{name}: {rows:,} rows" for name, rows in self._rows.items()]
-                self._send("complete", "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
+                joined = self._layout.slice is None or rows
+                what = "complete" if joined else f"slice {self._layout.slice} is done"
+                self._send(what, "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
             # Who pressed Ctrl-C knows.
             case "halted" if details["code"] != ExitCode.INTERRUPTED:
                 self._send(f"ended with exit code {details['code']}", "\n".join(lines_of_end(details)))

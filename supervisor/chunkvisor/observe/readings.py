@@ -41,9 +41,9 @@ class Readings:
     """As `sensors.jsonl` has it; empty where nothing was measured lately."""
 
 
-def take_readings(workdir: Path, invocation: str, attempts: Iterable[AttemptKey]) -> Readings:
+def take_readings(layout: Layout, invocation: str, attempts: Iterable[AttemptKey]) -> Readings:
     """Read what is there of these attempts, and of the machine."""
-    layout, now = Layout(workdir), time.time()
+    now = time.time()
     beats = {}
     for key in attempts:
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from chunkvisor.config import Config
+from chunkvisor.facts import read_facts
 from chunkvisor.layout import InvocationFiles, Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.secretless import without_secrets

@@ -22,8 +22,11 @@ class Reporter(Deaf):
         self._news = False
 
     def event(self, event: str, _details: dict[str, Any]) -> None:
-        """A run that found everything complete leaves the report as it is."""
-        self._news = self._news or event not in _NOTHING_NEW
+        """A run that found everything complete leaves the report as it is; so does a slice that joins nothing."""
+        if self._layout.slice is None:
+            self._news = self._news or event not in _NOTHING_NEW
+        else:  # only one slice joins, and no two may write the same file
+            self._news = self._news or event == "output_complete"
 
     def close(self) -> None:
         """Write it; a disk that is full costs the report, nothing else."""

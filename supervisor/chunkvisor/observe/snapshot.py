@@ -52,6 +52,8 @@ class OutputState:
     """Of its texts that are encoded, from 0 to 1; what the workers have done of their chunks counts."""
     chunks: int
     chunks_done: int
+    complete: bool = False
+    """It has its final file."""
 
     @property
     def rows_done(self) -> int:

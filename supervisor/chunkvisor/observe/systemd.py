@@ -27,6 +27,7 @@ _STATUS = {
     "resolving": "asking the hub for {model}",
     "output_opened": "{output}: {chunks_done:,} of {chunks:,} chunks done before",
     "chunk_committed": "{output}: {chunks_done:,} of {chunks:,} chunks{rate}{left}",
+    "waiting_for_turn": "waiting for {who}",
     "waiting": "waiting: {reason}",
     "gpu_busy": "{device}: waiting, {why}",
     "waiting_to_join": "{output}: waiting for disk space: {reason}",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from chunkvisor.observe.follow import Follower
 from chunkvisor.observe.live import REFRESH_S
 from chunkvisor.observe.progress import heartbeat_s, progress_line
 from chunkvisor.observe.screen import Screen
 from chunkvisor.observe.terminal import can_draw
+from chunkvisor.observe.together import Looking
 from chunkvisor.status import State, read_status
 
 _JSON_LOOK_S = 1.0
@@ -22,7 +22,7 @@ _JSON_SHARE = 0.1
 """Of the time, at most, goes into reading: a long journal is read again less often."""
 
 
-def watch_view(follower: Follower) -> None:
+def watch_view(follower: Looking) -> None:
     """The live view, or lines where nothing can be drawn; returns at the end of the run, at once where none lives."""
     if not follower.alive:
         return
@@ -41,7 +41,7 @@ def watch_view(follower: Follower) -> None:
         screen.leave(follower.news if not follower.alive else ())
 
 
-def _watch_lines(follower: Follower) -> None:
+def _watch_lines(follower: Looking) -> None:
     said_s = -float("inf")
     while True:
         snapshot = follower.look()

@@ -68,6 +68,9 @@ _WORDS = {
     "assembling": "{output}: joining {chunks:,} chunks",
     "output_complete": "{output}: complete, {rows:,} rows x {dimension}, {path}",
     "output_already_complete": "{output}: complete already, {rows:,} rows x {dimension}, {path}",
+    "waiting_for_turn": "waiting for {who}, which prepares or joins what belongs to all slices",
+    "slice_done": "slice {slice} is done, and with it {done:,} of all {chunks:,} chunks; "
+    "the last slice joins them, or a run without --slice",
     "draining": "{signal}: finishing the chunks under way; once more stops at once",
 }
 

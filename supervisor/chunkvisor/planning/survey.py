@@ -139,7 +139,7 @@ class _Survey:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
         done = self._done(name)
-        texts_left = plan.distinct - sum(map(plan.size, done))
+        texts_left = plan.distinct - plan.texts_in(done)
         dimension = self._dimension(layout, sample, model)
         if count < plan.distinct:
             which = f"those of every {sample.every:,}th chunk"
@@ -155,7 +155,7 @@ class _Survey:
             distinct_texts=table.distinct,
             duplicate_share=1 - table.distinct / table.rows,
             chunks=plan.count,
-            chunks_done=len(done),
+            chunks_done=done.count(1),
             chunk_size=plan.chunk_size,
             chunk_size_reason=sample.size_reason,
             texts_left=texts_left,
@@ -173,19 +173,18 @@ class _Survey:
             disk_bytes=disk,
         )
 
-    def _done(self, name: str) -> set[int]:
-        """Chunks that a run would find done."""
+    def _done(self, name: str) -> bytearray:
+        """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
         if sample.begun is not None and not sample.ours:
             self._notes.append(f"{name}: the workdir holds work on another source or other rows; a run would refuse it")
         if not sample.ours:
-            return set()
-        every = set(range(sample.plan.count))
+            return bytearray(sample.plan.count)
         try:
             finished = read_quarantined(layout) is not None
         except DamagedError:
             finished = False  # a run may mend it
-        return every if finished else every & committed_chunks(layout)
+        return bytearray(b"\1") * sample.plan.count if finished else committed_chunks(layout, sample.plan)
 
     def _dimension(self, layout: OutputLayout, sample: Sample, model: ModelFolder) -> int | None:
         try:

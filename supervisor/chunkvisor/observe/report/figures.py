@@ -23,11 +23,15 @@ _SHADED = 80
 def timeline_of(story: Story, readings: Readings) -> Timeline:
     """The time axis; sensors know longer than the journal that a run was alive."""
     seen = [each.most for each in readings.times.bins()]
-    spans = []
+    spans: list[Span] = []
     for run, after in itertools.zip_longest(story.runs, story.runs[1:]):
         until = after.start_s if after is not None else float("inf")
         over = run.stop_s if run.code is not None else max((s for s in seen if run.start_s <= s < until), default=0.0)
-        spans.append(Span(run.start_s, max(run.stop_s, over)))
+        span = Span(run.start_s, max(run.stop_s, over))
+        if spans and span.start_s < spans[-1].stop_s:  # slices work at the same time
+            spans[-1] = Span(spans[-1].start_s, max(spans[-1].stop_s, span.stop_s))
+        else:
+            spans.append(span)
     return Timeline(spans)
 
 

@@ -12,6 +12,7 @@ from chunkvisor.status import State, Status
 from chunkvisor.units import human_time
 
 _AGAIN = "Run the same command again to go on; what is done stays done."
+_NOT_HALTED = (None, ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _MANY = 0.2
 """Share of failed attempts that is worth a look."""
 _FEW = 5
@@ -41,6 +42,8 @@ def headline(status: Status, story: Story, now_s: float) -> Headline:
     failed = sum(failure.count for failure in story.failures.values())
     quarantined = sum(output.quarantined for output in status.outputs.values())
     last = story.runs[-1] if story.runs else None
+    if status.state is State.HALTED:  # of slices, others may have ended well since
+        last = next((run for run in reversed(story.runs) if run.code not in _NOT_HALTED), last)
     match status.state:
         case State.COMPLETE if quarantined:
             rows = f"{quarantined:,} row{'s' * (quarantined != 1)}"

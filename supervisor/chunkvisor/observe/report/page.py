@@ -3,6 +3,7 @@
 It never fails for what is missing or damaged: that part is left out, or says so.
 """
 
+import contextlib
 import functools
 import json
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor import __version__
+from chunkvisor.desks import all_desks
+from chunkvisor.facts import read_facts
 from chunkvisor.journal import read_events
 from chunkvisor.layout import InvocationFiles, Layout
-from chunkvisor.ledger import read_facts
 from chunkvisor.manifest import read_quarantined
 from chunkvisor.observe.report.bands import kind_of
 from chunkvisor.observe.report.figures import Figures
@@ -25,7 +27,7 @@ from chunkvisor.observe.report.readings import read_readings
 from chunkvisor.observe.report.story import Story, read_story
 from chunkvisor.observe.report.trouble import clean, troubles
 from chunkvisor.seal import DamagedError
-from chunkvisor.status import State, read_status
+from chunkvisor.status import State, Status, read_status
 from chunkvisor.units import human_bytes, human_time
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
@@ -57,7 +59,7 @@ class Bar:
 def size_of_story(workdir: Path) -> int:
     """Bytes that a report has to read, about."""
     layout = Layout(workdir)
-    paths = [layout.events, *(files.sensors for files in _invocations(layout))]
+    paths = [*(desk.events for desk in all_desks(layout)), *(files.sensors for files in _invocations(layout))]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
@@ -89,7 +91,7 @@ def _template() -> Any:
 def _content(workdir: Path, now_s: float) -> dict[str, Any]:
     status = read_status(workdir)  # first: it refuses what is no workdir
     layout = Layout(workdir)
-    story = read_story(read_events(layout.events))
+    story = read_story(_events(layout))
     invocations = _invocations(layout)
     readings = read_readings(files.sensors for files in invocations)
     figures = Figures(story, readings)
@@ -101,7 +103,7 @@ def _content(workdir: Path, now_s: float) -> dict[str, Any]:
         "now_s": now_s,
         "version": __version__,
         "head": headline(status, story, now_s),
-        "running": status.state is State.RUNNING,
+        "live_runs": _live_runs(status, story),
         "status": status,
         "rows": rows,
         "rows_done": rows_done,
@@ -134,12 +136,27 @@ def _content(workdir: Path, now_s: float) -> dict[str, Any]:
     }
 
 
+def _events(layout: Layout) -> Iterator[dict[str, Any]]:
+    """Of all journals, one after the other: the number of slices may be larger than that of files one may open."""
+    for desk in all_desks(layout):
+        for event in read_events(desk.events):
+            yield event | {"slice": str(desk.slice or "")}
+
+
+def _live_runs(status: Status, story: Story) -> set[str]:
+    """Ids of the runs that are at work: the last one, or that of each slice that is."""
+    if not status.slices:
+        return {run.run_id for run in story.runs[-1:] if status.state is State.RUNNING}
+    live = {each.slice for each in status.slices if each.state is State.RUNNING}
+    return set({run.slice: run.run_id for run in story.runs if run.slice in live}.values())
+
+
 def _invocations(layout: Layout) -> list[InvocationFiles]:
-    """Folders of the invocations, oldest first."""
-    try:
-        found = sorted(path for path in layout.invocations.iterdir() if path.is_dir() and not path.is_symlink())
-    except OSError:
-        return []
+    """Folders of the invocations, oldest first; those of slices behind the others."""
+    found: list[Path] = []
+    for desk in all_desks(layout):
+        with contextlib.suppress(OSError):
+            found += sorted(path for path in desk.invocations.iterdir() if path.is_dir() and not path.is_symlink())
     return [InvocationFiles(path) for path in found]
 
 

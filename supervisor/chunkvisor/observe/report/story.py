@@ -30,6 +30,8 @@ class Run:
     run_id: str
     start_s: float
     stop_s: float
+    slice: str = ""
+    """Such as 3/8; empty for a run of the whole."""
     device: str = ""
     code: int | None = None
     """None: it said no last word."""
@@ -93,6 +95,8 @@ class Story:
     """What was waited for, given up or left out, newest last."""
     outputs: list[str] = field(default_factory=list)
     """Of the last run's config."""
+    _last_s: float | None = None
+    """When a chunk was committed last, or the last run began, in whichever journal."""
     _in_parts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Texts of a chunk that was taken apart, as far as they are counted already."""
 
@@ -101,14 +105,15 @@ class Story:
         at_s = number(event.get("t"))
         if at_s is None or not 0 < at_s < 1e11:
             return
-        run = self._run(str(event.get("run")), at_s)
+        run = self._run(str(event.get("run")), at_s, text(event.get("slice"), 20))
         match event["event"]:
             case "run_started":
                 run.device = text(event.get("device"), 200)
                 wanted = event.get("outputs")
                 self.outputs = [text(name, 100) for name in wanted] if isinstance(wanted, list) else []
             case "attempt_started":
-                self.lanes.started(attempt_of(event), str(integer(event.get("device"))))
+                device = str(integer(event.get("device")))
+                self.lanes.started(attempt_of(event), f"{device} of slice {run.slice}" if run.slice else device)
             case "go":
                 self._go(event, at_s)
             case "worker_ended":
@@ -116,7 +121,7 @@ class Story:
             case "chunk_committed":
                 self._committed(event, at_s)
             case "assembling":
-                self.pace.began(at_s)
+                self._began(at_s)
             case "part_committed":
                 self._part_committed(event, at_s)
             case "attempt_failed" | "part_failed" | "attempt_interrupted":
@@ -134,22 +139,30 @@ class Story:
                 self.notes = [*self.notes[-_NOTED:], (at_s, text(_NOTES[name](event), 300))]
 
     def finish(self) -> None:
-        """After the last event: what is still open was cut off."""
+        """After the last event: what is still open was cut off, and what several journals told is put in order."""
         if self.runs:
             self.lanes.cut_off(self.runs[-1].stop_s)
+        self.runs.sort(key=lambda run: run.start_s)
+        self.notes.sort(key=lambda note: note[0])
+        self.ceilings.sort(key=lambda ceiling: ceiling.at_s)
+        self.pace.last_s = self._last_s
 
-    def _run(self, run_id: str, at_s: float) -> Run:
+    def _run(self, run_id: str, at_s: float, of_slice: str) -> Run:
         if not self.runs or self.runs[-1].run_id != run_id:
             if self.runs:
                 self.lanes.cut_off(self.runs[-1].stop_s)
-            self.runs.append(Run(run_id, at_s, at_s))
-            self.pace.began(at_s)
+            self.runs.append(Run(run_id, at_s, at_s, of_slice))
+            self._began(at_s)
             if len(self.runs) > _RUNS:
                 self.runs.pop(0)
                 self.runs_left_out += 1
         run = self.runs[-1]
         run.stop_s = max(run.stop_s, min(at_s, run.stop_s + 30 * _DAY_S))
         return run
+
+    def _began(self, at_s: float) -> None:
+        self.pace.began(at_s)
+        self._last_s = max(at_s, self._last_s or at_s)
 
     def _go(self, event: dict[str, Any], at_s: float) -> None:
         self.lanes.go(attempt_of(event), at_s)
@@ -171,6 +184,7 @@ class Story:
         texts = integer(event.get("texts"))
         self.texts_done, self.chunks_done = self.texts_done + texts, self.chunks_done + 1
         self.pace.committed(at_s)
+        self._last_s = max(at_s, self._last_s or at_s)
         self.tokens += integer(event.get("tokens"))
         self.padded_tokens += integer(event.get("padded_tokens"))
         phases = event.get("phase_s")
@@ -218,7 +232,7 @@ class Story:
 
 
 def read_story(events: Iterable[dict[str, Any]]) -> Story:
-    """The story of all events of a journal."""
+    """The story of all events of one journal, or of several, one after the other."""
     story = Story()
     for event in events:
         story.take(event)

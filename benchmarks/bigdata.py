@@ -1,0 +1,106 @@
+"""Makes what the scale benchmarks need: large sources, and workdirs in which chunks are committed already.
+
+It never starts a worker; what it commits passes every check of a resume.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.artifact import chunk_key, npy_header
+from chunkvisor.fixed import ledger_of
+from chunkvisor.journal import Journal, read_events
+from chunkvisor.layout import Layout
+
+_BLOCK = 100_000
+_STORY = ("attempt_started", "go", "worker_ended", "chunk_committed")
+_VERBS = ("fix", "add", "remove", "rename", "document", "test", "speed up", "revert", "extend", "clean up")
+_NOUNS = ("parser", "cache", "driver", "scheduler", "config loader", "login page", "index", "build", "report", "queue")
+
+
+def write_lines(path: Path, rows: int) -> None:
+    """Lines of some 80 bytes, one in ten from a few thousand common ones, one in ten a repeat of any before."""
+    chance = random.Random(0)  # noqa: S311 - texts, not secrets
+    phrases = [f"{verb} the {noun} of module {chance.randrange(1000)}" for verb in _VERBS for noun in _NOUNS] * 11
+
+    def text_of(number: int) -> str:
+        mixed = (number * 0x9E3779B97F4A7C15 >> 7) & 0xFFFFF
+        return f"{phrases[mixed & 1023]}, then {phrases[mixed >> 10]} for issue {number}"
+
+    def lines() -> Iterator[str]:
+        bits, below = chance.getrandbits, chance.randrange
+        for number in range(rows):
+            kind = bits(8)
+            if kind < 26:
+                yield f"merge branch {kind * 97 % 7}/{bits(11)} into main after review and continuous integration\n"
+            else:
+                yield text_of(below(number + 1) if kind < 52 else number) + "\n"
+
+    _write(path, lines())
+
+
+def write_short_lines(path: Path, rows: int, *, distinct: bool = True) -> None:
+    """Lines of some ten bytes; unless they are to be distinct, one in ten is one from the first third before it."""
+    if distinct:
+        _write(path, (f"row {number:x}\n" for number in range(rows)))
+    else:
+        _write(path, (f"row {number // 3 if number % 10 == 9 else number:x}\n" for number in range(rows)))
+
+
+def write_parquet_files(folder: Path, files: int, rows: int) -> None:
+    """So many parquet files of so many rows each, with the column `text`."""
+    import duckdb
+
+    folder.mkdir()
+    with duckdb.connect() as connection:
+        for number in range(files):
+            first = number * rows
+            connection.execute(
+                f"COPY (SELECT 'a text of some words, and its number ' || range AS text "  # noqa: S608 - numbers of ours
+                f"FROM range({first}, {first + rows})) TO '{folder}/{number:06d}.parquet' (FORMAT parquet)"
+            )
+
+
+def commit_chunks(workdir: Path, stop: int) -> None:
+    """Commit the pending chunks of output `out` below `stop`, and tell the journal of them as a run would.
+
+    A run must have committed one: from it come the facts, and the events that are told again for each other chunk.
+    """
+    layout = Layout(workdir)
+    ledger = ledger_of(layout.output("out"))
+    assert ledger is not None
+    ledger.load()
+    assert ledger.facts is not None
+    dimension, plan = ledger.facts.dimension, ledger.plan
+    events = {event["event"]: event for event in read_events(layout.events) if event["event"] in _STORY}
+    journal = Journal(layout.events, events["go"].pop("run"))
+    vectors = np.random.default_rng(0).standard_normal((plan.chunk_size, dimension), dtype=np.float32)
+    for chunk in range(stop):
+        if ledger.committed(chunk):
+            continue
+        rows = plan.size(chunk)
+        vectors[0, 0] = chunk + 1
+        data = npy_header(rows, dimension) + vectors[:rows].tobytes()
+        path = ledger.layout.chunk(
+            chunk, chunk_key(ledger.fingerprint, *plan.bounds(chunk), hashlib.sha256(data).hexdigest())
+        )
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(data)
+        for name in _STORY:
+            changed = {"chunk": chunk, "chunks_done": chunk + 1, "texts_done": plan.bounds(chunk)[1]}
+            told = {key: changed.get(key, value) for key, value in events[name].items()}
+            for key in ("t", "run", "event"):
+                told.pop(key, None)
+            journal.write(name, **told)
+    journal.close()
+
+
+def _write(path: Path, lines: Iterator[str]) -> None:
+    import itertools
+
+    with open(path, "w", encoding="utf-8") as file:
+        while block := list(itertools.islice(lines, _BLOCK)):
+            file.write("".join(block))

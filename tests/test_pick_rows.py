@@ -1,0 +1,54 @@
+"""Rows by number from anywhere in a file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkvisor.pickrows import pick_rows
+
+ROWS, WIDTH = 3000, 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Row i holds 3i, 3i + 1, 3i + 2; a header of 5 bytes goes before."""
+    path = tmp_path_factory.mktemp("rows") / "rows.bin"
+    path.write_bytes(b"12345" + np.arange(ROWS * WIDTH, dtype="<f4").tobytes())
+    return path
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, ROWS - 1), max_size=2000))
+def test_any_rows_in_any_order(path: Path, rows: list[int]) -> None:
+    """What comes back is what indexing the whole array gives, repeats and order included."""
+    wanted = np.array(rows, dtype=np.int64)
+    truth = np.arange(ROWS * WIDTH, dtype="<f4").reshape(ROWS, WIDTH)[wanted]
+    assert np.array_equal(pick_rows(path, "<f4", 5, WIDTH, wanted), truth)
+
+
+def test_beyond_the_end(path: Path) -> None:
+    """A row that the file does not have is an error, not noise."""
+    with pytest.raises(ValueError, match="greater than"):
+        pick_rows(path, "<f4", 5, WIDTH, np.array([ROWS]))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Rows from all over a file of 512 MiB do not bring the file into memory."""
+    path = tmp_path / "large.bin"
+    path.touch()
+    os.truncate(path, 512 << 20)
+    program = (
+        "import resource, sys, numpy as np; from pathlib import Path; from chunkvisor.pickrows import pick_rows\n"
+        "rows = np.random.default_rng(0).permutation(np.arange(0, 32 << 20, 2048))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for _ in range(2): pick_rows(Path(sys.argv[1]), '<f4', 0, 4, rows)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 128 << 10  # KiB

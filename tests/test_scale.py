@@ -1,0 +1,106 @@
+"""What must not grow with rows, chunks or files."""
+
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.attempt import Job, Place, write_attempt
+from chunkvisor.layout import Layout
+from chunkvisor.ledger import Ledger
+from chunkvisor.plan import Plan
+from chunkvisor.stamp import digest_file
+from chunkvisor.status import committed_chunks
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec, read_message
+from harness import Workplace, expected
+
+
+def test_texts_go_to_the_attempt_as_they_come(tmp_path: Path) -> None:
+    """The texts of a chunk, however many, are not held in memory while they are written; the spec describes them."""
+    files = AttemptFiles(tmp_path)
+    job = Job("run", "print", "out", ModelSpec("m"), EncodeSpec(), ())
+    count = 50_000
+    tracemalloc.start()
+    spec = write_attempt(files, job, Place(3, 1, 700, "cpu"), (f"text \n{i}" for i in range(count)), Limits(rows=8))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 500_000
+    data = files.texts.read_bytes()
+    assert [json.loads(line) for line in data.splitlines()] == [f"text \n{i}" for i in range(count)]
+    assert spec.texts_digest == hashlib.sha256(data).hexdigest()
+    assert (spec.start, spec.stop) == (700, 700 + count)
+    assert read_message(Spec, files.spec) == spec
+    assert files.texts.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("distinct", "chosen", "texts"),
+    [(10, [], 0), (10, [0], 4), (10, [2], 2), (10, [0, 2], 6), (10, [0, 1, 2], 10), (8, [1], 4), (1, [0], 1)],
+)
+def test_texts_of_chunks(distinct: int, chosen: list[int], texts: int) -> None:
+    """The texts of any chunks are counted without going through them; the last chunk may be short."""
+    plan = Plan(distinct, 4)
+    mask = bytearray(plan.count)
+    for chunk in chosen:
+        mask[chunk] = 1
+    assert plan.texts_in(mask) == texts == sum(map(plan.size, chosen))
+
+
+def test_counts_follow_commits(tmp_path: Path) -> None:
+    """Chunks and texts that are done are counted as they come and go, and by whoever reads the folder later."""
+    layout = Layout(tmp_path).output("out")
+    layout.state.mkdir(parents=True)
+    plan = Plan(2010, 2)
+    ledger = Ledger(layout, plan, "print")
+    ledger.load()
+
+    def counts() -> tuple[int, int]:
+        again = Ledger(layout, plan, "print")
+        again.load()
+        found = committed_chunks(layout, plan)
+        assert (again.chunks_done, again.texts_done) == (ledger.chunks_done, ledger.texts_done)
+        assert (found.count(1), plan.texts_in(found)) == (ledger.chunks_done, ledger.texts_done)
+        return ledger.chunks_done, ledger.texts_done
+
+    assert counts() == (0, 0)
+    for chunk in (0, 999, 1000, 1004):
+        np.save(tmp_path / "part.npy", np.ones((2, 3), dtype="<f4"))
+        ledger.commit(chunk, tmp_path / "part.npy", digest_file(tmp_path / "part.npy"), Facts(3))
+    assert counts() == (4, 8)
+    assert sorted(path.name for path in layout.chunks.iterdir()) == ["000", "001"]
+    ledger.discard(999)
+    ledger.discard(999)
+    assert counts() == (3, 6)
+    assert ledger.next_pending(0) == 1
+
+
+def test_a_committed_chunk_leaves_one_file(workplace: Workplace) -> None:
+    """Of the attempts of chunks that are done nothing stays, neither while the run goes on nor after it was resumed."""
+    texts = [f"t{number}" for number in range(40)]
+    workplace.write_source(texts)
+    workplace.write_config("good:make", chunk__size=4, chunk__keep=True)
+    assert workplace.run("--max-rows", "40").returncode == 0
+    state = workplace.workdir / "outputs" / "out"
+    assert list((state / "attempts").iterdir()) == []
+    assert len([path for path in (state / "chunks").rglob("*") if path.is_file()]) == 10
+    assert np.array_equal(workplace.vectors(), expected(texts))
+
+
+def test_a_glob_of_many_files(workplace: Workplace) -> None:
+    """Rows of very many files stand in the order of the files' names, and running again finds them done."""
+    folder = workplace.folder / "parts"
+    folder.mkdir()
+    for number in range(1200):
+        (folder / f"{number:05d}.txt").write_text(f"text {number}\nthe same in each\n")
+    workplace.write_config("good:make", chunk__size=500, outputs={"out": {"source": "parts/*.txt", "column": "text"}})
+    assert workplace.run().returncode == 0
+    truth = [text for number in range(1200) for text in (f"text {number}", "the same in each")]
+    assert np.array_equal(workplace.vectors(), expected(truth))
+    assert len(workplace.manifest()["source"]["files"]) == 1200
+    again = workplace.run()
+    assert again.returncode == 0
+    assert "complete already" in again.stderr
