@@ -25,6 +25,7 @@ _DEATHS = 3
 """An agent that has died so often in a row, soon after its start, is not started again on the node."""
 _SERVICE_S = 120.0
 _WORDS = 200
+_ANSWER_S = 10.0
 _END_S = 10.0
 
 
@@ -89,7 +90,7 @@ class Bridge:
         assert self._begin is not None
         try:
             await asyncio.to_thread(connect, self._begin.address)
-        except (ConnectionError, TimeoutError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.say(Report(cluster=Cluster(down=first_line(error))))
             return
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
@@ -174,7 +175,11 @@ def _node_of(order: Order) -> str:
 
 
 def connect(address: str) -> None:
-    """Make this process a driver. Raises ConnectionError, and whatever Ray finds wrong."""
+    """Make this process a driver. Raises OSError, and whatever Ray finds wrong."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        # Ray would try for minutes where nobody listens.
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
     ray.init(
         address=address,
         namespace="chunkvisor",

@@ -37,6 +37,9 @@ from chunkvisor.stations import Site, Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
+_START_S = 30.0
+"""So long an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
+
 _PATIENCE_S = 10.0
 """So long without a node is not worth a word."""
 
@@ -277,7 +280,7 @@ class RayEngine:
             raise stations.last_halt
         limit_s = self._settings.wait_timeout_s
         if starting:
-            limit_s = max(limit_s, self._settings.terms.startup_s)
+            limit_s = max(limit_s, _START_S)
         if waited_s >= limit_s:
             raise self._in_vain(waited_s)
         if waited_s > _PATIENCE_S and not self._told_waiting:
