@@ -32,7 +32,7 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 test: $(READY) ## run the tests; those that need a GPU skip where there is none
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-test-ray: $(READY) ## run the tests of recovery on a Ray cluster of two local nodes, instead of the local engine
+test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
 
 cluster-demo: $(READY) ## run a real model on a Ray cluster of three local nodes, and kill one of them half-way
@@ -55,6 +55,7 @@ bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jso
 
 bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
+	$(BIN)/python benchmarks/cluster.py $(CLUSTER_ARGS)
 
 build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -40,11 +40,11 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def engine() -> Iterator[None]:
-    """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster of two local nodes; see `make test-ray`."""
+    """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster with one working node; see `make test-ray`."""
     if os.environ.get("CHUNKVISOR_TEST_ENGINE") != "ray":
         yield
         return
-    with local_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
+    with local_cluster(2, head_cores=0) as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setenv(CLUSTER, cluster.address)
         yield
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,13 @@ MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 """Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
+
+
+local_engine_only = pytest.mark.skipif(
+    os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray",
+    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
+)
+"""For tests that `make test-ray` leaves out."""
 
 
 @dataclass(frozen=True)

@@ -114,3 +114,16 @@ def test_chunk_taken_apart_gives_what_is_missing() -> None:
     assert backlog.take(0) == Task(0, 0, 0, 4, 5)
     assert backlog.take(0) == whole(0, 0, 2)
     assert backlog.empty
+
+
+def test_what_failed_on_a_machine_is_for_another() -> None:
+    """A task is not handed to the machine on which it failed last, but the next one is."""
+    backlog = backlog_of((2, {0}))
+    failed = Task(0, 0, 0, 0, 10, avoid="a")
+    backlog.put_back(failed)
+    assert backlog.take(1, "a") == whole(1, 0, 1)
+    assert backlog.take(1, "a") is None
+    assert backlog.take(1, "b") == failed
+    backlog.put_back(failed)
+    assert backlog.take(1) == failed
+    assert backlog.empty

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.engine.environment import thread_count
-from harness import Workplace, expected
+from harness import Workplace, expected, local_engine_only
 
 TEXTS = [f"text {number}" for number in range(160)]
 SMI = """#!/bin/sh
@@ -36,6 +36,7 @@ def devices_used(place: Workplace) -> set[int]:
     return {event["device"] for event in place.events() if event["event"] == "attempt_started"}
 
 
+@local_engine_only
 def test_every_visible_gpu_gets_work(gpus: Workplace) -> None:
     """`device: cuda` spreads the chunks over all GPUs, and the rows stay in order."""
     gpus.write_config("gpus:make", device="cuda", model__kwargs={"wait_s": 0.2})
@@ -47,6 +48,7 @@ def test_every_visible_gpu_gets_work(gpus: Workplace) -> None:
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 
+@local_engine_only
 def test_a_dying_gpu_is_left_out(gpus: Workplace) -> None:
     """A GPU with a hardware fault gives its chunk back to the queue, and the others finish the job."""
     gpus.write_config("gpus:make", device="cuda", model__kwargs={"faulty": "GPU-00000003-aaaa", "wait_s": 0.05})
@@ -58,6 +60,7 @@ def test_a_dying_gpu_is_left_out(gpus: Workplace) -> None:
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 
+@local_engine_only
 def test_the_last_gpu_cannot_be_left_out(gpus: Workplace) -> None:
     """When the only GPU of the config is faulty, the run ends with 69 and says why."""
     gpus.write_config("gpus:make", device="cuda:3", model__kwargs={"faulty": "GPU-00000003-aaaa"})
@@ -68,6 +71,7 @@ def test_the_last_gpu_cannot_be_left_out(gpus: Workplace) -> None:
     assert "ECC" in ended.stderr
 
 
+@local_engine_only
 def test_a_list_of_gpus_is_kept_to(gpus: Workplace) -> None:
     """A list names the GPUs, and CUDA_VISIBLE_DEVICES is what their numbers count."""
     gpus.write_config("gpus:make", device=["cuda:1", "cuda:0"])
@@ -80,6 +84,7 @@ def test_a_list_of_gpus_is_kept_to(gpus: Workplace) -> None:
     assert "GPU-00000004" not in ended.stderr
 
 
+@local_engine_only
 def test_a_plugin_can_give_its_gpu_back(gpus: Workplace) -> None:
     """With a method `release`, a plug-in's GPU goes to the next worker before the one before has written."""
     texts = [f"number {number}" for number in range(5)] + ["the last 5"]

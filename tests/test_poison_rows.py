@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import Ended, expected
+from harness import Ended, expected, local_engine_only
 from scripted_workplace import ScriptedWorkplace
 
 DRIVER = Path(__file__).parent / "drivers" / "kill_at.py"
@@ -289,6 +289,7 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ killed, damaged
 
 
+@local_engine_only
 def test_killed_while_taking_apart(tmp_path: Path) -> None:
     """Killed after any event of a run that takes chunks apart, the next run has the same bytes and quarantine."""
     template = few(tmp_path / "template")

@@ -163,6 +163,28 @@ def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) ->
     assert not of(place, "chunk_set_aside")
 
 
+def test_a_broken_node_is_left_out(place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node on which all fails is named and left out; no text is blamed, and no chunk is charged for it."""
+    with monkeypatch.context() as patch:
+        patch.delenv(MARK)
+        patch.setenv("BROKEN_NODE", "1")
+        cluster.add()
+    texts = [f"text {number}" for number in range(200)]
+    place.write_source(texts)
+    kwargs = {"notes": str(place.folder)}
+    configure(place, cluster, "broken_node:make", model__kwargs=kwargs, recovery__attempts=2)
+
+    ended = place.run()
+
+    (aside,) = of(place, "node_set_aside")
+    cluster.kill(aside["node"])
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(texts).tobytes()
+    assert not of(place, "chunk_split", "quarantined", "chunk_set_aside")
+    assert len(of(place, "attempt_failed")) >= 3
+    assert aside["node"] in ended.stderr
+
+
 SMI = """#!/bin/sh
 case "$*" in
   *--query-gpu=index*) for i in 0 1; do echo "$i, GPU-0000000$i-aaaa, NVIDIA Fake, 81920, 00000000:0$i:00.0"; done ;;
@@ -202,6 +224,6 @@ def test_gpus_of_a_node(
 def test_no_cluster(place: Workplace) -> None:
     """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
     place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})
-    ended = place.run(env={"RAY_gcs_rpc_server_connect_timeout_s": "1"})
+    ended = place.run()
     assert ended.returncode == 75, ended.stderr
     assert "ray start --head" in ended.stderr

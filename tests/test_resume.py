@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import expected
+from harness import expected, local_engine_only
 from scripted_workplace import ScriptedWorkplace
 
 DRIVER = Path(__file__).parent / "drivers" / "kill_at.py"
@@ -66,6 +66,7 @@ def _npy(vectors: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+@local_engine_only
 def test_killed_after_each_event(tmp_path: Path) -> None:
     """A run killed right after any event of its journal leaves a folder in which the next run completes."""
     told = sweep(
@@ -78,6 +79,7 @@ def test_killed_after_each_event(tmp_path: Path) -> None:
     assert len(EVENTS - {line["call"].split()[2] for line in told if line["call"]}) <= 2
 
 
+@local_engine_only
 @pytest.mark.parametrize(
     "targets",
     [("chunkvisor.journal:Journal.write",), ("os:replace", "os:rename", "os:fsync", "os:rmdir")],
@@ -94,6 +96,7 @@ def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...]) -> Non
     assert len(killed_at) >= 20
 
 
+@local_engine_only
 @pytest.mark.parametrize(
     ("fault", "first"), [("kill_worker", 0), ("kill_supervisor", -9), ("kill_both", -9)], ids=lambda value: str(value)
 )
@@ -137,6 +140,7 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     assert (place.workdir / "outputs" / "out" / "chunks").exists() == ("chunk__keep" in change)
 
 
+@local_engine_only
 def test_result_without_a_judge(tmp_path: Path) -> None:
     """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
@@ -148,6 +152,7 @@ def test_result_without_a_judge(tmp_path: Path) -> None:
     assert [event["event"] for event in killed.events()].count("attempt_started") == 1
 
 
+@local_engine_only
 def test_result_made_by_hand(tmp_path: Path) -> None:
     """An attempt that a person finished by the worker's own command line is adopted like any other."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)

@@ -18,7 +18,7 @@ from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.gpu import CPU
 from chunkvisor.outcome import STATUS_LOST, Evidence, judge
 from chunkvisor_worker.contract.exits import Outcome
-from harness import Workplace, expected, kill, wait_for
+from harness import Workplace, expected, kill, local_engine_only, wait_for
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -107,6 +107,7 @@ def test_a_template_that_dies_or_stops_is_replaced(workplace: Workplace, start: 
     assert seen["warm_given_up"] == 0
 
 
+@local_engine_only
 def test_two_templates_are_enough(workplace: Workplace) -> None:
     """When the second one dies as well, the run goes on with fresh workers, and says so once."""
     texts = ["kill_template 1", *PLAIN[:5], "kill_template 2", *PLAIN[5:]]
@@ -194,6 +195,7 @@ def test_the_next_computes_while_vectors_are_written(workplace: Workplace, start
     assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
 
 
+@local_engine_only
 @pytest.mark.parametrize(
     ("why", "code", "words"),
     [*UNFORKABLE, ("fail", 78, "ImportError: no such library"), ("hang", 69, "has not loaded within 1 s")],

@@ -148,6 +148,8 @@ class Aftermath:
                 self._suspicion.succeeded(machine)
                 self._leave_out_guilty()
             return
+        if machine and not verdict.blameless:
+            task = replace(task, avoid=machine)
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
         self._fruitless += not verdict.blameless and not isinstance(step, Wait)
         self._tell_failure(output, task, attempt, files, verdict)

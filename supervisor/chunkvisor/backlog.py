@@ -29,6 +29,8 @@ class Task:
     blocking_launches: bool = field(default=False, compare=False)
     fresh: bool = field(default=False, compare=False)
     """Whether the worker has to be a new interpreter: something has failed before."""
+    avoid: str = field(default="", compare=False)
+    """Machine of a cluster on which it has failed last."""
 
 
 class Backlog:
@@ -39,10 +41,23 @@ class Backlog:
         self._positions = [0] * len(ledgers)
         self._again: list[Task] = []
 
-    def take(self, now_s: float) -> Task | None:
-        """The next task that may start now; it is not handed out twice unless it is put back."""
-        if self._again and self._again[0].due_s <= now_s:
-            return heapq.heappop(self._again)
+    def take(self, now_s: float, machine: str = "") -> Task | None:
+        """The next task that may start now; it is not handed out twice unless it is put back.
+
+        With a `machine`, none that has failed there: the others are to say whether it is the machine's fault.
+        """
+        passed_over, found = [], None
+        while found is None and self._again and self._again[0].due_s <= now_s:
+            task = heapq.heappop(self._again)
+            if machine and task.avoid == machine:
+                passed_over.append(task)
+            else:
+                found = task
+        for task in passed_over:
+            self.put_back(task)
+        return found or self._take_new(now_s)
+
+    def _take_new(self, now_s: float) -> Task | None:
         for output, ledger in enumerate(self._ledgers):
             while (chunk := ledger.next_pending(self._positions[output])) is not None:
                 self._positions[output] = chunk + 1

@@ -101,7 +101,7 @@ class Keeper:
                 return
             ranges = [(text, text + 1) for text in holes]
         for start, stop in ranges:
-            self._backlog.put_back(Task(now, task.output, task.chunk, start, stop, fresh=True))
+            self._backlog.put_back(Task(now, task.output, task.chunk, start, stop, fresh=True, avoid=task.avoid))
         self._emit("chunk_split", output=output.name, chunk=task.chunk, texts=task.stop - task.start, parts=len(ranges))
 
     def quarantine(self, task: Task, verdict: Verdict, files: AttemptFiles) -> None:

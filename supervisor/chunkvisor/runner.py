@@ -143,6 +143,7 @@ class Runner:
         """Start workers: first one for every place that computes, then those that are prepared ahead."""
         ahead = self._settings.per_device + max(0, self._settings.standby - self._aftermath.host_ooms)
         workers = [slot.worker for slot in self._slots]
+        machines = {station.site.node for station in self._stations.alive}
         for places in range(1, ahead + 1):
             for station in self._stations.working(now_s):
                 if len(self._on(station)) >= places or self._engine.holding(station):
@@ -152,7 +153,9 @@ class Runner:
                     continue
                 if places > self._settings.per_device and not self._engine.has_room(station, workers):
                     continue
-                task = self._backlog.take(now_s)
+                task = self._backlog.take(now_s, station.site.node if len(machines) > 1 else "")
+                if task is None and len(machines) > 1:
+                    continue  # there may be something for another machine
                 if task is None:
                     return
                 self._hand_over()

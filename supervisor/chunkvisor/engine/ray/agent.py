@@ -49,6 +49,9 @@ class Agent:
         _be_no_first_victim()
         threading.Thread(target=self._end_when_deserted, name="deserted", daemon=True).start()
 
+    def here(self) -> None:
+        """Answer that the agent lives."""
+
     def hello(self) -> bytes:
         """Get ready: a Report with `up` or `aside`. May take as long as the download of a model."""
         remedy = ""

@@ -25,6 +25,7 @@ _DEATHS = 3
 """An agent that has died so often in a row, soon after its start, is not started again on the node."""
 _SERVICE_S = 120.0
 _WORDS = 200
+_ANSWER_S = 10.0
 _END_S = 10.0
 
 
@@ -39,7 +40,6 @@ class Bridge:
         self._tended: dict[str, Tended] = {}
         self._alive: dict[str, dict[str, Any]] = {}
         self._known: set[str] = set()
-        self._starting: set[str] = set()
         self._without: set[str] = set()
         self._told: Cluster | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class Bridge:
         assert self._begin is not None
         try:
             await asyncio.to_thread(connect, self._begin.address)
-        except (ConnectionError, TimeoutError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.say(Report(cluster=Cluster(down=first_line(error))))
             return
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
@@ -103,6 +103,7 @@ class Bridge:
                 if number not in self._known:
                     self._known.add(number)
                     self._meet(number, node)
+            await asyncio.sleep(0)  # those that were just met are counted as starting
             self._known &= self._alive.keys()
             self._without &= self._alive.keys()
             self._tell_cluster()
@@ -114,7 +115,6 @@ class Bridge:
         if not node["Resources"].get(wanted):
             self._without.add(number)
             return
-        self._starting.add(number)
         self._start(self._tend(number, node))
 
     async def _tend(self, number: str, node: dict[str, Any]) -> None:
@@ -124,12 +124,11 @@ class Bridge:
         gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
         why, deaths = "", 0
         while number in self._alive and deaths < _DEATHS:
-            self._starting.add(number)
             began_s = self._loop.time()
             tended = Tended(number, self._begin.terms, gpus, float(resources.get("CPU", 0)), self.say)
             self._tended[number] = tended
             try:
-                await tended.serve(lambda: self._starting.discard(number))
+                await tended.serve(self._tell_cluster)
                 return  # it was let go
             except Exception as error:  # noqa: BLE001 - the node must not be forgotten, whatever it is
                 if tended.closed:
@@ -138,7 +137,6 @@ class Bridge:
                     traceback.print_exc()
                 why = first_line(error)
             finally:
-                self._starting.discard(number)
                 del self._tended[number]
                 tended.cancel()
                 self.say(Report(gone=NodeGone(number, why)))
@@ -162,7 +160,10 @@ class Bridge:
         task.add_done_callback(self._tasks.discard)
 
     def _tell_cluster(self) -> None:
-        cluster = Cluster(len(self._starting), len(self._without))
+        tended = self._tended.values()
+        preparing = sum(each.preparing for each in tended)
+        starting = sum(not each.preparing and not each.ready for each in tended)
+        cluster = Cluster(starting, preparing, len(self._without))
         if cluster != self._told:
             self._told = cluster
             self.say(Report(cluster=cluster))
@@ -174,7 +175,11 @@ def _node_of(order: Order) -> str:
 
 
 def connect(address: str) -> None:
-    """Make this process a driver. Raises ConnectionError, and whatever Ray finds wrong."""
+    """Make this process a driver. Raises OSError, and whatever Ray finds wrong."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        # Ray would try for minutes where nobody listens.
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
     ray.init(
         address=address,
         namespace="chunkvisor",

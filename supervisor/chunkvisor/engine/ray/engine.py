@@ -37,6 +37,9 @@ from chunkvisor.stations import Site, Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
+_START_S = 30.0
+"""So long an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
+
 _PATIENCE_S = 10.0
 """So long without a node is not worth a word."""
 
@@ -174,7 +177,9 @@ class RayEngine:
             self._forget(report.gone.node)
         elif report.aside is not None:
             aside = report.aside
-            halt = Halt(ExitCode.MACHINE, f"node {aside.name} cannot do this job", why=aside.why, remedy=aside.remedy)
+            halt = Halt(
+                ExitCode(aside.code), f"node {aside.name} cannot do this job", why=aside.why, remedy=aside.remedy
+            )
             self._stations.drop_node(aside.node, halt, aside.name)
             self._forget(aside.node)
         elif report.state is not None and report.state.node in self._nodes:
@@ -266,15 +271,23 @@ class RayEngine:
         """There is nothing to work on: wait for a node. Raises Halt where that is in vain, or has lasted too long."""
         self._without_s = self._without_s or now_s
         waited_s = now_s - self._without_s
-        settled = self._link is not None and not self._cluster.starting
+        if self._cluster.preparing:
+            self._without_s = now_s
+            return
+        starting = self._cluster.starting
+        settled = self._link is not None and not starting
         if settled and stations.last_halt is not None:
             raise stations.last_halt
-        if waited_s >= self._settings.wait_timeout_s:
+        limit_s = self._settings.wait_timeout_s
+        if starting:
+            limit_s = max(limit_s, _START_S)
+        if waited_s >= limit_s:
             raise self._in_vain(waited_s)
         if waited_s > _PATIENCE_S and not self._told_waiting:
             self._told_waiting = True
-            left_s = self._settings.wait_timeout_s - waited_s
-            self._emit("waiting", delay_s=round(left_s, 1), outcome="lost", reason=f"no node can work: {self._why}")
+            self._emit(
+                "waiting", delay_s=round(limit_s - waited_s, 1), outcome="lost", reason=f"no node can work: {self._why}"
+            )
 
     def _in_vain(self, waited_s: float) -> Halt:
         why = self._why

@@ -145,7 +145,8 @@ class NodeWorkers(threading.Thread):
             for each in list(self._running.values()):
                 self._attend(each)
         except Halt as halt:  # no warm start, and the config wants no other
-            self._reports.put(Report(aside=NodeAside(self._node.number, self._node.name, halt.why, halt.remedy)))
+            aside = NodeAside(self._node.number, self._node.name, halt.why, halt.remedy, int(halt.code))
+            self._reports.put(Report(aside=aside))
             self._closing = True
         self._tell_looks()
         self._tell_state()

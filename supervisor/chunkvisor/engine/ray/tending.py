@@ -49,13 +49,19 @@ class Tended:
             num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=16, scheduling_strategy=place
         )
         self._agent = actor.remote(to_json(terms), node, cores)
+        self.preparing = self.ready = False
+        """How far it is: placed on its node, able to work."""
         self.closed = False
         """Whether it is to end."""
 
-    async def serve(self, on_answer: Callable[[], None]) -> None:
+    async def serve(self, on_change: Callable[[], None]) -> None:
         """Pass on the agent's news until it is closed or set aside. Raises RayError where it is lost."""
+        await self._agent.here.remote()
+        self.preparing = True
+        on_change()
         hello = from_json(Report, await self._agent.hello.remote())
-        on_answer()
+        self.preparing, self.ready = False, True
+        on_change()
         if hello is None or hello.up is None:
             self._say(hello or Report())
             return

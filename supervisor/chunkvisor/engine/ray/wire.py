@@ -6,6 +6,7 @@ It never touches a socket, and nothing of Ray.
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkvisor.errors import ExitCode
 from chunkvisor.gpu import Device
 from chunkvisor.gpuhealth import Reading
 from chunkvisor_worker.contract.messages import Beat, Limits
@@ -152,6 +153,8 @@ class NodeAside:
     name: str
     why: str
     remedy: str
+    code: int = int(ExitCode.MACHINE)
+    """With which the run ends if no node is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,9 @@ class Cluster:
     """How the bridge gets on with the cluster."""
 
     starting: int = 0
-    """Nodes that may be able to work soon."""
+    """Nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs."""
+    preparing: int = 0
+    """Nodes that get ready; the model may have to be downloaded."""
     without: int = 0
     """Nodes without such a device as the config asks for."""
     down: str = ""
