@@ -55,6 +55,7 @@ bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jso
 
 bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
+	$(BIN)/python benchmarks/cluster.py $(CLUSTER_ARGS)
 
 build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -117,7 +117,7 @@ def test_chunk_taken_apart_gives_what_is_missing() -> None:
 
 
 def test_what_failed_on_a_machine_is_for_another() -> None:
-    """A task is not handed to the machine on which it failed last, the next one is; without a machine anything is."""
+    """A task is not handed to the machine on which it failed last, but the next one is."""
     backlog = backlog_of((2, {0}))
     failed = Task(0, 0, 0, 0, 10, avoid="a")
     backlog.put_back(failed)

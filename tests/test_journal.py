@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 from chunkvisor import journal as journal_module
 from chunkvisor.journal import Journal, newest_mark, read_events, read_so_far
+from chunkvisor.observe.fold import Fold
 from chunkvisor.observe.follow import Follower
 from chunkvisor.observe.sofar import SoFar
 
 COUNT = 60
+DULL = {"ending", "slice", "_nodes"}
+"""Of a run that has ended, of a slice, of a cluster: the story here is of none."""
 
 
 def story(chunks: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,6 +128,18 @@ def test_a_journal_without_sums(path: Path) -> None:
     journal.close()
     assert newest_mark(path)[1] == path.stat().st_size
     assert sums(read_so_far(path)[0]) == from_the_start(path)
+
+
+def test_nothing_is_left_out(path: Path) -> None:
+    """What is written down of the view of a run has all that the view is made of, whatever is added to it."""
+    fold = read_so_far(path)[0].fold
+    again = SoFar.restored(json.dumps(read_so_far(path)[0].to_json()))
+    assert again is not None
+    for each in fields(Fold):
+        assert getattr(again.fold, each.name) == getattr(fold, each.name), each.name
+        assert each.name in DULL or getattr(fold, each.name) != getattr(Fold(), each.name), (
+            f"the story lacks {each.name}"
+        )
 
 
 def test_follower_reads_the_end(path: Path) -> None:

@@ -4,7 +4,9 @@ It never shows a file before it is complete and verified, and never trusts a chu
 digest in its name.
 """
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from chunkvisor.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
 from chunkvisor.stamp import Stamp
+
+_AHEAD_BYTES = 16 << 20
 
 
 class ChunkDamagedError(Exception):
@@ -116,18 +120,30 @@ class _ChunkReader:
 
     def _read(self) -> Iterator[Vectors]:
         ledger, expected = self._ledger, 0
-        for chunk, path in ledger.chunk_files():
+        files = ledger.chunk_files()
+        following = next(files, None)
+        while following is not None:
+            (chunk, path), following = following, next(files, None)
             if chunk >= ledger.plan.count:
                 break  # no chunk of ours
             if chunk != expected:
                 raise ChunkDamagedError(expected, "its file is gone")
             expected += 1
+            if following is not None:
+                _advise(following[1], os.POSIX_FADV_WILLNEED)
             try:
                 yield from _verified(ledger, chunk, path)
             except (BadVectorsError, FileNotFoundError) as error:
                 raise ChunkDamagedError(chunk, str(error)) from None
+            _advise(path, os.POSIX_FADV_DONTNEED)
         if expected != ledger.plan.count:
             raise ChunkDamagedError(expected, "its file is gone")
+
+
+def _advise(path: Path, advice: int) -> None:
+    """Have the kernel read the beginning of a file ahead; or forget it, to keep what is written and read once more."""
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES if advice == os.POSIX_FADV_WILLNEED else 0, advice)
 
 
 def _verified(ledger: Ledger, chunk: int, path: Path) -> Iterator[Vectors]:
