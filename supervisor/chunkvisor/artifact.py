@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
@@ -16,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.digests import Digest
 from chunkvisor.layout import DIGEST_LENGTH
 from chunkvisor_worker.contract.files import open_regular
 
@@ -122,12 +124,18 @@ def blocks(file: BinaryIO, shape: Shape) -> Iterator[Vectors]:
         yield block
 
 
-def inspect(path: Path, *, on_block: Callable[[], None] = lambda: None) -> Inspection:
-    """Read the whole file once. Raises BadVectorsError, OSError; calls `on_block` after each block."""
+def inspect(
+    path: Path, *, on_block: Callable[[], None] = lambda: None, pool: ThreadPoolExecutor | None = None
+) -> Inspection:
+    """Read the whole file once. Raises BadVectorsError, OSError; calls `on_block` after each block.
+
+    With a `pool` the digest is computed in one of its threads.
+    """
     with open_regular(path) as raw:
         shape = read_shape(raw)
         raw.seek(0)
-        digest = hashlib.sha256(raw.read(shape.offset_bytes))
+        header = raw.read(shape.offset_bytes)
+        digest = hashlib.sha256(header) if pool is None else Digest(pool, header)
         not_finite: list[int] = []
         zero: list[int] = []
         not_finite_count = zero_count = first = 0

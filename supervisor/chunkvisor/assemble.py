@@ -5,9 +5,9 @@ digest in its name.
 """
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from chunkvisor.artifact import (
     chunk_key,
     read_shape,
 )
+from chunkvisor.digests import Digest
 from chunkvisor.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
@@ -62,8 +63,8 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
     assert ledger.facts is not None
     layout, dimension = ledger.layout, ledger.facts.dimension
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
-    source = _ChunkReader(ledger)
     with FinalWriter(layout, table.rows, dimension, shards) as writer:
+        source = _ChunkReader(ledger, writer.pool)
         seen = 0
         bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
         for first in range(0, table.rows, per_block):
@@ -93,8 +94,9 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
 class _ChunkReader:
     """Hands out the vectors of all chunks in order, checking each file's digest when its end is reached."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, pool: ThreadPoolExecutor) -> None:
         self._ledger = ledger
+        self._pool = pool
         self._blocks = self._read()
         self._rest: Vectors | None = None
 
@@ -132,7 +134,7 @@ class _ChunkReader:
             if following is not None:
                 _advise(following[1], os.POSIX_FADV_WILLNEED)
             try:
-                yield from _verified(ledger, chunk, path)
+                yield from _verified(ledger, chunk, path, self._pool)
             except (BadVectorsError, FileNotFoundError) as error:
                 raise ChunkDamagedError(chunk, str(error)) from None
             _advise(path, os.POSIX_FADV_DONTNEED)
@@ -146,7 +148,7 @@ def _advise(path: Path, advice: int) -> None:
         os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES if advice == os.POSIX_FADV_WILLNEED else 0, advice)
 
 
-def _verified(ledger: Ledger, chunk: int, path: Path) -> Iterator[Vectors]:
+def _verified(ledger: Ledger, chunk: int, path: Path, pool: ThreadPoolExecutor) -> Iterator[Vectors]:
     start, stop = ledger.plan.bounds(chunk)
     assert ledger.facts is not None
     with open(path, "rb", buffering=0) as file:
@@ -154,7 +156,7 @@ def _verified(ledger: Ledger, chunk: int, path: Path) -> Iterator[Vectors]:
         if (shape.rows, shape.dimension) != (stop - start, ledger.facts.dimension):
             raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
         file.seek(0)
-        digest = hashlib.sha256(file.read(shape.offset_bytes))
+        digest = Digest(pool, file.read(shape.offset_bytes))
         first = start
         for block in blocks(file, shape):
             digest.update(block.data.cast("B"))

@@ -4,10 +4,10 @@ It never shows a file before all are complete and verified, and never holds more
 """
 
 import errno
-import hashlib
 import io
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.artifact import BadVectorsError, Vectors, inspect, npy_header
+from chunkvisor.digests import Digest
 from chunkvisor.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
 from chunkvisor.layout import OutputLayout
 from chunkvisor.pickrows import pick_rows
@@ -36,7 +37,10 @@ class FinalWriter:
         self._parts = parts_of(self._partial, rows, shards)
         self._starts = np.array([part.start for part in self._parts])
         self._digests: list[str] = []
-        self._hash = hashlib.sha256()
+        # One thread for the digest of what is written, and one for whoever reads what is to be written.
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="digest")
+        """For digests while the files are written and verified."""
+        self._hash = Digest(self.pool)
         self._file: io.FileIO | None = None
         self._left = 0
 
@@ -55,6 +59,7 @@ class FinalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close what is open; what was written stays until the next attempt replaces it."""
+        self.pool.shutdown()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -93,7 +98,7 @@ class FinalWriter:
         not_finite = zero = 0
         for part, digest in zip(self._parts, self._digests, strict=True):
             try:
-                found = inspect(part.path, on_block=on_block)
+                found = inspect(part.path, on_block=on_block, pool=self.pool)
             except BadVectorsError:
                 raise _unlike(part.path) from None
             if found.digest != digest:
@@ -135,7 +140,7 @@ class FinalWriter:
         except BaseException:
             file.close()
             raise
-        self._hash, self._left = hashlib.sha256(header), part.rows
+        self._hash, self._left = Digest(self.pool, header), part.rows
         return file
 
 
