@@ -24,7 +24,7 @@ _LOOK_S = 1.0
 _DEATHS = 3
 """An agent that has died so often in a row, soon after its start, is not started again on the node."""
 _SERVICE_S = 120.0
-_WORDS = 200
+_WORDS = 120
 _ANSWER_S = 10.0
 _END_S = 10.0
 
