@@ -81,7 +81,8 @@ class Workplace:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command; both streams are pipes."""
-        if arguments[0] == "run" and "kind: ray" in Path(arguments[1]).read_text():
+        ours = str(self.config_path)
+        if arguments[:2] == ("run", ours) and "kind: ray" in self.config_path.read_text():
             # The environment of this machine does not travel to the nodes.
             travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
             arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))

@@ -20,7 +20,7 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     """
     from chunkvisor.observe.glance import glance
     from chunkvisor.observe.together import follower_of
-    from chunkvisor.observe.watching import watch_json, watch_view
+    from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
     from chunkvisor.status import read_status
 
     if as_json and not watch:
@@ -30,9 +30,11 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     follower = follower_of(workdir)
     try:
         if as_json:
-            watch_json(workdir)
+            with ctrl_c_in_pauses():
+                watch_json(workdir)
         elif watch:
-            watch_view(follower)
+            with ctrl_c_in_pauses():
+                watch_view(follower)
             status = read_status(workdir)
     except KeyboardInterrupt:
         return  # the person has seen enough; the run goes on

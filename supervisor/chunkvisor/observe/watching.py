@@ -3,9 +3,12 @@
 It never ends or slows the run that it looks at, and ends by itself when that has ended.
 """
 
+import contextlib
 import json
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -22,6 +25,25 @@ _JSON_SHARE = 0.1
 """Of the time, at most, goes into reading: a long journal is read again less often."""
 
 
+@contextlib.contextmanager
+def ctrl_c_in_pauses() -> Iterator[None]:
+    """Lets Ctrl-C come in the pauses between two looks alone, as KeyboardInterrupt.
+
+    Anywhere else it may come to nothing: Python drops an exception that is raised in the callback of a weak reference
+    or of the garbage collector.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pause(seconds: float) -> None:
+    if signal.sigtimedwait({signal.SIGINT}, seconds) is not None:
+        raise KeyboardInterrupt
+
+
 def watch_view(follower: Looking) -> None:
     """The live view, or lines where nothing can be drawn; returns at the end of the run, at once where none lives."""
     if not follower.alive:
@@ -36,7 +58,7 @@ def watch_view(follower: Looking) -> None:
             if not follower.alive:
                 break
             screen.draw(snapshot, follower.news)
-            time.sleep(REFRESH_S)
+            _pause(REFRESH_S)
     finally:
         screen.leave(follower.news if not follower.alive else ())
 
@@ -52,7 +74,7 @@ def _watch_lines(follower: Looking) -> None:
         if time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s):
             said_s = time.monotonic()
             click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {progress_line(snapshot)}")
-        time.sleep(REFRESH_S)
+        _pause(REFRESH_S)
 
 
 def watch_json(workdir: Path) -> None:
@@ -66,4 +88,4 @@ def watch_json(workdir: Path) -> None:
             click.echo(json.dumps(content))
         if status.state is not State.RUNNING:
             return
-        time.sleep(max(_JSON_LOOK_S, (time.monotonic() - began_s) / _JSON_SHARE))
+        _pause(max(_JSON_LOOK_S, (time.monotonic() - began_s) / _JSON_SHARE))
