@@ -124,7 +124,7 @@ class Bench:
         tools.mkdir(exist_ok=True)
         (tools / "nvidia-smi").write_text(FAKE_SMI)
         (tools / "nvidia-smi").chmod(0o755)
-        chunks = 400
+        chunks = 1200
         config = self.trivial(chunks=chunks, start="auto", wait_s=0.2, device="cuda")
         path = {"PATH": f"{tools}:{os.environ['PATH']}"}
         self.run(config, path)

@@ -76,7 +76,9 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
             else:
                 block = np.empty((len(ids), dimension), dtype="<f4")
                 old = ids < seen
-                block[~old] = new[ids[~old] - seen]
+                if fresh:
+                    # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
+                    np.take(new, ids - seen, axis=0, out=block, mode="clip")
                 if old.any():
                     block[old] = writer.read(table.first_rows_of(ids[old]))
             seen += fresh

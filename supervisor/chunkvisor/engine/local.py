@@ -4,6 +4,7 @@ It never looks beyond this machine.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from chunkvisor.hostmemory import room_for_one_more
 from chunkvisor.stations import Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
+
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class LocalEngine:
     def __init__(self, settings: LocalSettings, starter: Starter) -> None:
         self._settings = settings
         self._starter = starter
+        self._room, self._room_s = False, float("-inf")
 
     def open(self, stations: Stations) -> None:
         """See Engine."""
@@ -62,8 +66,11 @@ class LocalEngine:
         return self._starter.loading
 
     def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
-        """See Engine."""
-        return room_for_one_more(worker.pid for worker in workers)
+        """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
+        now_s = time.monotonic()
+        if now_s - self._room_s > _LOOK_S:
+            self._room, self._room_s = room_for_one_more(worker.pid for worker in workers), now_s
+        return self._room
 
     def start(
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
