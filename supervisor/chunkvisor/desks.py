@@ -3,9 +3,14 @@
 It never writes there, and takes a lock for no longer than a look.
 """
 
+import time
+
 from chunkvisor.layout import Layout
 from chunkvisor.lock import Holder, is_held
 from chunkvisor.slices import Slice
+
+_FOREIGN_SILENCE_S = 900.0
+"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
 
 
 def slices_of(layout: Layout) -> list[Layout]:
@@ -37,6 +42,12 @@ def at_work(desk: Layout, holder: Holder | None) -> bool | None:
     """
     alive = holder.alive() if holder is not None else False
     return is_held(desk.lock) if alive is None and desk.slice is not None else alive
+
+
+def lives(desk: Layout, holder: Holder | None, told_s: float) -> bool:
+    """Whether that run is alive; of one on another machine, whose last event is of `told_s`, what its silence says."""
+    alive = at_work(desk, holder)
+    return time.time() - told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
 
 def _told_s(desk: Layout) -> float:

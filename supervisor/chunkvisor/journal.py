@@ -73,12 +73,18 @@ def read_events(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
     with file:
         file.seek(offset)
         for line in file:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str) and event["event"] != _SO_FAR:
+            if (event := parse_event(line)) is not None:
                 yield event
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None where it cannot be read, or sums up those before it."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(event, dict) and isinstance(event.get("event"), str) and event["event"] != _SO_FAR
+    return event if sound else None
 
 
 def read_so_far(path: Path) -> tuple[SoFar, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.units import human_moment
 from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.messages import from_json
 
@@ -177,8 +178,7 @@ def named(name: str, holder: Holder | None) -> str:
     """The name with its process behind it, as far as that is known."""
     if holder is None:
         return name
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    return f"{name} with pid {holder.pid} on {holder.host}, started {since},"
+    return f"{name} with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
 
 
 def _no_file(path: Path) -> Halt:

@@ -88,9 +88,10 @@ def resolve_hub(
     pinned = pinned_source(cache, model)
     if pinned is not None and pinned.path and Path(pinned.path).is_dir():
         return pinned
+    revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
     waited_s = 0.0
     while True:
-        found, verdict = _fetch(model, pinned.revision if pinned else model.revision, scratch, on_wait)
+        found, verdict = fetch_model(model.name, revision, backend, scratch, on_wait)
         if found is not None:
             write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
             return ModelSource(found["path"], found["revision"])
@@ -108,15 +109,18 @@ def resolve_hub(
         waited_s += step.delay_s
 
 
-def _fetch(
-    model: ModelConfig, revision: str | None, scratch: Path, on_wait: Callable[[], None]
+def fetch_model(
+    name: str, revision: str | None, backend: str, scratch: Path, on_wait: Callable[[], None]
 ) -> tuple[dict[str, str] | None, Verdict | None]:
+    """(`path` and `revision` of the snapshot, None), or (None, why the child that asks the hub has none).
+
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
+    """
     files = AttemptFiles(scratch)
     scratch.mkdir(mode=0o700, exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
-    backend = str(model.kwargs.get("backend", "torch"))
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), model.name, revision or "", backend]
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
     returncode = run_child(command, files.log, on_wait)
     try:
         found = json.loads(read_bounded(files.result) or b"")

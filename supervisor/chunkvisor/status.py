@@ -4,7 +4,6 @@ It never takes the lock and never writes: it works beside a live run, after one,
 """
 
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.desks import all_desks, at_work, latest
+from chunkvisor.desks import all_desks, latest, lives
 from chunkvisor.errors import lines_of_end, no_workdir
 from chunkvisor.fixed import read_fixed, read_staged
 from chunkvisor.journal import read_so_far
@@ -153,11 +152,8 @@ def read_status(workdir: Path) -> Status:
 
 def _read_desk(layout: Layout) -> _Desk:
     holder, story = read_holder(layout.lock), read_so_far(layout.events)[0].tally
-    alive = at_work(layout, holder)
-    if alive is None:  # another host: a live run writes its journal every few minutes at the least
-        alive = time.time() - story.told_s < 900
     # A run that has said its last word is over, though its process may take a moment to end.
-    return _Desk(layout, holder, story, alive and story.ending is None)
+    return _Desk(layout, holder, story, story.ending is None and lives(layout, holder, story.told_s))
 
 
 def _read_slice(desk: _Desk) -> SliceStatus:

@@ -3,6 +3,8 @@
 They never go into JSON or a journal, which have plain numbers.
 """
 
+import time
+
 
 def human_time(seconds: float) -> str:
     """`42 s`, `12 min`, `3.5 h`, `2.1 days`."""
@@ -13,6 +15,11 @@ def human_time(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:.1f} days"
+
+
+def human_moment(at_s: float) -> str:
+    """`2026-01-31 23:59:59`, local time; `at_s` counts from the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 def human_bytes(size: float) -> str:

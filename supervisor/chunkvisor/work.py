@@ -4,7 +4,6 @@ It never takes the workdir's lock, and never loops over chunks itself: the runne
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -164,11 +163,9 @@ class Work:
 
         def make_template() -> Template:
             job = outputs[0].job  # all outputs have the same model
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700)
             environment = worker_environment(os.environ, device, run_id, os.getpid(), config.env, threads=job.threads)
             spec = TemplateSpec(job.model, device.kind, job.import_path)
-            return Template(AttemptFiles(folder), spec, environment, config.recovery.startup_timeout)
+            return Template(folder, spec, environment, config.recovery.startup_timeout)
 
         # A command line of somebody else's can only be started afresh.
         start = config.workers.start if self._request.command is worker_command else Start.FRESH

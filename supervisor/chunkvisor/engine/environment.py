@@ -32,7 +32,10 @@ _SHORT_SPIN = {
 
 _THREADS_BESIDE_GPU = 8
 
-_REMOVED = frozenset(
+SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+"""Whoever has them speaks to the service manager in the name of the supervisor (sd_notify(3)): for no child."""
+
+_REMOVED = SERVICE_MANAGERS | frozenset(
     {
         # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -41,10 +44,6 @@ _REMOVED = frozenset(
         # Set by terminals and schedulers for the parent; a worker has no terminal.
         "PYTHONINSPECT",
         "PYTHONSTARTUP",
-        # Whoever has them speaks to the service manager in the name of the supervisor (sd_notify(3)).
-        "NOTIFY_SOCKET",
-        "WATCHDOG_USEC",
-        "WATCHDOG_PID",
     }
 )
 

@@ -5,6 +5,7 @@ It never decides whether a worker is to be warm, and what follows a template's f
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 
 import psutil
 
@@ -46,14 +48,14 @@ class NotForkedError(Exception):
 class Template:
     """A template process; nothing here waits for it, but `fork` for an answer."""
 
-    def __init__(
-        self, files: AttemptFiles, spec: TemplateSpec, environment: Mapping[str, str], startup_s: float
-    ) -> None:
+    def __init__(self, folder: Path, spec: TemplateSpec, environment: Mapping[str, str], startup_s: float) -> None:
         """Start it; `environment` is the workers'. Raises OSError where no process can be started.
 
-        `files` are the files of a folder of its own: spec, log, fault.
+        `folder` is its own, for spec, log and fault; what an earlier one left there is removed.
         """
-        self.files = files
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        self.files = files = AttemptFiles(folder)
         self.state = TemplateState.LOADING
         self.failure = ""
         """Why it failed, in words."""

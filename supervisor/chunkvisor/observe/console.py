@@ -14,6 +14,7 @@ from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.words import Weight, plain, weight_of, words_of
+from chunkvisor.units import human_moment
 
 
 class Console(Deaf):
@@ -61,5 +62,5 @@ class Console(Deaf):
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._stream.write(f"{human_moment(time.time())} {text}\n")
             self._stream.flush()

@@ -3,15 +3,14 @@
 It never takes the lock and never writes, so that it works from another terminal, and over ssh.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.desks import at_work
-from chunkvisor.journal import newest_mark
+from chunkvisor.desks import lives
+from chunkvisor.journal import newest_mark, parse_event
 from chunkvisor.layout import Layout
 from chunkvisor.lock import read_holder
 from chunkvisor.observe.readings import Readings, take_readings
@@ -21,8 +20,6 @@ from chunkvisor.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
-_FOREIGN_SILENCE_S = 900.0
-"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
 
 
 class Tail:
@@ -44,7 +41,8 @@ class Tail:
                         if not line.endswith(b"\n"):
                             return
                         self._offset += len(line)
-                        if (event := _parsed(line)) is not None:
+                        event = parse_event(line)
+                        if event is not None and isinstance(event.get("t"), int | float):
                             yield event
         except OSError:
             return
@@ -88,8 +86,7 @@ class Follower:
         """Whether the run whose events were read last is still under way."""
         if self._fold.ending is not None:
             return False
-        alive = at_work(self._layout, read_holder(self._layout.lock))
-        return time.time() - self._told_s < _FOREIGN_SILENCE_S if alive is None else alive
+        return lives(self._layout, read_holder(self._layout.lock), self._told_s)
 
     @property
     def ending(self) -> int | None:
@@ -101,12 +98,3 @@ class Follower:
         if self.alive or self._fold.ending is not None:
             return []
         return sorted({(key.output, key.chunk) for key in self._fold.workers})
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    sound = isinstance(event, dict) and isinstance(event.get("event"), str)
-    return event if sound and isinstance(event.get("t"), int | float) else None

@@ -19,6 +19,7 @@ from chunkvisor.observe.screen import Screen
 from chunkvisor.observe.terminal import can_draw
 from chunkvisor.observe.together import Looking
 from chunkvisor.status import State, read_status
+from chunkvisor.units import human_moment
 
 _JSON_LOOK_S = 1.0
 _JSON_SHARE = 0.1
@@ -68,12 +69,12 @@ def _watch_lines(follower: Looking) -> None:
     while True:
         snapshot = follower.look()
         for _, t, words in follower.news:
-            click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(t))} {words}")
+            click.echo(f"{human_moment(t)} {words}")
         if not follower.alive:
             return
         if time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s):
             said_s = time.monotonic()
-            click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {progress_line(snapshot)}")
+            click.echo(f"{human_moment(time.time())} {progress_line(snapshot)}")
         _pause(REFRESH_S)
 
 

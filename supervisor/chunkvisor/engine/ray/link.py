@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chunkvisor.engine.environment import SERVICE_MANAGERS
 from chunkvisor.engine.ray.wire import Order, Report
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import open_log
@@ -21,8 +22,6 @@ _SEND_S = 5.0
 """A bridge that takes no message for so long is stuck."""
 _GRACE_S = 12.0
 _LINE_BYTES = 64 << 20
-
-_NOT_FOR_IT = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 
 
 class Link:
@@ -34,7 +33,7 @@ class Link:
         self._socket.settimeout(_SEND_S)
         self._buffer = b""
         self._open = True
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
+        environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
         # No figures about this cluster go to Ray's makers; the run id, so that a later run can end it.
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: run_id}
         try:

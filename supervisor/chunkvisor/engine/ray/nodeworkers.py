@@ -223,13 +223,10 @@ class NodeWorkers(threading.Thread):
 
     def _make_template(self) -> Template:
         node, terms = self._node, self._node.terms
-        folder = node.folder / "template"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
         environment = worker_environment(
             node.environment, node.devices[0], node.mark, os.getpid(), terms.env, threads=1
         )
-        return Template(AttemptFiles(folder), terms.template, environment, terms.startup_s)
+        return Template(node.folder / "template", terms.template, environment, terms.startup_s)
 
     def _tell(self, event: str, **details: Any) -> None:
         # A process number of this machine means nothing on another.

@@ -3,22 +3,17 @@
 It never starts a worker, and never changes anything on the node but the hub's cache.
 """
 
-import json
 import socket
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chunkvisor.child import run_child
 from chunkvisor.config import ModelConfig
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import Halt
 from chunkvisor.gpu import Device, find_devices
-from chunkvisor.modelsource import resolve_local
-from chunkvisor.outcome import Evidence, judge
-from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
-from chunkvisor_worker.contract.messages import Fault, read_message
+from chunkvisor.modelsource import fetch_model, resolve_local
 
 
 class UnfitError(Exception):
@@ -96,13 +91,8 @@ def _local(model: Model, scratch: Path) -> str:
 
 
 def _from_hub(model: Model, scratch: Path) -> str:
-    files = AttemptFiles(scratch / "fetch")
-    files.folder.mkdir(mode=0o700, exist_ok=True)
-    module = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch"]
-    command = [*module, str(files.folder), model.name, model.revision or "", model.backend]
-    returncode = run_child(command, files.log, lambda: None)
-    try:
-        return str(json.loads(read_bounded(files.result) or b"")["path"])
-    except (ValueError, KeyError, TypeError):
-        verdict = judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
-        raise UnfitError(f"it cannot get the model {model.name}: {verdict.reason}", verdict.remedy) from None
+    found, verdict = fetch_model(model.name, model.revision, model.backend, scratch / "fetch", lambda: None)
+    if found is not None:
+        return found["path"]
+    assert verdict is not None
+    raise UnfitError(f"it cannot get the model {model.name}: {verdict.reason}", verdict.remedy)

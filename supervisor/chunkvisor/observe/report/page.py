@@ -28,7 +28,7 @@ from chunkvisor.observe.report.story import Story, read_story
 from chunkvisor.observe.report.trouble import clean, troubles
 from chunkvisor.seal import DamagedError
 from chunkvisor.status import State, Status, read_status
-from chunkvisor.units import human_bytes, human_time
+from chunkvisor.units import human_bytes, human_moment, human_time
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
 
@@ -84,7 +84,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(human_time=_duration, human_bytes=human_bytes, when=_when)
+    environment.filters.update(human_time=_duration, human_bytes=human_bytes, when=human_moment)
     return environment.get_template("page.html.j2")
 
 
@@ -246,7 +246,3 @@ def _percent(share: float) -> str:
 
 def _duration(seconds: float) -> str:
     return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.2g} s"
-
-
-def _when(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
