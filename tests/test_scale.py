@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkvisor.artifact import inspect
 from chunkvisor.attempt import Job, Place, write_attempt
 from chunkvisor.layout import Layout
 from chunkvisor.ledger import Ledger
 from chunkvisor.plan import Plan
-from chunkvisor.stamp import digest_file
 from chunkvisor.status import committed_chunks
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec, read_message
@@ -69,7 +69,7 @@ def test_counts_follow_commits(tmp_path: Path) -> None:
     assert counts() == (0, 0)
     for chunk in (0, 999, 1000, 1004):
         np.save(tmp_path / "part.npy", np.ones((2, 3), dtype="<f4"))
-        ledger.commit(chunk, tmp_path / "part.npy", digest_file(tmp_path / "part.npy"), Facts(3))
+        ledger.commit(chunk, tmp_path / "part.npy", inspect(tmp_path / "part.npy").digest, Facts(3))
     assert counts() == (4, 8)
     assert sorted(path.name for path in layout.chunks.iterdir()) == ["000", "001"]
     ledger.discard(999)

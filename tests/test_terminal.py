@@ -50,7 +50,7 @@ def release(place: ScriptedWorkplace) -> None:
 
 
 def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[str]:
-    """What is seen once two chunks are done and the third computes: a signal between the two finds nothing to finish."""
+    """What is seen once two chunks are done and the third computes; a signal just before it finds nothing to finish."""
     wait_for(lambda: any("t4" in call for call in place.calls()))
 
     def seen() -> list[str] | None:

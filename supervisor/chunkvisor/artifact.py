@@ -8,23 +8,32 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.digests import Digest
 from chunkvisor.layout import DIGEST_LENGTH
+from chunkvisor_worker.contract.checksum import checksum
 from chunkvisor_worker.contract.files import open_regular
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 20
 """Vectors are read in blocks of about this size."""
 
 Vectors = npt.NDArray[np.float32]
+
+
+class Hash(Protocol):
+    """What hashlib and xxhash have in common."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Take in more."""
+
+    def hexdigest(self) -> str:
+        """Of all so far."""
 
 
 class BadVectorsError(Exception):
@@ -47,7 +56,7 @@ class Inspection:
 
     shape: Shape
     digest: str
-    """sha256 of the file, hex."""
+    """Of the file, hex, by the function asked for."""
     not_finite: list[int] = field(default_factory=list)
     """The first rows with a NaN or an infinity, at most MAX_LISTED."""
     not_finite_count: int = 0
@@ -114,28 +123,28 @@ def blocks(file: BinaryIO, shape: Shape) -> Iterator[Vectors]:
     per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
     for first in range(0, shape.rows, per_block):
         block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype="<f4")
-        view = block.data.cast("B")
-        filled = 0
-        while filled < len(view):
-            read = file.readinto(view[filled:])  # type: ignore[attr-defined]  # every raw and buffered file has it
-            if not read:
-                raise BadVectorsError("became shorter while it was read")
-            filled += read
+        read_exactly(file, block)
         yield block
 
 
-def inspect(
-    path: Path, *, on_block: Callable[[], None] = lambda: None, pool: ThreadPoolExecutor | None = None
-) -> Inspection:
-    """Read the whole file once. Raises BadVectorsError, OSError; calls `on_block` after each block.
+def read_exactly(file: BinaryIO | io.FileIO, room: Vectors) -> None:
+    """Fill the room, which is contiguous, from the file's position on; raises as `blocks` does."""
+    view = room.data.cast("B")
+    while view.nbytes:
+        count = file.readinto(view)  # type: ignore[union-attr]  # every raw and buffered file has it
+        if not count:
+            raise BadVectorsError("became shorter while it was read")
+        view = view[count:]
 
-    With a `pool` the digest is computed in one of its threads.
-    """
+
+def inspect(
+    path: Path, digest_by: Callable[[bytes], Hash] = checksum, on_block: Callable[[], None] = lambda: None
+) -> Inspection:
+    """Read the whole file once. Raises BadVectorsError, OSError; calls `on_block` after each block."""
     with open_regular(path) as raw:
         shape = read_shape(raw)
         raw.seek(0)
-        header = raw.read(shape.offset_bytes)
-        digest = hashlib.sha256(header) if pool is None else Digest(pool, header)
+        digest = digest_by(raw.read(shape.offset_bytes))
         not_finite: list[int] = []
         zero: list[int] = []
         not_finite_count = zero_count = first = 0

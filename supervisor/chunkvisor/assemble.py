@@ -5,11 +5,12 @@ digest in its name.
 """
 
 import contextlib
+import io
 import os
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
@@ -17,16 +18,15 @@ from chunkvisor.artifact import (
     BLOCK_BYTES,
     BadVectorsError,
     Vectors,
-    bad_rows,
-    blocks,
     chunk_key,
+    read_exactly,
     read_shape,
 )
-from chunkvisor.digests import Digest
 from chunkvisor.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
 from chunkvisor.stamp import Stamp
+from chunkvisor_worker.contract.checksum import checksum
 
 _AHEAD_BYTES = 16 << 20
 
@@ -63,130 +63,115 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
     assert ledger.facts is not None
     layout, dimension = ledger.layout, ledger.facts.dimension
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
-    with FinalWriter(layout, table.rows, dimension, shards) as writer:
-        source = _ChunkReader(ledger, writer.pool)
-        seen = 0
-        bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
+    with FinalWriter(layout, table.rows, dimension, shards) as writer, _ChunkReader(ledger) as chunks:
+        seen, bad, nan_rows = 0, np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
+        room = np.empty((per_block, dimension), dtype="<f4")
         for first in range(0, table.rows, per_block):
             ids = table.row_text(first, min(first + per_block, table.rows))
             fresh = max(0, int(ids.max()) + 1 - seen)
-            new = source.take(fresh)
+            block = room[: len(ids)]
             if fresh == len(ids):
-                block = new  # no text of the block came before, so its ids rise by one from row to row
+                chunks.fill(block)  # no text of the block came before, so its ids rise by one from row to row
             else:
-                block = np.empty((len(ids), dimension), dtype="<f4")
                 old = ids < seen
                 if fresh:
+                    new = np.empty((fresh, dimension), dtype="<f4")
+                    chunks.fill(new)
                     # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
                     np.take(new, ids - seen, axis=0, out=block, mode="clip")
                 if old.any():
                     block[old] = writer.read(table.first_rows_of(ids[old]))
             seen += fresh
-            if len(bad):
-                hits = np.flatnonzero(np.isin(ids, bad))
-                nan_rows += [(first + int(row), int(ids[row])) for row in hits]
-            writer.write(block)
+            hits = np.flatnonzero(np.isin(ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
+            nan_rows += [(first + int(row), int(ids[row])) for row in hits]
+            if len(others := np.setxor1d(writer.write(block), hits)):
+                chunk = int(ids[others[0]]) // ledger.plan.chunk_size
+                raise ChunkDamagedError(chunk, "has other rows without a vector than its record says")
             on_block()
-        source.finish()
-        zero_rows = writer.verify(len(nan_rows), on_block)
+        assert chunks.at_end
         stamps = writer.publish()
-    return Final(stamps, dimension, zero_rows, nan_rows)
+    return Final(stamps, dimension, writer.zero_rows, nan_rows)
 
 
 class _ChunkReader:
-    """Hands out the vectors of all chunks in order, checking each file's digest when its end is reached."""
+    """Hands out the vectors of all chunks in order, checking each file's digest when its end is reached; a context."""
 
-    def __init__(self, ledger: Ledger, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        assert ledger.facts is not None
         self._ledger = ledger
-        self._pool = pool
-        self._blocks = self._read()
-        self._rest: Vectors | None = None
+        self._dimension = ledger.facts.dimension
+        self._following = ledger.chunk_files()
+        self._next = next(self._following, None)
+        self._chunk = -1
+        self._path = Path()
+        self._file: io.FileIO | None = None
+        self._sum = checksum()
+        self._left = 0
 
-    def take(self, count: int) -> Vectors:
-        """The next `count` vectors."""
-        parts = []
-        while count:
-            if self._rest is None or not len(self._rest):
-                self._rest = next(self._blocks)
-            part = self._rest[:count]
-            self._rest = self._rest[len(part) :]
-            parts.append(part)
-            count -= len(part)
-        if len(parts) == 1:
-            return parts[0]
-        assert self._ledger.facts is not None
-        return np.concatenate(parts) if parts else np.empty((0, self._ledger.facts.dimension), dtype="<f4")
+    def __enter__(self) -> "_ChunkReader":
+        return self
 
-    def finish(self) -> None:
-        """Check the last file's digest, which is due only after its last block."""
-        for _ in self._blocks:
-            raise BadVectorsError("more vectors than texts")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close what is open."""
+        if self._file is not None:
+            self._file.close()
 
-    def _read(self) -> Iterator[Vectors]:
-        ledger, expected = self._ledger, 0
-        files = ledger.chunk_files()
-        following = next(files, None)
-        # The last block of a chunk is still being hashed while the next chunk is read.
-        unchecked: _Unchecked | None = None
-        while following is not None:
-            (chunk, path), following = following, next(files, None)
-            if chunk >= ledger.plan.count:
-                break  # no chunk of ours
-            if chunk != expected:
-                raise ChunkDamagedError(expected, "its file is gone")
-            expected += 1
-            if following is not None:
-                _advise(following[1], os.POSIX_FADV_WILLNEED)
-            before = unchecked
-            try:
-                unchecked = yield from _blocks(ledger, chunk, path, self._pool)
-            except (BadVectorsError, FileNotFoundError) as error:
-                raise ChunkDamagedError(chunk, str(error)) from None
-            if before is not None:
-                before.check(ledger)
-            _advise(path, os.POSIX_FADV_DONTNEED)
-        if unchecked is not None:
-            unchecked.check(ledger)
-        if expected != ledger.plan.count:
-            raise ChunkDamagedError(expected, "its file is gone")
+    @property
+    def at_end(self) -> bool:
+        """Whether all vectors were handed out."""
+        return self._file is None and self._chunk == self._ledger.plan.count - 1
 
+    def fill(self, room: Vectors) -> None:
+        """The next vectors, as many as there is room for. Raises ChunkDamagedError, OSError."""
+        while len(room):
+            part = self._read(room)
+            self._sum.update(part.data)
+            room = room[len(part) :]
+            if not self._left:
+                self._end()
 
-@dataclass(frozen=True, slots=True)
-class _Unchecked:
-    """A chunk that was read, and its digest under way."""
+    def _read(self, room: Vectors) -> Vectors:
+        """The part of the room that was filled from one chunk."""
+        try:
+            if self._file is None:
+                self._begin()
+            assert self._file is not None
+            part = room[: self._left]
+            read_exactly(self._file, part)
+        except (BadVectorsError, FileNotFoundError) as error:
+            raise ChunkDamagedError(self._chunk, str(error)) from None
+        self._left -= len(part)
+        return part
 
-    chunk: int
-    path: Path
-    digest: Digest
+    def _begin(self) -> None:
+        self._chunk += 1
+        number, self._path = self._next or (None, self._path)
+        if number != self._chunk:
+            raise BadVectorsError("its file is gone")
+        self._next = next(self._following, None)
+        if self._next is not None:
+            _advise(self._next[1], os.POSIX_FADV_WILLNEED)
+        start, stop = self._ledger.plan.bounds(self._chunk)
+        self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed at its end, or by the context
+        shape = read_shape(self._file)
+        if (shape.rows, shape.dimension) != (stop - start, self._dimension):
+            raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
+        self._file.seek(0)
+        self._sum, self._left = checksum(self._file.read(shape.offset_bytes)), shape.rows
 
-    def check(self, ledger: Ledger) -> None:
-        """Raises ChunkDamagedError where the content is not that of the name."""
-        key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(self.chunk), self.digest.hexdigest())
-        if not self.path.name.endswith(f"-{key}.npy"):
-            raise ChunkDamagedError(self.chunk, "its content does not have the digest in its name")
+    def _end(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+        key = chunk_key(self._ledger.fingerprint, *self._ledger.plan.bounds(self._chunk), self._sum.hexdigest())
+        if not self._path.name.endswith(f"-{key}.npy"):
+            raise ChunkDamagedError(self._chunk, "its content does not have the digest in its name")
+        _advise(self._path, os.POSIX_FADV_DONTNEED)
 
 
 def _advise(path: Path, advice: int) -> None:
     """Have the kernel read the beginning of a file ahead; or forget it, to keep what is written and read once more."""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES if advice == os.POSIX_FADV_WILLNEED else 0, advice)
-
-
-def _blocks(ledger: Ledger, chunk: int, path: Path, pool: ThreadPoolExecutor) -> Generator[Vectors, None, _Unchecked]:
-    start, stop = ledger.plan.bounds(chunk)
-    assert ledger.facts is not None
-    with open(path, "rb", buffering=0) as file:
-        shape = read_shape(file)
-        if (shape.rows, shape.dimension) != (stop - start, ledger.facts.dimension):
-            raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
-        file.seek(0)
-        digest = Digest(pool, file.read(shape.offset_bytes))
-        first = start
-        for block in blocks(file, shape):
-            digest.update(block.data.cast("B"))
-            without = {first + int(row) for row in bad_rows(block)[0]}
-            if without != {text for text in ledger.bad if first <= text < first + len(block)}:
-                raise BadVectorsError("has other rows without a vector than its record says")
-            first += len(block)
-            yield block
-    return _Unchecked(chunk, path, digest)

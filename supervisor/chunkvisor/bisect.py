@@ -17,7 +17,7 @@ class Part:
     start: int
     stop: int
     digest: str
-    """sha256 of the part's file."""
+    """Checksum of the part's file."""
     holes: tuple[int, ...] = ()
     """Texts of the range whose vectors are not good."""
 

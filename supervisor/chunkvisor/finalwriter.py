@@ -3,19 +3,14 @@
 It never shows a file before all are complete and verified, and never holds more than the block it is given.
 """
 
-import errno
-import io
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import contextlib
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.artifact import BadVectorsError, Vectors, inspect, npy_header
-from chunkvisor.digests import Digest
+from chunkvisor.artifact import Vectors, bad_rows, npy_header
+from chunkvisor.checkedfile import CheckedFile
 from chunkvisor.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
 from chunkvisor.layout import OutputLayout
 from chunkvisor.pickrows import pick_rows
@@ -29,6 +24,8 @@ class FinalWriter:
 
     def __init__(self, layout: OutputLayout, rows: int, dimension: int, shards: int | None) -> None:
         """For an array of shape (rows, dimension), in so many shards; None = one file."""
+        self.zero_rows = 0
+        """Rows so far that are zero throughout."""
         self._layout = layout
         self._rows = rows
         self._dimension = dimension
@@ -37,11 +34,8 @@ class FinalWriter:
         self._parts = parts_of(self._partial, rows, shards)
         self._starts = np.array([part.start for part in self._parts])
         self._digests: list[str] = []
-        # One thread for the digest of what is written, and one for whoever reads what is to be written.
-        self.pool = ThreadPoolExecutor(2, thread_name_prefix="digest")
-        """For digests while the files are written and verified."""
-        self._hash = Digest(self.pool)
-        self._file: io.FileIO | None = None
+        self._open = contextlib.ExitStack()
+        self._file: CheckedFile | None = None
         self._left = 0
 
     def __enter__(self) -> "FinalWriter":
@@ -59,26 +53,26 @@ class FinalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close what is open; what was written stays until the next attempt replaces it."""
-        self.pool.shutdown()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._open.close()
 
-    def write(self, block: Vectors) -> None:
-        """Append rows. Raises OSError."""
+    def write(self, block: Vectors) -> npt.NDArray[np.int64]:
+        """Append rows; returns which of the block's have a NaN or an infinity.
+
+        Raises OSError; EIO where a file does not hold what was written to it.
+        """
+        not_finite, zero = bad_rows(block)
+        self.zero_rows += len(zero)
         while len(block):
             if self._file is None:
                 self._file = self._begin(self._parts[len(self._digests)])
-            data = np.ascontiguousarray(block[: self._left]).data.cast("B")
-            self._hash.update(data)
-            _write(self._file, data)
-            written = min(self._left, len(block))
-            block, self._left = block[written:], self._left - written
+            fitting = block[: self._left]
+            self._file.write(np.ascontiguousarray(fitting).data)
+            block, self._left = block[len(fitting) :], self._left - len(fitting)
             if not self._left:
-                os.fsync(self._file.fileno())
-                self._file.close()
+                self._digests.append(self._file.finish())
+                self._open.close()
                 self._file = None
-                self._digests.append(self._hash.hexdigest())
+        return not_finite
 
     def read(self, rows: npt.NDArray[np.int64]) -> Vectors:
         """Rows that are written already, by number, in that order."""
@@ -90,30 +84,13 @@ class FinalWriter:
             found[hits] = pick_rows(part.path, "<f4", header_bytes, self._dimension, rows[hits] - part.start)
         return found
 
-    def verify(self, nan_rows: int, on_block: Callable[[], None]) -> int:
-        """Read everything once more; returns the number of rows that are zero throughout.
-
-        Raises OSError (EIO) where the files do not hold what was written; what `on_block` raises.
-        """
-        not_finite = zero = 0
-        for part, digest in zip(self._parts, self._digests, strict=True):
-            try:
-                found = inspect(part.path, on_block=on_block, pool=self.pool)
-            except BadVectorsError:
-                raise _unlike(part.path) from None
-            if found.digest != digest:
-                raise _unlike(part.path)
-            not_finite, zero = not_finite + found.not_finite_count, zero + found.zero_count
-        if not_finite != nan_rows:
-            raise _unlike(self._partial)
-        return zero
-
     def publish(self) -> tuple[Stamp, ...]:
-        """Give all that is verified its final name; returns a stamp for each file. Raises OSError.
+        """Give what is complete its final name; returns a stamp for each file. Raises OSError.
 
         A final of ours without a manifest, as a kill or `retry` leaves it, is replaced; anything else that stands at
         that place is set aside.
         """
+        assert len(self._digests) == len(self._parts)
         if self._shards is not None:
             sync_folder(self._partial)
         place = place_of(self._layout, self._shards)
@@ -131,28 +108,9 @@ class FinalWriter:
         parts = parts_of(place, self._rows, self._shards)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))
 
-    def _begin(self, part: FinalPart) -> io.FileIO:
+    def _begin(self, part: FinalPart) -> CheckedFile:
         header = npy_header(part.rows, self._dimension)
-        file = open(part.path, "w+b", buffering=0, opener=_private)  # noqa: SIM115 - closed when it is full
-        try:
-            os.posix_fallocate(file.fileno(), 0, len(header) + 4 * part.rows * self._dimension)
-            _write(file, header)
-        except BaseException:
-            file.close()
-            raise
-        self._hash, self._left = Digest(self.pool, header), part.rows
+        file = self._open.enter_context(CheckedFile(part.path, len(header) + 4 * part.rows * self._dimension))
+        file.write(header)
+        self._left = part.rows
         return file
-
-
-def _unlike(path: Path) -> OSError:
-    return OSError(errno.EIO, "it does not hold what was written to it", str(path))
-
-
-def _write(file: io.FileIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[file.write(view) :]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -16,7 +16,6 @@ from chunkvisor.artifact import BadVectorsError, chunk_key, inspect, npy_header,
 from chunkvisor.bisect import BadText, Part, missing, segments
 from chunkvisor.layout import OutputLayout
 from chunkvisor.seal import DamagedError, read_record, write_sealed
-from chunkvisor.stamp import digest_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Parts:
         self._save()
 
     def compose(self, dimension: int) -> tuple[Path, str]:
-        """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its sha256).
+        """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its checksum).
 
         Raises OSError; EIO where a part is not what was taken over, and then forgets it.
         """
@@ -97,7 +96,7 @@ class Parts:
                         out.write(source.read(4 * dimension))
             out.flush()
             os.fsync(out.fileno())
-        return target, digest_file(target)
+        return target, inspect(target).digest
 
     def settle(self) -> None:
         """Write the record of the bad texts, which has to be there before the chunk is committed. Raises OSError."""

@@ -3,6 +3,7 @@
 It never repairs: running again does.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
 def _inspected(part: FinalPart, dimension: int, digest: str, bad: int) -> tuple[Inspection | None, str | None]:
     """(what was found in the file, what is wrong with it)."""
     try:
-        found = inspect(part.path)
+        found = inspect(part.path, hashlib.sha256)
     except BadVectorsError as error:
         return None, str(error)
     except OSError as error:

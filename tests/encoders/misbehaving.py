@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import xxhash
 
 ATTEMPT = Path(sys.argv[1])
 SPEC = json.loads((ATTEMPT / "spec.json").read_text())
@@ -182,7 +183,7 @@ def lie(**changes):
         data = (ATTEMPT / "embeddings.npy").read_bytes()
         result = {key: SPEC[key] for key in ("fingerprint", "output", "chunk", "start", "stop", "limits")}
         facts = {"dimension": 8, "dtype": "", "max_length": None, "versions": {}}
-        result |= {"digest": hashlib.sha256(data).hexdigest(), "size_bytes": len(data), "facts": facts, **changes}
+        result |= {"digest": xxhash.xxh3_128_hexdigest(data), "size_bytes": len(data), "facts": facts, **changes}
         (ATTEMPT / "result.json").write_text(json.dumps(result))
         os._exit(0)
 

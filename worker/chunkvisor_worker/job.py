@@ -4,7 +4,6 @@ It never decides what a fault means for the run, and never touches another folde
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from chunkvisor_worker.contract.checksum import checksum
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -160,9 +160,9 @@ def _gather(encoder: Encoder, limits: Limits, count: int, progress: BeatWriter) 
 
 
 def save(path: Path, vectors: Vectors) -> tuple[str, int]:
-    """Write the array as .npy, by one rename; returns (sha256 of the file, its size in bytes).
+    """Write the array as .npy, by one rename; returns (checksum of the file, its size in bytes).
 
-    It is not synced: the digest tells whether all of it is there, and the supervisor syncs what it takes over. The
+    It is not synced: the checksum tells whether all of it is there, and the supervisor syncs what it takes over. The
     space is reserved first, so that a full disk is an OSError with an errno here: numpy's own `save` to a path raises
     one without. Raises OSError.
     """
@@ -171,7 +171,7 @@ def save(path: Path, vectors: Vectors) -> tuple[str, int]:
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
     parts = [header.getbuffer(), contiguous.data.cast("B")]
     size_bytes = sum(part.nbytes for part in parts)
-    digest = hashlib.sha256()
+    digest = checksum()
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "wb", buffering=0) as file:

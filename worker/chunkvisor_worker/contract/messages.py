@@ -167,7 +167,7 @@ class Result:
     start: int
     stop: int
     digest: str
-    """sha256 of embeddings.npy."""
+    """xxh3-128 of embeddings.npy."""
     size_bytes: int
     facts: Facts
     limits: Limits
