@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from chunkvisor_worker.contract.checksum import checksum
+import xxhash
 
 _BEHIND_BYTES = 64 << 20
 """Reading back stays this close, so that it finds in memory what was written."""
@@ -30,8 +30,8 @@ class CheckedFile:
         self._path = path
         self._size_bytes = size_bytes
         self._written_bytes = self._synced_bytes = self._read_bytes = 0
-        self._given = checksum()
-        self._got, self._hash = checksum(), hashlib.sha256()
+        self._given = xxhash.xxh3_128()
+        self._got, self._hash = xxhash.xxh3_128(), hashlib.sha256()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._to_read: deque[tuple[int, Future[None]]] = deque()
         self._sync: Future[None] | None = None

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import xxhash
 
-from chunkvisor_worker.contract.checksum import checksum
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -171,7 +171,7 @@ def save(path: Path, vectors: Vectors) -> tuple[str, int]:
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
     parts = [header.getbuffer(), contiguous.data.cast("B")]
     size_bytes = sum(part.nbytes for part in parts)
-    digest = checksum()
+    digest = xxhash.xxh3_128()
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "wb", buffering=0) as file:

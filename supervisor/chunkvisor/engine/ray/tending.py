@@ -87,8 +87,9 @@ class Tended:
     async def close(self) -> None:
         """Let the agent end its workers and clean up, then end it."""
         self.closed = True
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            await asyncio.wait_for(self._agent.close.remote(), _CLOSE_S)
+        if self.preparing or self.ready:  # else it has begun nothing, or is to start on a node that is dead already
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                await asyncio.wait_for(self._agent.close.remote(), _CLOSE_S)
         ray.kill(self._agent)
 
     def cancel(self) -> None:
