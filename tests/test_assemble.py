@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chunkvisor import artifact, assemble
 from chunkvisor.artifact import inspect
-from chunkvisor.assemble import ChunkDamagedError
+from chunkvisor.chunkreader import ChunkDamagedError
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
 from chunkvisor.layout import Layout
 from chunkvisor.ledger import Ledger

@@ -3,16 +3,26 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkvisor import pickrows
 from chunkvisor.pickrows import pick_rows
 
 ROWS, WIDTH = 3000, 3
+
+
+@pytest.fixture(params=[512, 1], ids=["mapped", "one by one"], autouse=True, scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Narrow rows are read in one way, wide ones in another."""
+    with mock.patch.object(pickrows, "_WIDE_BYTES", request.param):
+        yield
 
 
 @pytest.fixture(scope="module")

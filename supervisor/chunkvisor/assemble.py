@@ -1,43 +1,26 @@
 """Joins the chunks of an output into its final file or its shards, in bounded memory.
 
-It never shows a file before it is complete and verified, and never trusts a chunk file: each is read against the
-digest in its name.
+It never shows a file before it is complete and verified.
 """
 
-import contextlib
-import io
-import os
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
 import numpy as np
-import xxhash
+import numpy.typing as npt
 
-from chunkvisor.artifact import (
-    BLOCK_BYTES,
-    BadVectorsError,
-    Vectors,
-    chunk_key,
-    read_exactly,
-    read_shape,
-)
+from chunkvisor.artifact import BLOCK_BYTES
+from chunkvisor.chunkreader import ChunkDamagedError, ChunkReader
 from chunkvisor.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.ledger import Ledger
 from chunkvisor.stamp import Stamp
 
-_AHEAD_BYTES = 16 << 20
+_ROWS_AT_ONCE = 1 << 18
+_BLOCKS_AT_ONCE = 64
 
-
-class ChunkDamagedError(Exception):
-    """A committed chunk is not what was committed; it has to be computed again."""
-
-    def __init__(self, chunk: int, why: str) -> None:
-        super().__init__(f"chunk {chunk}: {why}")
-        self.chunk = chunk
-        self.why = why
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +46,23 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
     assert ledger.facts is not None
     layout, dimension = ledger.layout, ledger.facts.dimension
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
-    with FinalWriter(layout, table.rows, dimension, shards) as writer, _ChunkReader(ledger) as chunks:
-        seen, bad, nan_rows = 0, np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
-        room = np.empty((per_block, dimension), dtype="<f4")
-        for first in range(0, table.rows, per_block):
-            ids = table.row_text(first, min(first + per_block, table.rows))
-            fresh = max(0, int(ids.max()) + 1 - seen)
-            block = room[: len(ids)]
-            if fresh == len(ids):
+    with FinalWriter(layout, table.rows, dimension, shards) as writer, ChunkReader(ledger) as chunks:
+        bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
+        room, spare = (np.empty((per_block, dimension), dtype="<f4") for _ in range(2))
+        for rows in _blocks(table, per_block, writer.expect):
+            block, new = room[: len(rows.ids)], spare[: rows.fresh]
+            if rows.fresh == len(rows.ids):
                 chunks.fill(block)  # no text of the block came before, so its ids rise by one from row to row
-            else:
-                old = ids < seen
-                if fresh:
-                    new = np.empty((fresh, dimension), dtype="<f4")
-                    chunks.fill(new)
-                    # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
-                    np.take(new, ids - seen, axis=0, out=block, mode="clip")
-                if old.any():
-                    block[old] = writer.read(table.first_rows_of(ids[old]))
-            seen += fresh
-            hits = np.flatnonzero(np.isin(ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
-            nan_rows += [(first + int(row), int(ids[row])) for row in hits]
+            elif rows.fresh:
+                chunks.fill(new)
+                # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
+                np.take(new, rows.ids - rows.seen, axis=0, out=block, mode="clip")
+            if len(rows.old):
+                block[rows.old] = writer.read(rows.old_from)
+            hits = np.flatnonzero(np.isin(rows.ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
+            nan_rows += [(rows.first + int(row), int(rows.ids[row])) for row in hits]
             if len(others := np.setxor1d(writer.write(block), hits)):
-                chunk = int(ids[others[0]]) // ledger.plan.chunk_size
+                chunk = int(rows.ids[others[0]]) // ledger.plan.chunk_size
                 raise ChunkDamagedError(chunk, "has other rows without a vector than its record says")
             on_block()
         assert chunks.at_end
@@ -93,85 +70,52 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
     return Final(stamps, dimension, writer.zero_rows, nan_rows)
 
 
-class _ChunkReader:
-    """Hands out the vectors of all chunks in order, checking each file's digest when its end is reached; a context."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Which vectors a block of rows has."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        assert ledger.facts is not None
-        self._ledger = ledger
-        self._dimension = ledger.facts.dimension
-        self._following = ledger.chunk_files()
-        self._next = next(self._following, None)
-        self._chunk = -1
-        self._path = Path()
-        self._file: io.FileIO | None = None
-        self._sum = xxhash.xxh3_128()
-        self._left = 0
-
-    def __enter__(self) -> "_ChunkReader":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close what is open."""
-        if self._file is not None:
-            self._file.close()
-
-    @property
-    def at_end(self) -> bool:
-        """Whether all vectors were handed out."""
-        return self._file is None and self._chunk == self._ledger.plan.count - 1
-
-    def fill(self, room: Vectors) -> None:
-        """The next vectors, as many as there is room for. Raises ChunkDamagedError, OSError."""
-        while len(room):
-            part = self._read(room)
-            self._sum.update(part.data)
-            room = room[len(part) :]
-            if not self._left:
-                self._end()
-
-    def _read(self, room: Vectors) -> Vectors:
-        """The part of the room that was filled from one chunk."""
-        try:
-            if self._file is None:
-                self._begin()
-            assert self._file is not None
-            part = room[: self._left]
-            read_exactly(self._file, part)
-        except (BadVectorsError, FileNotFoundError) as error:
-            raise ChunkDamagedError(self._chunk, str(error)) from None
-        self._left -= len(part)
-        return part
-
-    def _begin(self) -> None:
-        self._chunk += 1
-        number, self._path = self._next or (None, self._path)
-        if number != self._chunk:
-            raise BadVectorsError("its file is gone")
-        self._next = next(self._following, None)
-        if self._next is not None:
-            _advise(self._next[1], os.POSIX_FADV_WILLNEED)
-        start, stop = self._ledger.plan.bounds(self._chunk)
-        self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed at its end, or by the context
-        shape = read_shape(self._file)
-        if (shape.rows, shape.dimension) != (stop - start, self._dimension):
-            raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
-        self._file.seek(0)
-        self._sum, self._left = xxhash.xxh3_128(self._file.read(shape.offset_bytes)), shape.rows
-
-    def _end(self) -> None:
-        assert self._file is not None
-        self._file.close()
-        self._file = None
-        key = chunk_key(self._ledger.fingerprint, *self._ledger.plan.bounds(self._chunk), self._sum.hexdigest())
-        if not self._path.name.endswith(f"-{key}.npy"):
-            raise ChunkDamagedError(self._chunk, "its content does not have the digest in its name")
-        _advise(self._path, os.POSIX_FADV_DONTNEED)
+    first: int
+    """Its first row."""
+    ids: Numbers
+    """Of the rows' texts."""
+    seen: int
+    """So many texts have a row before the block."""
+    fresh: int
+    """So many more have one in it."""
+    old: Numbers
+    """Positions of the rows whose text came before the block."""
+    old_from: Numbers
+    """First rows of those texts."""
 
 
-def _advise(path: Path, advice: int) -> None:
-    """Have the kernel read the beginning of a file ahead; or forget it, to keep what is written and read once more."""
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES if advice == os.POSIX_FADV_WILLNEED else 0, advice)
+def _blocks(table: StagedTable, per_block: int, expect: Callable[[Numbers], None]) -> Iterator[_Block]:
+    """All rows, in blocks of so many; what is read back for a block is expected long before."""
+    before: list[_Block] = []
+    for blocks in _stretches(table, per_block):
+        if before:
+            old_from = np.concatenate([block.old_from for block in blocks])
+            expect(old_from[old_from < before[0].first])
+        yield from before
+        before = blocks
+    yield from before
+
+
+def _stretches(table: StagedTable, per_block: int) -> Iterator[list[_Block]]:
+    """The same, several blocks at a time, so that the table is not asked for each."""
+    seen, at_once = 0, per_block * max(1, min(_BLOCKS_AT_ONCE, _ROWS_AT_ONCE // per_block))
+    for start in range(0, table.rows, at_once):
+        ids = table.row_text(start, min(start + at_once, table.rows))
+        # Texts are numbered as they come: what is the greatest number so far tells how many there were.
+        upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)
+        pieces = [ids[first : first + per_block] for first in range(0, len(ids), per_block)]
+        bounds = [seen, *upto[per_block - 1 :: per_block].tolist(), int(upto[-1])][: len(pieces) + 1]
+        old = [np.flatnonzero(piece < there) for piece, there in zip(pieces, bounds, strict=False)]
+        firsts = table.first_rows_of(np.concatenate([piece[rows] for piece, rows in zip(pieces, old, strict=True)]))
+        old_from = np.split(firsts, np.cumsum([len(rows) for rows in old[:-1]]))
+        yield [
+            _Block(start + number * per_block, piece, there, after - there, rows, from_rows)
+            for number, (piece, (there, after), rows, from_rows) in enumerate(
+                zip(pieces, itertools.pairwise(bounds), old, old_from, strict=True)
+            )
+        ]
+        seen = bounds[-1]

@@ -4,6 +4,7 @@ It never shows a file before all are complete and verified, and never holds more
 """
 
 import contextlib
+from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
@@ -13,7 +14,7 @@ from chunkvisor.artifact import Vectors, bad_rows, npy_header
 from chunkvisor.checkedfile import CheckedFile
 from chunkvisor.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
 from chunkvisor.layout import OutputLayout
-from chunkvisor.pickrows import pick_rows
+from chunkvisor.pickrows import expect_rows, pick_rows
 from chunkvisor.seal import write_sealed
 from chunkvisor.stamp import Stamp, stamp_as
 from chunkvisor_worker.contract.files import set_aside, sync_folder
@@ -75,14 +76,23 @@ class FinalWriter:
         return not_finite
 
     def read(self, rows: npt.NDArray[np.int64]) -> Vectors:
-        """Rows that are written already, by number, in that order."""
+        """Rows that are written already, by number, in that order. Raises OSError."""
         found = np.empty((len(rows), self._dimension), dtype="<f4")
+        for part, offset_bytes, hits in self._owners(rows):
+            found[hits] = pick_rows(part.path, "<f4", offset_bytes, self._dimension, rows[hits] - part.start)
+        return found
+
+    def expect(self, rows: npt.NDArray[np.int64]) -> None:
+        """Have rows that are written already be in memory when they are read. Raises OSError."""
+        for part, offset_bytes, hits in self._owners(rows):
+            expect_rows(part.path, offset_bytes, 4 * self._dimension, rows[hits] - part.start)
+
+    def _owners(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[FinalPart, int, npt.NDArray[np.bool_]]]:
+        """Each file that has some of the rows, where its rows begin in it, and which of them it has."""
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for owner in np.unique(owners):
-            part, hits = self._parts[owner], owners == owner
-            header_bytes = len(npy_header(part.rows, self._dimension))
-            found[hits] = pick_rows(part.path, "<f4", header_bytes, self._dimension, rows[hits] - part.start)
-        return found
+            part = self._parts[owner]
+            yield part, len(npy_header(part.rows, self._dimension)), owners == owner
 
     def publish(self) -> tuple[Stamp, ...]:
         """Give what is complete its final name; returns a stamp for each file. Raises OSError.

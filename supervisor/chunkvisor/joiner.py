@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from chunkvisor.assemble import ChunkDamagedError
 from chunkvisor.backlog import Backlog, Task
+from chunkvisor.chunkreader import ChunkDamagedError
 from chunkvisor.diskneed import DISK_ERRNOS
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.outputrun import Emit, OutputRun
