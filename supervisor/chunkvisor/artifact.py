@@ -20,7 +20,7 @@ import xxhash
 from chunkvisor.layout import DIGEST_LENGTH
 from chunkvisor_worker.contract.files import open_regular
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""
 
 Vectors = npt.NDArray[np.float32]

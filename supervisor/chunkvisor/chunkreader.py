@@ -113,5 +113,10 @@ class ChunkReader:
 
 
 def _expect(path: Path) -> None:
+    """Have the kernel read the file, unless it is in memory, where even asking takes a tenth of the reading."""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        middle = os.fstat(file.fileno()).st_size // 2
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)
+        except OSError:  # it would have to wait for the disk, or cannot tell
+            os.posix_fadvise(file.fileno(), 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
