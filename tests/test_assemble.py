@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor import artifact, assemble
+from chunkvisor import artifact, assemble, chunkreader
 from chunkvisor.artifact import inspect
 from chunkvisor.chunkreader import ChunkDamagedError
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
@@ -73,6 +73,8 @@ def assembled(
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(assemble, "BLOCK_BYTES", block_bytes),
         mock.patch.object(artifact, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(assemble, "_BLOCKS_AT_ONCE", 2),
+        mock.patch.object(chunkreader, "_AHEAD_BYTES", 1),
         mock.patch("os.fsync"),  # the bytes are what counts here
     ):
         workdir = Path(folder)

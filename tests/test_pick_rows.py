@@ -1,5 +1,6 @@
 """Rows by number from anywhere in a file."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor import pickrows
-from chunkvisor.pickrows import pick_rows
+from chunkvisor.pickrows import expect_rows, pick_rows
 
 ROWS, WIDTH = 3000, 3
 
@@ -40,6 +41,29 @@ def test_any_rows_in_any_order(path: Path, rows: list[int]) -> None:
     wanted = np.array(rows, dtype=np.int64)
     truth = np.arange(ROWS * WIDTH, dtype="<f4").reshape(ROWS, WIDTH)[wanted]
     assert np.array_equal(pick_rows(path, "<f4", 5, WIDTH, wanted), truth)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], []),
+        ([3], [(0, 2)]),
+        ([400, 3, 3, 401], [(0, 3)]),  # 12 bytes each: what is between takes less time to read than another call
+        ([0, 2048], [(0, 2), (6, 2)]),
+        ([2999, 2048, 0], [(0, 2), (6, 4)]),
+    ],
+)
+def test_expected(path: Path, rows: list[int], expected: list[tuple[int, int]]) -> None:
+    """The kernel is asked for the pages of the rows, in order, each once, whatever order and repeats they come in."""
+    asked: list[tuple[int, int]] = []
+
+    def ask(fd: int, offset: int, size: int, advice: int) -> None:
+        assert (fd >= 0, advice) == (True, os.POSIX_FADV_WILLNEED)
+        asked.append((offset // mmap.PAGESIZE, -(-size // mmap.PAGESIZE)))
+
+    with mock.patch("chunkvisor.pickrows.os.posix_fadvise", ask):
+        expect_rows(path, 5, 4 * WIDTH, np.array(rows, dtype=np.int64))
+    assert asked == expected
 
 
 def test_beyond_the_end(path: Path) -> None:

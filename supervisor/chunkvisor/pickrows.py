@@ -19,6 +19,7 @@ _GROUP = 512
 """Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
 
 _GAP_PAGES = 4
+"""To read so many pages that nobody wants costs the disk less than to be asked twice."""
 
 
 def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -56,9 +57,12 @@ def _one_by_one(
     row_bytes = found.shape[1] * found.itemsize
     view = found.reshape(-1).view(np.uint8).data
     for place in order.tolist():
-        room = view[place * row_bytes : (place + 1) * row_bytes]
-        if os.preadv(fd, [room], offset_bytes + int(rows[place]) * row_bytes) != row_bytes:
-            raise ValueError(f"the number {rows[place]} is greater than that of the last row")
+        room, offset = view[place * row_bytes : (place + 1) * row_bytes], offset_bytes + int(rows[place]) * row_bytes
+        while room.nbytes:
+            count = os.preadv(fd, [room], offset)
+            if not count:
+                raise ValueError(f"the number {rows[place]} is greater than that of the last row")
+            room, offset = room[count:], offset + count
 
 
 def _mapped(
