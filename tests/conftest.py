@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import settings
 from local_cluster import local_cluster
 
-from harness import CLUSTER, MARK, Workplace
+from harness import CLUSTER, MARK, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
 settings.register_profile("steady", derandomize=True)
@@ -31,7 +30,7 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(MARK, mark)
     yield
     deadline = time.monotonic() + 10
-    while (left := _bearing(mark)) and time.monotonic() < deadline:
+    while (left := bearing(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for process in left:
         process.kill()
@@ -69,14 +68,3 @@ def minilm_path() -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     assert digest == MINILM_SHA256, f"{folder / 'model.safetensors'} is not the model the tests know"
     return folder
-
-
-def _bearing(mark: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, mark)]
-
-
-def _bears(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False

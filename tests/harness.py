@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -156,3 +157,15 @@ def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait for the end."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
+
+
+def bearing(mark: str) -> list[psutil.Process]:
+    """Processes that live and were started under the mark, this one aside."""
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, mark)]
+
+
+def _bears(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False

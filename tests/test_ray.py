@@ -3,13 +3,19 @@
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
+from chunkvisor.engine.ray.scratch import Scratch
+from chunkvisor_worker.contract.environment import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
@@ -227,3 +233,25 @@ def test_no_cluster(place: Workplace) -> None:
     ended = place.run()
     assert ended.returncode == 75, ended.stderr
     assert "ray start --head" in ended.stderr
+
+
+def test_what_a_dead_agent_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next agent on the machine removes its folder and ends what bears its mark; it leaves alone what lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, living = Scratch("run.dead"), Scratch("run.living")
+    os.close(dead._lock)  # as the kernel does it for a process that dies
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    left, working = (
+        subprocess.Popen(sleeping, env={**os.environ, RUN_ID: mark}, start_new_session=True)
+        for mark in ("run.dead", "run.living")
+    )
+
+    Scratch("run.next").remove()
+
+    assert not psutil.pid_exists(left.pid)
+    assert working.poll() is None
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [living.folder]
+    working.kill()
+    for process in (left, working):
+        process.wait()
+    living.remove()

@@ -1,6 +1,7 @@
 """Workers forked from a template: the same vectors, the same evidence, and a run that does without when it must."""
 
 import io
+import os
 import sys
 from collections import Counter
 from contextlib import redirect_stderr
@@ -9,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import psutil
 import pytest
 
 from chunkvisor.cli import main
@@ -18,7 +18,7 @@ from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.gpu import CPU
 from chunkvisor.outcome import STATUS_LOST, Evidence, judge
 from chunkvisor_worker.contract.exits import Outcome
-from harness import Workplace, expected, kill, local_engine_only, wait_for
+from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -240,7 +240,8 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace,
 
     assert ended.returncode == 69, ended.stderr
     assert "touched the GPU driver" in ended.stderr
-    assert counts(workplace)["attempt_refused"] == refused
+    # A node that sets itself aside takes its last refusal with it.
+    assert counts(workplace)["attempt_refused"] in ({refused - 1, refused} if CLUSTER in os.environ else {refused})
     assert counts(workplace)["attempt_failed"] == 0
 
 
@@ -250,20 +251,11 @@ def test_nothing_outlives_a_killed_supervisor(workplace: Workplace, deed: str) -
     prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
     run = workplace.start("run", str(workplace.config_path))
     wait_for((workplace.folder / f"done-{deed}").exists)
-    pids = [event["pid"] for event in workplace.events() if event["event"] in ("template_started", "attempt_started")]
-    assert sum(map(is_alive, pids)) >= 2
+    assert len(bearing(os.environ[MARK])) >= 3  # the run, its template, a worker
 
     kill(run)
 
-    wait_for(lambda: not any(map(is_alive, pids)))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_for(lambda: not bearing(os.environ[MARK]))
 
 
 def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:

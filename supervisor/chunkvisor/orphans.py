@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Set
 
 import psutil
 
@@ -17,7 +17,7 @@ from chunkvisor_worker.contract.environment import RUN_ID
 _PATIENCE_S = 10.0
 
 
-def end_orphans(run_ids: Collection[str]) -> list[int]:
+def end_orphans(*run_ids: str) -> list[int]:
     """Kill every process on this machine that one of these finished runs has started; returns their pids.
 
     Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
@@ -35,7 +35,7 @@ def end_orphans(run_ids: Collection[str]) -> list[int]:
     return [process.pid for process in found]
 
 
-def _bears(process: psutil.Process, run_ids: Collection[str]) -> bool:
+def _bears(process: psutil.Process, run_ids: Set[str]) -> bool:
     try:
         return process.environ().get(RUN_ID) in run_ids
     except (psutil.Error, OSError):

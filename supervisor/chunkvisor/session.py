@@ -61,7 +61,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             observers.event(event, details)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
-        stack.callback(end_orphans, [run_id])
+        stack.callback(end_orphans, run_id)
         emit(
             "invoked",
             invocation=invocation.name if invocation else "",
@@ -70,7 +70,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             pid=os.getpid(),
         )
         try:
-            if ended := end_orphans(previous):
+            if ended := end_orphans(*previous):
                 emit("orphans_ended", count=len(ended), pids=ended)
             if request.from_scratch:
                 _discard(config, layout)
