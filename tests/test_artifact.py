@@ -147,8 +147,17 @@ def test_file_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shrinking.npy"
     large = np.ones((1000, 1000), dtype=np.float32)
     path.write_bytes(npy(large))
-    with mock.patch.object(artifact, "BLOCK_BYTES", 1 << 20), pytest.raises(BadVectorsError, match="became shorter"):
-        inspect(path, on_block=lambda: os.truncate(path, 1 << 20))
+
+    def cut(block: artifact.Vectors) -> object:
+        os.truncate(path, 1 << 20)
+        return bad_rows(block)
+
+    with (
+        mock.patch.object(artifact, "BLOCK_BYTES", 1 << 20),
+        mock.patch.object(artifact, "bad_rows", cut),  # called between one block and the next
+        pytest.raises(BadVectorsError, match="became shorter"),
+    ):
+        inspect(path)
 
 
 def test_any_byte_of_the_header(tmp_path: Path) -> None:

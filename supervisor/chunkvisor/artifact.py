@@ -138,10 +138,8 @@ def read_exactly(file: BinaryIO | io.FileIO, room: Vectors) -> None:
         view = view[count:]
 
 
-def inspect(
-    path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128, on_block: Callable[[], None] = lambda: None
-) -> Inspection:
-    """Read the whole file once. Raises BadVectorsError, OSError; calls `on_block` after each block."""
+def inspect(path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128) -> Inspection:
+    """Read the whole file once. Raises BadVectorsError, OSError."""
     with open_regular(path) as raw:
         shape = read_shape(raw)
         raw.seek(0)
@@ -157,7 +155,6 @@ def inspect(
             not_finite += [first + int(row) for row in bad[: MAX_LISTED - len(not_finite)]]
             zero += [first + int(row) for row in null[: MAX_LISTED - len(zero)]]
             first += len(block)
-            on_block()
     return Inspection(shape, digest.hexdigest(), not_finite, not_finite_count, zero, zero_count)
 
 

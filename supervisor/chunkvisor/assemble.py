@@ -107,8 +107,9 @@ def _stretches(table: StagedTable, per_block: int) -> Iterator[list[_Block]]:
         ids = table.row_text(start, min(start + at_once, table.rows))
         # Texts are numbered as they come: what is the greatest number so far tells how many there were.
         upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)
-        pieces = [ids[first : first + per_block] for first in range(0, len(ids), per_block)]
-        bounds = [seen, *upto[per_block - 1 :: per_block].tolist(), int(upto[-1])][: len(pieces) + 1]
+        cuts = range(per_block, len(ids), per_block)
+        pieces = np.split(ids, cuts)
+        bounds = [seen, *(int(piece[-1]) for piece in np.split(upto, cuts))]
         old = [np.flatnonzero(piece < there) for piece, there in zip(pieces, bounds, strict=False)]
         firsts = table.first_rows_of(np.concatenate([piece[rows] for piece, rows in zip(pieces, old, strict=True)]))
         old_from = np.split(firsts, np.cumsum([len(rows) for rows in old[:-1]]))

@@ -42,7 +42,7 @@ def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray
     """
     if not len(rows):
         return
-    pages = np.unique((offset_bytes + np.unique(rows) * row_bytes) // mmap.PAGESIZE)
+    pages = np.unique((offset_bytes + rows * row_bytes) // mmap.PAGESIZE)
     starts = np.flatnonzero(np.diff(pages, prepend=-_GAP_PAGES - 1) > _GAP_PAGES)
     stops = np.append(starts[1:], len(pages)) - 1
     with open(path, "rb", buffering=0) as file:
