@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import click
 
-from chunkvisor import __version__
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
 

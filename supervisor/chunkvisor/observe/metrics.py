@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chunkvisor import __version__
 from chunkvisor.observe.observer import Deaf
+from chunkvisor.version import __version__
 
 INTERVAL_S = 15.0
 
