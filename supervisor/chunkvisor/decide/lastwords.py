@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import EndRun
+from chunkvisor.decide.suspicion import Charge
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -24,14 +25,13 @@ class BadRows:
     """More of them, all outputs together, end the run."""
 
 
-def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
     """The end of a run by this verdict."""
     return Halt(
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome}",
         why=verdict.reason,
         remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
-        log=files.log,
     )
 
 
@@ -73,11 +73,88 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, files: Attemp
     return Halt(ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log)
 
 
-def all_bad(output: str, bad: Sequence[BadText]) -> Halt:
+def all_bad(output: str, last: BadText | None) -> Halt:
     """The end of a run in which no text of an output can be encoded."""
     return Halt(
         ExitCode.CONFIG,
         f"output {output}: not one of its texts can be encoded",
-        why=f"{bad[-1].outcome}: {bad[-1].reason}",
+        why=f"{last.outcome}: {last.reason}" if last is not None else "",
         remedy="check the source and the model; mend what is wrong, then: chunkvisor retry, and run again",
+    )
+
+
+def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
+    """The end of a run in which texts fail alone, and not one was ever encoded."""
+    return Halt(
+        _code_of(verdict, ExitCode.CONFIG),
+        f"output {output}: not one text could be encoded; {output} chunk {chunk} was taken apart in vain",
+        why=f"{verdict.outcome}: {verdict.reason}",
+        remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source.",
+    )
+
+
+def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
+    """The end of a run in which even a text fails that has its vector already."""
+    return Halt(
+        _code_of(verdict, ExitCode.TRY_AGAIN),
+        f"output {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
+        why=f"{verdict.outcome}: {verdict.reason}",
+        remedy=f"{last_remedy(verdict)} No text is blamed. Then run the same command again.",
+    )
+
+
+def _code_of(verdict: Verdict, default: ExitCode) -> ExitCode:
+    if verdict.exit_code is not None:
+        return ExitCode(verdict.exit_code)
+    on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
+    return ExitCode.MACHINE if on_device else default
+
+
+def broken_gpu(device: str, why: str) -> Halt:
+    """The end of a device, by what nvidia-smi says."""
+    return Halt(
+        ExitCode.MACHINE,
+        f"{device} cannot be used any more",
+        why=why,
+        remedy="mend that, then run the same command again",
+    )
+
+
+def busy_gpu(device: str, waited_s: float, why: str) -> Halt:
+    """The end of the wait for a device that others hold."""
+    return Halt(
+        ExitCode.TRY_AGAIN,
+        f"{device} stayed busy for {waited_s:.0f} s",
+        why=why,
+        remedy="end the other process, or wait for it; then run the same command again",
+    )
+
+
+def failing_device(device: str, charges: Sequence[Charge]) -> Halt:
+    """The end of a device on which attempts fail that succeed elsewhere."""
+    return Halt(
+        ExitCode.MACHINE,
+        f"workers keep failing on {device}, and succeed on other devices",
+        why=f"{len(charges)} attempts in a row failed there, the last as {charges[-1].outcome}",
+        remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
+    )
+
+
+def failing_machine(charges: Sequence[Charge]) -> Halt:
+    """The end of a machine of a cluster on which attempts fail that succeed elsewhere."""
+    return Halt(
+        ExitCode.MACHINE,
+        "workers keep failing on one machine, and succeed on others",
+        why=f"{len(charges)} attempts in a row failed there, the last as {charges[-1].outcome}",
+        remedy="look after that machine: chunkvisor doctor; then run the same command again",
+    )
+
+
+def damaged_again(output: str, chunk: int) -> Halt:
+    """The end of a run whose committed chunks do not stay as they were committed."""
+    return Halt(
+        ExitCode.DISK,
+        f"chunk after chunk of {output} turns out damaged; the last one is {chunk}",
+        why="the disk or the memory of this machine is failing",
+        remedy="move the workdir to another disk, then run the same command again",
     )

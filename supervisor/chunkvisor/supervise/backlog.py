@@ -1,19 +1,74 @@
-"""Which chunk is worked on next.
+"""Which texts are worked on next.
 
-It never starts anything, and holds no more than the chunks that have failed: the rest is a position in each output.
+Pure: it holds no more than what was put back: the rest is a position in each output.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from chunkvisor.store.ledger import Ledger
-from chunkvisor_worker.contract.messages import Tier
+from chunkvisor_worker.contract.messages import Limits, Tier
+
+NOW = 0.0
+"""Due at any time: before all that is due at a time of its own, in the order of the texts."""
+
+
+class Progress(Protocol):
+    """What is done of one output; the driver writes it down, the scheduler only reads it."""
+
+    name: str
+    limits: Limits
+    """Of the config, before any lesson."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in all, those of other slices included."""
+
+    @property
+    def left(self) -> int:
+        """Our chunks that are not committed."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks are committed, and the output can be joined by us."""
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether the vectors' dimension is known."""
+
+    @property
+    def bad_count(self) -> int:
+        """Texts in quarantine."""
+
+    @property
+    def texts(self) -> int:
+        """Distinct texts of the whole output."""
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """First text of the chunk, and one past its last."""
+
+    def next_pending(self, start: int) -> int | None:
+        """The first of our chunks from `start` on that is not committed."""
+
+    def missing(self, chunk: int) -> list[tuple[int, int]]:
+        """Ranges of texts that have neither vectors nor a verdict, in order, cut where the chunk was taken apart."""
+
+    def known_good(self) -> tuple[int, int] | None:
+        """(chunk, text) of a text that has a vector; None where there is none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A device, and the machine that it belongs to."""
+
+    device: int
+    node: str = ""
 
 
 @dataclass(order=True, frozen=True, slots=True)
 class Task:
-    """Texts to be worked on: a chunk, or a part of one that is being taken apart; none = its parts are to be joined."""
+    """Texts to be worked on: a chunk, or a part of one; none of them = its parts are to be put together."""
 
     due_s: float
     """Not before this time on the supervisor's clock."""
@@ -29,27 +84,42 @@ class Task:
     blocking_launches: bool = field(default=False, compare=False)
     fresh: bool = field(default=False, compare=False)
     """Whether the worker has to be a new interpreter: something has failed before."""
-    avoid: str = field(default="", compare=False)
-    """Machine of a cluster on which it has failed last."""
+    avoid: Seat | None = field(default=None, compare=False)
+    """Where it has failed last."""
+    control: bool = field(default=False, compare=False)
+    """Whether the text is known to be good, and encoded again only to see whether the device can do it."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Which texts: output, first, one past the last."""
+        return self.output, self.start, self.stop
+
+    @property
+    def texts(self) -> int:
+        """How many."""
+        return self.stop - self.start
 
 
 class Backlog:
-    """Pending chunks of all outputs, in order; what is to be tried again comes first when it is due."""
+    """Pending texts of all outputs, in order; what is to be tried again comes first when it is due."""
 
-    def __init__(self, ledgers: Sequence[Ledger]) -> None:
-        self._ledgers = ledgers
-        self._positions = [0] * len(ledgers)
+    def __init__(self, outputs: Sequence[Progress]) -> None:
+        self._outputs = outputs
+        self._positions = [0] * len(outputs)
         self._again: list[Task] = []
 
-    def take(self, now_s: float, machine: str = "") -> Task | None:
+    def take(self, now_s: float, seat: Seat | None = None, *, by_node: bool = False, far: bool = False) -> Task | None:
         """The next task that may start now; it is not handed out twice unless it is put back.
 
-        With a `machine`, none that has failed there: the others are to say whether it is the machine's fault.
+        With a `seat`, none that has failed last on that device, or (`by_node`) on that machine: the others are to say
+        whose fault it was. With `far`, one that is as far as can be from what was put back first.
         """
+        if far and (task := self._take_new(now_s)) is not None:
+            return task
         passed_over, found = [], None
         while found is None and self._again and self._again[0].due_s <= now_s:
             task = heapq.heappop(self._again)
-            if machine and task.avoid == machine:
+            if _avoids(task, seat, by_node=by_node) or (far and self._again and self._again[0].due_s <= now_s):
                 passed_over.append(task)
             else:
                 found = task
@@ -58,15 +128,17 @@ class Backlog:
         return found or self._take_new(now_s)
 
     def _take_new(self, now_s: float) -> Task | None:
-        for output, ledger in enumerate(self._ledgers):
-            while (chunk := ledger.next_pending(self._positions[output])) is not None:
-                self._positions[output] = chunk + 1
-                tasks = [Task(now_s, output, chunk, *part) for part in ledger.parts(chunk).missing()]
+        for number, output in enumerate(self._outputs):
+            while (chunk := output.next_pending(self._positions[number])) is not None:
+                self._positions[number] = chunk + 1
+                missing = output.missing(chunk)
+                whole = missing == [output.bounds(chunk)]
+                first = output.bounds(chunk)[0]
+                ranges = missing or [(first, first)]
+                tasks = [Task(now_s if whole else NOW, number, chunk, *part, fresh=not whole) for part in ranges]
                 for other in tasks[1:]:
                     self.put_back(other)
-                if tasks:
-                    return tasks[0]
-            self._positions[output] = ledger.plan.count
+                return tasks[0]
         return None
 
     def handed_out(self, output: int, chunk: int) -> bool:
@@ -76,13 +148,15 @@ class Backlog:
     @property
     def empty(self) -> bool:
         """Whether nothing is pending, neither now nor later, but what was handed out."""
-        outputs = zip(self._ledgers, self._positions, strict=True)
-        return not self._again and all(ledger.next_pending(position) is None for ledger, position in outputs)
+        outputs = zip(self._outputs, self._positions, strict=True)
+        return not self._again and all(output.next_pending(position) is None for output, position in outputs)
 
     def put_back(self, task: Task) -> None:
         """Have the texts tried, or tried again."""
         heapq.heappush(self._again, task)
 
-    def next_due_s(self) -> float | None:
-        """When the first of what was put back may start; None where none waits."""
-        return self._again[0].due_s if self._again else None
+
+def _avoids(task: Task, seat: Seat | None, *, by_node: bool) -> bool:
+    if seat is None or task.avoid is None:
+        return False
+    return task.avoid.node == seat.node if by_node else task.avoid.device == seat.device

@@ -1,0 +1,131 @@
+"""The devices of a run and the workers on them, as the scheduler sees them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from chunkvisor.supervise.backlog import Seat, Task
+from chunkvisor_worker.contract.messages import Limits
+
+
+class Gate(Enum):
+    """Where a worker stands before its device."""
+
+    SHUT = "shut"
+    """Still preparing, or waiting for `go`."""
+    OPEN = "open"
+    """It has its `go`: the device is its own."""
+    PASSED = "passed"
+    """It has given the device back, and writes its vectors."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker process, from the order to start it to its judged end."""
+
+    number: int
+    task: Task
+    device: "Device"
+    limits: Limits
+    gate: Gate = Gate.SHUT
+    ready: bool = False
+    ending: bool = False
+
+    @property
+    def seat(self) -> Seat:
+        """Where it runs."""
+        return self.device.seat
+
+
+@dataclass(slots=True)
+class Device:
+    """One device."""
+
+    number: int
+    node: str = ""
+    kind: str = "cpu"
+    name: str = "cpu"
+    watched: bool = False
+    """Whether somebody can look at it."""
+    left: bool = False
+    """Whether the run does without it."""
+    paused_until_s: float = 0.0
+    waiting_since_s: float | None = None
+    """Since when the world around it has not been ready; None after a success on it."""
+    suspected_s: float | None = None
+    """Since when it is to be looked at before the next worker gets it."""
+    looking: bool = False
+    look_again_s: float = 0.0
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def seat(self) -> Seat:
+        """Where its workers run."""
+        return Seat(self.number, self.node)
+
+    @property
+    def holding(self) -> list[Worker]:
+        """The workers that have it or wait for it."""
+        return [worker for worker in self.workers if worker.gate is not Gate.PASSED]
+
+    @property
+    def computing(self) -> int:
+        """Workers that have it."""
+        return sum(worker.gate is Gate.OPEN for worker in self.workers)
+
+    def suspect(self, now_s: float) -> None:
+        """A worker that had it failed: it is looked at before the next one gets it."""
+        if self.watched and self.suspected_s is None:
+            self.suspected_s = now_s
+
+
+class Fleet:
+    """All devices and workers of a run; those of a cluster come and go."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, Device] = {}
+        self.workers: dict[int, Worker] = {}
+        self.paused_until_s = 0.0
+        """For all devices: what is waited for is not one of them."""
+        self.waiting_since_s: float | None = None
+        self._started = 0
+
+    @property
+    def alive(self) -> list[Device]:
+        """The devices that are left to the run."""
+        return [device for device in self.devices.values() if not device.left]
+
+    @property
+    def nodes(self) -> set[str]:
+        """The machines of those."""
+        return {device.node for device in self.devices.values() if not device.left}
+
+    def on_node(self, node: str) -> list[Device]:
+        """The devices of a machine that are left to the run."""
+        return [device for device in self.alive if device.node == node]
+
+    def working(self, now_s: float) -> Iterator[Device]:
+        """The devices that may get work now."""
+        if now_s >= self.paused_until_s:
+            yield from (device for device in self.alive if now_s >= device.paused_until_s)
+
+    def add_worker(self, task: Task, device: Device, limits: Limits) -> Worker:
+        """A worker that is about to be started."""
+        self._started += 1
+        worker = Worker(self._started, task, device, limits)
+        self.workers[worker.number] = worker
+        device.workers.append(worker)
+        return worker
+
+    def forget(self, worker: Worker) -> None:
+        """The worker is gone, and so is its device once it was left and this was its last one."""
+        del self.workers[worker.number]
+        worker.device.workers.remove(worker)
+        if worker.device.left and not worker.device.workers:
+            self.devices.pop(worker.device.number, None)
+
+    def leave(self, device: Device) -> None:
+        """Do without the device from now on."""
+        device.left = True
+        if not device.workers:
+            self.devices.pop(device.number, None)
