@@ -1,6 +1,7 @@
 """The command `chunkvisor`: parses, calls, and turns the end into words and an exit code.
 
 It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
+May import every other room.
 """
 
 import atexit

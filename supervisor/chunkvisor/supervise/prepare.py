@@ -22,7 +22,7 @@ from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Emit, Halt, config_error
 from chunkvisor.events.journal import read_events
-from chunkvisor.ingest import stage_table
+from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
