@@ -4,6 +4,7 @@ Pure: it never touches a file. What is known of a chunk that is being taken apar
 the rest is missing.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,15 @@ def halves(start: int, stop: int) -> tuple[tuple[int, int], tuple[int, int]]:
 def missing(start: int, stop: int, parts: Sequence[Part], bad: Iterable[BadText]) -> list[tuple[int, int]]:
     """The ranges of texts that are neither in a part nor bad, in order."""
     return [(each.start, each.stop) for each in _runs(start, stop, parts, bad) if isinstance(each, _Gap)]
+
+
+def cut_at(ranges: Sequence[tuple[int, int]], cuts: Iterable[int]) -> list[tuple[int, int]]:
+    """The ranges, ended before each of the texts in `cuts` that they hold and begun anew with it."""
+    found = []
+    for start, stop in ranges:
+        edges = [start, *sorted({cut for cut in cuts if start < cut < stop}), stop]
+        found += list(itertools.pairwise(edges))
+    return found
 
 
 def segments(start: int, stop: int, parts: Sequence[Part], bad: Iterable[BadText]) -> list[Segment]:

@@ -115,6 +115,18 @@ class Ledger:
         found = self._committed.find(0, max(start, self.share.start), self.share.stop)
         return None if found < 0 else found
 
+    def known_good(self) -> tuple[int, int] | None:
+        """(chunk, text) of a text that has a vector, in a chunk or in a part of one; None where there is none."""
+        for chunk in (number for number in self.share if self._committed[number]):
+            start, stop = self.plan.bounds(chunk)
+            for text in range(start, stop):
+                if text not in self.bad:
+                    return chunk, text
+        for chunk, parts in self._parts.items():
+            if (text := parts.known_good()) is not None:
+                return chunk, text
+        return None
+
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
         folder = self.layout.attempts_of(chunk)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.decide.bisect import BadText, Part, missing, segments
+from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
@@ -23,6 +23,7 @@ class _Index:
     fingerprint: str
     parts: tuple[Part, ...]
     bad: tuple[BadText, ...]
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Parts:
         self._chunk = chunk
         self._bounds = (start, stop)
         self._fingerprint = fingerprint
-        self._parts, self.bad = self._load()
+        self._parts, self.bad, self._cuts = self._load()
 
     @property
     def begun(self) -> bool:
@@ -47,7 +48,18 @@ class Parts:
 
     def missing(self) -> list[tuple[int, int]]:
         """Ranges of texts that have neither vectors nor a verdict."""
-        return missing(*self._bounds, self._parts, self.bad)
+        return cut_at(missing(*self._bounds, self._parts, self.bad), self._cuts)
+
+    def known_good(self) -> int | None:
+        """A text that has a vector; None where there is none."""
+        bad = {text.text for text in self.bad}.union(*(part.holes for part in self._parts))
+        return next((text for part in self._parts for text in range(part.start, part.stop) if text not in bad), None)
+
+    def cut(self, at: int) -> None:
+        """Note that the chunk is taken apart before this text: its two sides are tried by themselves. Raises OSError."""
+        self._make_folder()
+        self._cuts.append(at)
+        self._save()
 
     def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
         """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
@@ -107,7 +119,7 @@ class Parts:
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed, or is begun anew."""
         shutil.rmtree(self._layout.parts_of(self._chunk), ignore_errors=True)
-        self._parts, self.bad = [], []
+        self._parts, self.bad, self._cuts = [], [], []
 
     def _make_folder(self) -> None:
         for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
@@ -121,19 +133,19 @@ class Parts:
         return self._layout.parts_of(self._chunk) / "index.json"
 
     def _save(self) -> None:
-        write_sealed(self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad))))
+        write_sealed(self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts))))
 
-    def _load(self) -> tuple[list[Part], list[BadText]]:
+    def _load(self) -> tuple[list[Part], list[BadText], list[int]]:
         try:
             index = read_record(_Index, self._index())
         except (DamagedError, OSError):
             index = None
         start, stop = self._bounds
         if index is None or index.fingerprint != self._fingerprint:
-            return [], []
+            return [], [], []
         if not all(start <= text.text < stop for text in index.bad):
-            return [], []
-        return [part for part in index.parts if self._path(part).exists()], list(index.bad)
+            return [], [], []
+        return [part for part in index.parts if self._path(part).exists()], list(index.bad), list(index.cuts)
 
 
 def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:

@@ -1,7 +1,4 @@
-"""One output while a run works on it.
-
-It never decides anything; the loop and its helpers share it.
-"""
+"""One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,3 +30,49 @@ class OutputRun:
     def name(self) -> str:
         """Of the output, as the config has it."""
         return self.ledger.layout.name
+
+    @property
+    def chunks(self) -> int:
+        """See Progress."""
+        return self.ledger.plan.count
+
+    @property
+    def left(self) -> int:
+        """See Progress."""
+        return self.ledger.left
+
+    @property
+    def complete(self) -> bool:
+        """See Progress."""
+        return self.ledger.complete
+
+    @property
+    def has_facts(self) -> bool:
+        """See Progress."""
+        return self.ledger.facts is not None
+
+    @property
+    def bad_count(self) -> int:
+        """See Progress."""
+        return self.ledger.bad_count
+
+    @property
+    def texts(self) -> int:
+        """See Progress."""
+        return self.ledger.plan.distinct
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """See Progress."""
+        return self.ledger.plan.bounds(chunk)
+
+    def next_pending(self, start: int) -> int | None:
+        """See Progress."""
+        return self.ledger.next_pending(start)
+
+    def missing(self, chunk: int) -> list[tuple[int, int]]:
+        """See Progress."""
+        return [] if self.ledger.committed(chunk) else self.ledger.parts(chunk).missing()
+
+    def known_good(self) -> tuple[int, int] | None:
+        """See Progress."""
+        return self.ledger.known_good()

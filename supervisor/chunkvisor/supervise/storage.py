@@ -1,0 +1,146 @@
+"""Takes over what workers leave: whole chunks, parts of chunks that are taken apart, verdicts on single texts.
+
+It judges nothing: what comes here is verified, or is to be noted because the scheduler says so.
+"""
+
+import contextlib
+import errno
+import shutil
+import time
+from collections.abc import Sequence
+
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import Emit
+from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
+from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.outputrun import OutputRun
+from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Result, read_message
+
+
+class Storage:
+    """What is done of all outputs, on its way to the disk."""
+
+    def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:
+        self._outputs = outputs
+        self._emit = emit
+        self._first_go_s: float | None = None
+
+    def gone(self, go_s: float) -> None:
+        """A gate was opened; rates count from the first."""
+        self._first_go_s = self._first_go_s or go_s
+
+    def keep(self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = ()) -> Stored | NotStored:
+        """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
+
+        Raises OSError for what has nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
+        """
+        output = self._outputs[task.output]
+        whole = not holes and (task.start, task.stop) == output.bounds(task.chunk)
+        result = read_message(Result, files.result)
+        try:
+            if result is None:
+                raise OSError(errno.EIO, f"{files.result} cannot be read any more")
+            if whole:
+                output.ledger.commit(task.chunk, files.vectors, result.digest, result.facts)
+            else:
+                output.ledger.fix_facts(result.facts)
+                texts = tuple(task.start + row for row in holes)
+                output.ledger.parts(task.chunk).add(task.start, task.stop, files.vectors, result.digest, texts)
+        except OSError as error:
+            return _not_stored(task, error)
+        if not holes:
+            shutil.rmtree(files.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
+                files.folder.parent.rmdir()
+        if whole:
+            self._committed(output, task.chunk, result)
+        elif not holes:
+            self._emit("part_committed", output=output.name, chunk=task.chunk, start=task.start, stop=task.stop)
+        return Stored(task, whole)
+
+    def cut(self, task: Task, at: int) -> None:
+        """Note where a chunk is taken apart; that this could not be written costs a later run a few attempts."""
+        with contextlib.suppress(OSError):
+            self._outputs[task.output].ledger.parts(task.chunk).cut(at)
+
+    def quarantine(self, task: Task, verdict: Verdict) -> Quarantined | NotStored:
+        """Note a text that fails alone. Raises OSError as `keep`."""
+        output = self._outputs[task.output]
+        try:
+            output.ledger.parts(task.chunk).add_bad(BadText(task.start, verdict.outcome, verdict.reason))
+        except OSError as error:
+            return _not_stored(task, error)
+        row, place = self.place_of(task)
+        self._emit(
+            "quarantined", output=output.name, row=row, place=place, outcome=verdict.outcome, reason=verdict.reason
+        )
+        return Quarantined(task)
+
+    def place_of(self, task: Task) -> tuple[int, str]:
+        """The first row of the task's first text, and where it stands in the source."""
+        table = self._outputs[task.output].table
+        row = int(table.first_row(task.start, task.stop)[0])
+        return row, table.place_of(row)
+
+    def compose(self, task: Task) -> Stored | NotStored | PartsDamaged:
+        """Commit a chunk from its parts. Raises OSError as `keep`."""
+        output = self._outputs[task.output]
+        ledger, parts = output.ledger, output.ledger.parts(task.chunk)
+        assert ledger.facts is not None
+        try:
+            composed, digest = parts.compose(ledger.facts.dimension)
+            ledger.commit(task.chunk, composed, digest, ledger.facts)
+        except OSError as error:
+            if not parts.missing():
+                return _not_stored(task, error)
+            self._emit("chunk_damaged", output=output.name, chunk=task.chunk, why=str(error))
+            return PartsDamaged(task.output, task.chunk)
+        self._committed(output, task.chunk, None)
+        return Stored(task, whole=True)
+
+    def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
+        output.committed_here += 1
+        if output.committed_here == 1 and not output.complete:
+            check_space(output)
+        output.texts_here += output.ledger.plan.size(chunk)
+        rate: float | None = None
+        if self._first_go_s is not None:
+            elapsed_s = max(1e-6, time.monotonic() - self._first_go_s)
+            rate = sum(each.texts_here for each in self._outputs) / elapsed_s
+        left = sum(each.ledger.texts - each.ledger.texts_done for each in self._outputs)
+        self._emit(
+            "chunk_committed",
+            output=output.name,
+            chunk=chunk,
+            texts=output.ledger.plan.size(chunk),
+            texts_done=output.ledger.texts_done,
+            attempt_ok=result is not None,
+            chunks_done=output.ledger.chunks_done,
+            chunks=len(output.ledger.share),
+            texts_per_s=rate and round(rate, 3),
+            eta_s=rate and round(left / rate, 1),
+            tokens=result.tokens if result else 0,
+            padded_tokens=result.padded_tokens if result else 0,
+            phase_s=result.phase_s if result else {},
+        )
+
+
+def check_space(output: OutputRun) -> None:
+    """Raises Halt (74) where the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
+    ledger = output.ledger
+    if ledger.facts is not None:
+        left = ledger.texts - ledger.texts_done
+        need = need_bytes(output.table.rows, left, ledger.facts.dimension)
+        check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
+
+
+def _not_stored(task: Task, error: OSError) -> NotStored:
+    if error.errno not in DISK_ERRNOS:
+        raise error
+    return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))
+
