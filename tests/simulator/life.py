@@ -21,6 +21,7 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 from .disk import MISSING, VECTOR, Disk, Output
+from .terse import terse
 from .verdicts import Failure, verdict
 from .watchdog import Broken, Watchdog
 from .world import NEVER, Gpu, Outage, World, draw, within
@@ -275,7 +276,7 @@ class _Run:
     def _hear(self, stimulus: on.Stimulus) -> list[do.Instruction]:
         self.life.steps += 1
         if self.life.history is not None and type(stimulus) is not on.TimePassed:
-            self.life.note(f"> {stimulus}")
+            self.life.note(f"> {terse(stimulus)}")
         said = self.scheduler.handle(stimulus)
         self.todo.extend(said)
         return said
@@ -290,7 +291,7 @@ class _Run:
 
     def _act(self, instruction: do.Instruction) -> on.Stimulus | None:
         if self.life.history is not None:
-            self.life.note(f"    < {instruction}")
+            self.life.note(f"    < {terse(instruction)}")
         act = self._acts.get(type(instruction))
         return act(instruction) if act is not None else None
 

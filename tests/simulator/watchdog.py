@@ -199,7 +199,7 @@ class Watchdog:
         if run.draining or len(run.devices) > 100 and run.life.steps % 50:
             return
         pending = any(
-            output.next_pending(at) is not None
+            (chunk := output.next_pending(at)) is not None and output.missing(chunk)
             for output, at in zip(self._disk.outputs, self._untouched, strict=True)
         )
         now_s, fleet = run.life.now_s, run.scheduler.fleet

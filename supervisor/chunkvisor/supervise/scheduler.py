@@ -17,7 +17,7 @@ from chunkvisor.devices.health import Health
 from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Backlog, Progress
+from chunkvisor.supervise.backlog import Backlog, Progress, Task
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.fleet import Device, Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
@@ -198,18 +198,20 @@ class Scheduler:
                     continue
                 if places > settings.per_device and not self._capacity.has_room(device.number):
                     continue
-                seat = device.seat if len(working) > 1 else None
-                far = self._consequences.blame.undecided
-                task = self._backlog.take(now_s, seat, by_node=many_nodes, far=far)
-                while task is not None and not task.texts:
-                    self._consequences.compose_if_known(task.output, task.chunk)
-                    task = self._backlog.take(now_s, seat, by_node=many_nodes, far=far)
+                task = self._take(now_s, device, alone=len(working) == 1, by_node=many_nodes)
                 if task is not None:
                     limits = self._consequences.limits(task, device)
                     worker = self.fleet.add_worker(task, device, limits)
                     self._say(do.Start(worker.number, device.number, task, limits))
-                elif seat is None:
-                    return
+
+    def _take(self, now_s: float, device: Device, *, alone: bool, by_node: bool) -> Task | None:
+        """The next texts for the device; chunks of which all is known are put together on the way."""
+        far = self._consequences.blame.undecided
+        while True:
+            task = self._backlog.take(now_s, device.seat, alone=alone, by_node=by_node, far=far)
+            if task is None or task.texts:
+                return task
+            self._consequences.compose_if_known(task.output, task.chunk)
 
     # --- devices
 
