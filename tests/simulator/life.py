@@ -177,6 +177,7 @@ class _Run:
         self.last_halt: Halt | None = None
         self.without_s: float | None = None
         self.aside: set[str] = set()
+        self.clustered = bool(self.world.nodes)
         self.watchdog.begin()
         self.scheduler = Scheduler(
             self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s
@@ -225,7 +226,7 @@ class _Run:
             self._tell(on.TimePassed())
             self.watchdog.after_turn(self)
             self.ended.clear()
-            step_s = 0.25 if busy else min(step_s * 2, 8.0)
+            step_s = 0.25 if busy else min(step_s * 2, 16.0)
             turns += 1
             if turns > limit:
                 raise Broken("ends", f"a run has not ended after {turns} turns")
@@ -233,7 +234,7 @@ class _Run:
                 break
             next_s = life.now_s + step_s
             if self.events and self.events[0][0] < next_s:
-                next_s = self.events[0][0] + 0.02
+                next_s = self.events[0][0] + 0.1
             life.now_s = max(life.now_s, next_s)
         if self.draining:
             return ExitCode.INTERRUPTED
@@ -359,7 +360,7 @@ class _Run:
 
     def _engine_waits(self) -> None:
         """A cluster without a device to work on is waited for, but not for ever."""
-        if not self.world.nodes or any(not device.left for device in self.devices.values()):
+        if not self.clustered or any(not device.left for device in self.devices.values()):
             self.without_s = None
             return
         now_s = self.life.now_s

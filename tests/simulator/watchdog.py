@@ -35,7 +35,16 @@ def _blames_texts_early() -> bool:
     return isinstance(decide(early, History(tries={Outcome.CRASHED: 2}, texts=8), Budget()), Split)
 
 
+def _gives_up_on_texts() -> bool:
+    """Whether the policy still ends runs with 75 where it only has many bad texts to find (B1 and B4 of the audit)."""
+    crashed = verdict(Failure.SEGFAULT)
+    counted = decide(crashed, History(fruitless=19, texts=8, taken_apart=True), Budget())
+    mostly_bad = decide(verdict(Failure.NAN, bad_rows=tuple(range(6))), History(texts=10), Budget())
+    return not isinstance(counted, Split) or not isinstance(mostly_bad, Split)
+
+
 _EARLY_FAULTS_CAN_HARM = _blames_texts_early()
+_TEXTS_CAN_END_RUNS = _gives_up_on_texts()
 
 
 class Watchdog:
@@ -198,18 +207,21 @@ class Watchdog:
         """No device waits while work is due."""
         if run.draining or len(run.devices) > 100 and run.life.steps % 50:
             return
-        pending = any(
-            (chunk := output.next_pending(at)) is not None and output.missing(chunk)
-            for output, at in zip(self._disk.outputs, self._untouched, strict=True)
-        )
         now_s, fleet = run.life.now_s, run.scheduler.fleet
         for device in run.devices.values():
             started, device.started_now = device.started_now, False
-            if not pending or device.left or device.processes or started or now_s < fleet.paused_until_s:
+            if device.processes or device.left or started or now_s < fleet.paused_until_s or not self._due():
                 continue
             own = fleet.devices[device.number]
             if now_s >= own.paused_until_s and own.suspected_s is None:
                 raise Broken("no device waits while work is due", f"device {device.number}")
+
+    def _due(self) -> bool:
+        """Whether there is a chunk that no worker has seen."""
+        return any(
+            (chunk := output.next_pending(at)) is not None and output.missing(chunk)
+            for output, at in zip(self._disk.outputs, self._untouched, strict=True)
+        )
 
     def finished(self) -> None:
         """A run has ended by itself, and set nothing aside: all is done."""
@@ -238,5 +250,6 @@ class Watchdog:
         """Runs end with 75 again and again, and nothing is gained."""
         world = self._world
         lasting = any(stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours))
-        if not lasting and not self._fails:
+        of_texts = _TEXTS_CAN_END_RUNS and any(world.poison)
+        if not lasting and not self._fails and not of_texts:
             raise Broken("75 ends", f"run again and again, nothing is gained: {Counter(codes)}")

@@ -155,6 +155,15 @@ class Backlog:
         """Whether `take` has come past the chunk: what is missing of it comes back only if it is put back."""
         return chunk < self._positions[output]
 
+    def due(self, now_s: float) -> bool:
+        """Whether some device could be given something now."""
+        if self._again and self._again[0].due_s <= now_s:
+            return True
+        return any(
+            output.next_pending(position) is not None
+            for output, position in zip(self._outputs, self._positions, strict=True)
+        )
+
     @property
     def empty(self) -> bool:
         """Whether nothing is pending, neither now nor later, but what was handed out."""

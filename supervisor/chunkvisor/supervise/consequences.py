@@ -236,7 +236,7 @@ class Consequences:
             self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes])
         if whole:
             self._worked.add(task.output)
-            for kind in {device.kind for device in self._fleet.alive}:
+            for kind in dict.fromkeys(device.kind for device in self._fleet.alive):
                 self._say_if(self._book.confirm(kind))
             self._joins.begin_if_complete(task.output)
         elif not holes:
