@@ -5,7 +5,7 @@ The supervisor may die between any two instructions; it then begins again with w
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,7 +170,7 @@ class _Run:
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
-        self.todo: list[do.Instruction] = []
+        self.todo: deque[do.Instruction] = deque()
         self.set_aside = 0
         self.draining = self.stopping = False
         self.paused_until_s = 0.0
@@ -265,14 +265,8 @@ class _Run:
 
     def _tell(self, stimulus: on.Stimulus) -> None:
         self._hear(stimulus)
-        todo = self.todo
-        while todo:
-            instruction = todo.pop(0)
-            self._maybe_die()
-            answer = self._act(instruction)
-            self._maybe_die()
-            if answer is not None:
-                self._hear(answer)
+        if self.todo:
+            self._obey()
 
     def _hear(self, stimulus: on.Stimulus) -> list[do.Instruction]:
         self.life.steps += 1
@@ -557,7 +551,7 @@ class _Run:
     def _obey(self) -> None:
         todo = self.todo
         while todo:
-            instruction = todo.pop(0)
+            instruction = todo.popleft()
             self._maybe_die()
             answer = self._act(instruction)
             self._maybe_die()

@@ -61,6 +61,8 @@ class Watchdog:
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
         self._untouched: list[int] = []
         self._joining: set[int] = set()
+        self._unforgiving = world.settings.budget.attempts == 1
+        """Whether the config wants a text to be lost to the first fault that it could have caused."""
         self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
 
     def begin(self) -> None:
@@ -75,7 +77,7 @@ class Watchdog:
     def may_fail_by_chance(self, process: "Process") -> bool:
         """Whether a fault without a cause would be fair now: twice at one text, and nobody could tell."""
         key = process.task.output, process.task.chunk
-        if self._fails or process.task.control or key in self._unlucky or key in self._early:
+        if self._fails or self._unforgiving or process.task.control or key in self._unlucky or key in self._early:
             return False
         self._unlucky.add(key)
         return True
@@ -85,7 +87,7 @@ class Watchdog:
         key = process.task.output, process.task.chunk
         if not _EARLY_FAULTS_CAN_HARM:
             return not process.task.control
-        if self._fails or process.task.control or key in self._early or key in self._unlucky:
+        if self._fails or self._unforgiving or process.task.control or key in self._early or key in self._unlucky:
             return False
         self._early.add(key)
         return True

@@ -142,7 +142,7 @@ def _plain(chance: random.Random, scale: Size) -> World:
     settings = Settings(
         per_device,
         chance.choice((0, 1, 1, 2)),
-        Budget(chance.choice((1, 2, 3, 3, 3, 5)), chance.choice((1, 1, 1, 2)), chance.choice((30.0, 120.0, 600.0))),
+        Budget(chance.choice((1, 2, 3, 3, 3, 5)), chance.choice((1, 1, 1, 2)), chance.choice((20.0, 60.0, 200.0))),
         BadRows(fail=chance.random() < 0.02, limit=chance.choice((100, 100, 100, 2))),
     )
     rows = chance.choice((1, 4, 8, 32))
@@ -208,14 +208,14 @@ def _neighbours(world: World, chance: random.Random) -> None:
     _small_memory(world, chance)
     for gpu in world.gpus:
         if chance.random() < 0.5:
-            gpu.neighbours = [_spell(chance, NEVER if chance.random() < 0.3 else 300)]
+            gpu.neighbours = [_spell(chance, NEVER if chance.random() < 0.3 else 150)]
             gpu.watched = chance.random() < 0.7
 
 
 def _busy(world: World, chance: random.Random) -> None:
     for gpu in world.gpus:
         if chance.random() < 0.5:
-            gpu.busy = [_spell(chance, NEVER if chance.random() < 0.1 else 900)]
+            gpu.busy = [_spell(chance, NEVER if chance.random() < 0.1 else 150)]
             gpu.watched = chance.random() < 0.7
 
 
@@ -227,7 +227,7 @@ def _outages(world: World, chance: random.Random) -> None:
 
 
 def _disk(world: World, chance: random.Random) -> None:
-    world.disk_full = [_spell(chance, NEVER if chance.random() < 0.2 else 900)]
+    world.disk_full = [_spell(chance, NEVER if chance.random() < 0.2 else 150)]
 
 
 def _host(world: World, chance: random.Random) -> None:
@@ -235,7 +235,7 @@ def _host(world: World, chance: random.Random) -> None:
 
 
 def _hub(world: World, chance: random.Random) -> None:
-    world.hub_down = [_spell(chance, 900)]
+    world.hub_down = [_spell(chance, 150)]
 
 
 def _deaths(world: World, chance: random.Random) -> None:
