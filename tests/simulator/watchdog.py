@@ -237,7 +237,8 @@ class Watchdog:
     def at_the_end(self, code: ExitCode, codes: list[ExitCode]) -> None:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
-        if code is ExitCode.MACHINE and not self._fails and not self._damaging(world):
+        nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
+        if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
             raise Broken("69 is for devices", f"{told}")
         if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
             raise Broken("74 is for disks", f"{told}")

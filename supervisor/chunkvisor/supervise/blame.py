@@ -103,7 +103,8 @@ class Blame:
         if device is None or device.left:
             self._control = None
         elif verdict.blameless:
-            self._backlog.put_back(replace(task, due_s=NOW))
+            self._control = replace(task, due_s=NOW)
+            self._backlog.put_back(self._control)
         else:
             self._control = None
             if verdict.outcome is Outcome.COMMITTED:
