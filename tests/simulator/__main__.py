@@ -9,7 +9,9 @@ import sys
 import time
 import traceback
 
+from .histories import HISTORIES
 from .life import simulate
+from .play import Play
 from .shrink import shrink
 from .watchdog import Broken
 from .world import SIZES, draw
@@ -24,11 +26,25 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first of the fresh seeds; the others follow")
     parser.add_argument("--go-on", action="store_true", help="do not end at the first failure; count them")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out what is not needed to fail")
+    parser.add_argument("--histories", action="store_true", help="print the histories with what is said now")
     options = parser.parse_args()
+    if options.histories:
+        return tell_histories()
     if options.seed is not None:
         return replay(options.seed, options.size, smaller=options.shrink)
     first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
     return play(first, options.size, options.seconds, go_on=options.go_on)
+
+
+def tell_histories() -> int:
+    """Print every history as it goes now, to be read and copied."""
+    for name, given, history in HISTORIES:
+        print(f"{name} {given}")  # noqa: T201
+        player = Play(**given)
+        for line in history.strip().splitlines():
+            happens = line.partition("|")[0].strip()
+            print(f"        {happens:<22} | {', '.join(player.line(happens))}".rstrip())  # noqa: T201
+    return 0
 
 
 def replay(seed: int, size: str, *, smaller: bool) -> int:

@@ -24,7 +24,7 @@ from .disk import MISSING, VECTOR, Disk, Output
 from .terse import terse
 from .verdicts import Failure, verdict
 from .watchdog import Broken, Watchdog
-from .world import NEVER, Gpu, Outage, World, draw, within
+from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
 STALL_S = 60.0
 """Without progress for so long, a worker is overdue."""
@@ -151,7 +151,7 @@ class Life:
 
     def mishap(self, name: str) -> bool:
         """Whether this one happens now."""
-        if not self.mishaps or self.chance.random() >= self.world.chances.get(name, 0.0):
+        if not self.mishaps or self.now_s > MISHAPS_S or self.chance.random() >= self.world.chances.get(name, 0.0):
             return False
         self.mishaps -= 1
         return True

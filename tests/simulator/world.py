@@ -86,8 +86,12 @@ class World:
         spells = [*self.disk_full, *self.host_oom, *self.hub_down, *(s for gpu in self.gpus for s in gpu.busy)]
         spells += [s for gpu in self.gpus for s in gpu.neighbours]
         ends = [stop for _, stop in spells if stop != NEVER] + [out.back_s for out in self.outages]
+        ends += [MISHAPS_S] if self.chances else []
         return max([*(end for end in ends if end != NEVER), *(at for at, _ in self.stops), 0.0])
 
+
+MISHAPS_S = 300.0
+"""No small mishap comes later."""
 
 MISHAPS = ("transient", "early", "refused", "late exit", "damaged part", "damaged chunk", "adopted", "start fails")
 

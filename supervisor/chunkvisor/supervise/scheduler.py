@@ -83,6 +83,8 @@ class Scheduler:
             self._drop,
         )
         self._draining = False
+        self._unfit: Halt | None = None
+        """Why the last device that could not be used when it joined was so."""
         for number in range(len(outputs)):
             self._joins.begin_if_complete(number)
 
@@ -156,6 +158,9 @@ class Scheduler:
         self._joins.turn(now_s)
         if self._draining:
             return
+        if self._unfit is not None and not self.fleet.alive:
+            self._say(do.HaltRun(self._unfit))
+            return
         # First of all a device gets the worker that was prepared for it.
         working = self.fleet.working(now_s)
         for device in working:
@@ -227,7 +232,11 @@ class Scheduler:
                 device = Device(stimulus.device, stimulus.node, stimulus.kind, stimulus.name, opinion is not None)
                 self.fleet.join(device)
                 if opinion is not None and opinion.health is Health.BROKEN:
-                    self._drop(device, lastwords.broken_gpu(device.name, opinion.why))
+                    # Others may be about to join; whether this was the last shows in the next turn.
+                    halt = lastwords.broken_gpu(device.name, opinion.why)
+                    self._unfit = self._unfit if device.node else halt
+                    self._say(do.DropDevice(device.number, halt))
+                    self._leave(device)
             case on.DeviceLeft() if (found := self.fleet.devices.get(stimulus.device)) is not None:
                 self._drop(found, stimulus.halt)
             case on.NodeLeft():
