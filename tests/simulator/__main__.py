@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 
+from .bugs import table
 from .histories import HISTORIES
 from .life import simulate
 from .play import Play
@@ -27,7 +28,11 @@ def main() -> int:
     parser.add_argument("--go-on", action="store_true", help="do not end at the first failure; count them")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out what is not needed to fail")
     parser.add_argument("--histories", action="store_true", help="print the histories with what is said now")
+    parser.add_argument("--bugs", type=int, metavar="N", help="put mended bugs back, N times each, and count lives")
     options = parser.parse_args()
+    if options.bugs:
+        table(options.bugs, 5000)
+        return 0
     if options.histories:
         return tell_histories()
     if options.seed is not None:

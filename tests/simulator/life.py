@@ -118,7 +118,7 @@ class Life:
             self.codes.append(code)
             self.note(f"--- ended with {code.name}")
             if code in (ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):
-                self.watchdog.at_the_end(code, self.codes)
+                self.watchdog.at_the_end(code, self.codes, self.now_s)
                 return self
             self.now_s += RESTART_S
             barren = barren + 1 if began_calm and self.disk.progress == progress and code is ExitCode.TRY_AGAIN else 0

@@ -47,6 +47,10 @@ _EARLY_FAULTS_CAN_HARM = _blames_texts_early()
 _TEXTS_CAN_END_RUNS = _gives_up_on_texts()
 
 
+MOST_IN_VAIN = 15
+"""Workers that may fail on a device, one after the other, while as many succeed on others."""
+
+
 class Watchdog:
     """Looks on, and raises Broken."""
 
@@ -60,7 +64,8 @@ class Watchdog:
         self._known: list[tuple[str, int, int, int]] = []
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
         self._untouched: list[int] = []
-        self._joining: set[int] = set()
+        self._in_vain: dict[int, list[int]] = {}
+        """[workers that failed on the device, workers that succeeded on others meanwhile], since a success on it."""
         self._unforgiving = world.settings.budget.attempts == 1
         """Whether the config wants a text to be lost to the first fault that it could have caused."""
         self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
@@ -69,7 +74,7 @@ class Watchdog:
         """A run begins."""
         self._working.clear()
         self._known.clear()
-        self._joining.clear()
+        self._in_vain.clear()
         self._untouched = [0] * len(self._disk.outputs)
 
     # --- what the world may do
@@ -138,12 +143,26 @@ class Watchdog:
     def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
+        if self._fails and process.gone and not process.task.control:
+            self._counts(process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
         kind, longest = process.device.gpu.kind, tokens // rows
         for known, step, known_rows, known_longest in self._known:
             if known == kind and process.go_step >= step and rows >= known_rows and longest >= known_longest:
                 raise Broken("no lesson is paid for twice", f"{rows} rows of {longest} tokens did not fit before")
+
+    def _counts(self, process: "Process", judged: Verdict) -> None:
+        number, gpu = process.device.number, process.device.gpu
+        if judged.outcome is Outcome.COMMITTED:
+            self._in_vain.pop(number, None)
+            for device, counts in self._in_vain.items():
+                counts[1] += device != number
+        elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
+            counts = self._in_vain.setdefault(number, [0, 0])
+            counts[0] += 1
+            if min(counts) > MOST_IN_VAIN:
+                raise Broken("a device on which all fails is left out", f"device {number}: {counts}")
 
     def answered(self, process: "Process", judged: Verdict, said: list[do.Instruction], step: int) -> None:
         """The scheduler has answered to its end."""
@@ -234,9 +253,14 @@ class Watchdog:
                 if state != (BAD if text in poison else VECTOR):
                     raise Broken("every row has its vector or its quarantine", f"{output.name} text {text}")
 
-    def at_the_end(self, code: ExitCode, codes: list[ExitCode]) -> None:
+    def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
+        patience_s = world.settings.budget.wait_timeout_s
+        if code is ExitCode.DISK and all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full):
+            # A spell without the hub that goes on as one without the disk counts as one: that is left to the policy.
+            if "damaged chunk" not in world.chances and not world.hub_down:
+                raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
         nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
         if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
             raise Broken("69 is for devices", f"{told}")
