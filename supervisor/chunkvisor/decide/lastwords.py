@@ -103,6 +103,16 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
     )
 
 
+def failing_control(device: str, verdict: Verdict) -> Halt:
+    """The end of a device on which even a text fails that has its vector already."""
+    return Halt(
+        ExitCode.MACHINE,
+        f"{device} cannot encode a text any more that was encoded before",
+        why=f"{verdict.outcome}: {verdict.reason}",
+        remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
+    )
+
+
 def _code_of(verdict: Verdict, default: ExitCode) -> ExitCode:
     if verdict.exit_code is not None:
         return ExitCode(verdict.exit_code)

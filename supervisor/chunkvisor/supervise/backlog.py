@@ -88,6 +88,8 @@ class Task:
     """Where it has failed last."""
     control: bool = field(default=False, compare=False)
     """Whether the text is known to be good, and encoded again only to see whether the device can do it."""
+    only: int | None = field(default=None, compare=False)
+    """The device that it is for; None = any."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -108,18 +110,26 @@ class Backlog:
         self._positions = [0] * len(outputs)
         self._again: list[Task] = []
 
-    def take(self, now_s: float, seat: Seat | None = None, *, by_node: bool = False, far: bool = False) -> Task | None:
-        """The next task that may start now; it is not handed out twice unless it is put back.
+    def take(
+        self,
+        now_s: float,
+        seat: Seat | None = None,
+        *,
+        alone: bool = False,
+        by_node: bool = False,
+        far: bool = False,
+    ) -> Task | None:
+        """The next task that may start now on the seat; it is not handed out twice unless it is put back.
 
-        With a `seat`, none that has failed last on that device, or (`by_node`) on that machine: the others are to say
-        whose fault it was. With `far`, one that is as far as can be from what was put back first.
+        Unless the seat is `alone`, none that has failed last on that device, or (`by_node`) on that machine: the
+        others are to say whose fault it was. With `far`, one that is as far as can be from what was put back first.
         """
         if far and (task := self._take_new(now_s)) is not None:
             return task
         passed_over, found = [], None
         while found is None and self._again and self._again[0].due_s <= now_s:
             task = heapq.heappop(self._again)
-            if _avoids(task, seat, by_node=by_node) or (far and self._again and self._again[0].due_s <= now_s):
+            if (seat is not None and _avoids(task, seat, alone=alone, by_node=by_node)) or (far and self._again and self._again[0].due_s <= now_s):
                 passed_over.append(task)
             else:
                 found = task
@@ -145,6 +155,15 @@ class Backlog:
         """Whether `take` has come past the chunk: what is missing of it comes back only if it is put back."""
         return chunk < self._positions[output]
 
+    def due(self, now_s: float) -> bool:
+        """Whether some device could be given something now."""
+        if self._again and self._again[0].due_s <= now_s:
+            return True
+        return any(
+            output.next_pending(position) is not None
+            for output, position in zip(self._outputs, self._positions, strict=True)
+        )
+
     @property
     def empty(self) -> bool:
         """Whether nothing is pending, neither now nor later, but what was handed out."""
@@ -155,8 +174,18 @@ class Backlog:
         """Have the texts tried, or tried again."""
         heapq.heappush(self._again, task)
 
+    def withdraw(self, task: Task) -> bool:
+        """Take back what was put back; False where it has been handed out meanwhile."""
+        kept = [each for each in self._again if each is not task]
+        found = len(kept) < len(self._again)
+        heapq.heapify(kept)
+        self._again = kept
+        return found
 
-def _avoids(task: Task, seat: Seat | None, *, by_node: bool) -> bool:
-    if seat is None or task.avoid is None:
+
+def _avoids(task: Task, seat: Seat, *, alone: bool, by_node: bool) -> bool:
+    if task.only is not None:
+        return task.only != seat.device
+    if alone or task.avoid is None:
         return False
     return task.avoid.node == seat.node if by_node else task.avoid.device == seat.device

@@ -1,8 +1,8 @@
 """Which texts are quarantined.
 
-Pure. A text that fails alone is blamed only once another text has been encoded after its chunk began to fail: until
-then it may be the device or the model. Such texts are undecided. Where nothing else is left to try, a text that is known to be good
-is encoded once more, alone, as a control: if that fails as well, it is not the texts.
+Pure. A text that fails alone is blamed only once another text has been encoded after it on the same device: until then
+it may be the device or the model. Such texts are undecided. Where nothing else is left to try, a text that is known to
+be good is encoded once more, alone and on that device, as a control: if that fails as well, it is not the texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,10 @@ from dataclasses import replace
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
+from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 20
@@ -27,18 +29,19 @@ class Blame:
         outputs: Sequence[Progress],
         limit: lastwords.BadRows,
         backlog: Backlog,
+        fleet: Fleet,
         say: Callable[[do.Instruction], None],
+        drop: Callable[[Device, Halt, int], None],
     ) -> None:
+        """`drop(device, halt, worker)` does without a device, or ends the run where it is the last."""
         self._outputs = outputs
         self._limit = limit
         self._backlog = backlog
+        self._fleet = fleet
         self._say = say
-        self._encoded = 0
-        """Attempts of this run that gave vectors."""
-        self._before: dict[tuple[int, int], int] = {}
-        """How many there were when the chunk failed first, by output and chunk."""
-        self._undecided: list[tuple[Task, Verdict, int]] = []
-        """(text, how it failed, the worker)."""
+        self._drop = drop
+        self._undecided: list[tuple[Task, Verdict, int, int]] = []
+        """(text, how it failed, the worker, its device)."""
         self._control: Task | None = None
         self._told = 0
         """Texts whose quarantine the driver has not confirmed yet."""
@@ -49,53 +52,68 @@ class Blame:
         """Whether there are texts that fail alone, and nothing to compare them with."""
         return bool(self._undecided)
 
-    def failed(self, task: Task) -> None:
-        """An attempt at these texts failed."""
-        self._before.setdefault((task.output, task.chunk), self._encoded)
-
-    def encoded(self) -> None:
-        """Some text has got its vector: those that fail alone do so by themselves."""
-        self._encoded += 1
-        undecided, self._undecided = self._undecided, []
-        for task, verdict, worker in undecided:
+    def encoded(self, device: int) -> None:
+        """Some text has got its vector there: those that failed alone there did so by themselves."""
+        known = [each for each in self._undecided if each[3] == device]
+        if known:
+            self._undecided = [each for each in self._undecided if each[3] != device]
+        for task, verdict, worker, _ in known:
             self._quarantine(task, verdict, worker)
 
-    def accuse(self, task: Task, verdict: Verdict, worker: int) -> None:
+    def accuse(self, task: Task, verdict: Verdict, worker: int, device: int) -> None:
         """The text fails alone."""
-        sure = verdict.outcome is Outcome.BAD_INPUT or self._encoded > self._before[task.output, task.chunk]
-        if sure:
+        if verdict.outcome is Outcome.BAD_INPUT:
             self._quarantine(task, verdict, worker)
         else:
-            self._undecided.append((task, verdict, worker))
+            self._undecided.append((task, verdict, worker, device))
 
     def settle(self, *, nothing_else: bool) -> None:
         """Find out about texts that are undecided, where nothing else is under way or there are too many of them."""
+        if not self._undecided:
+            return
+        self._acquit_on_lost_devices()
         if not self._undecided or self._control is not None:
             return
         if not nothing_else and len(self._undecided) < UNDECIDED_MAX:
             return
-        task, verdict, worker = self._undecided[-1]
+        task, verdict, worker, device = self._undecided[-1]
         for number, output in enumerate(self._outputs):
             if (good := output.known_good()) is not None:
                 chunk, text = good
-                self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True)
+                self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=device)
                 self._backlog.put_back(self._control)
                 return
         name = self._outputs[task.output].name
         self._say(do.HaltRun(lastwords.nothing_encoded(name, task.chunk, verdict), worker))
 
+    def _acquit_on_lost_devices(self) -> None:
+        """A device that the run does without can show nothing any more: its texts are tried on another."""
+        alive = {device.number for device in self._fleet.alive}
+        for task, *_, device in self._undecided:
+            if device not in alive:
+                self._backlog.put_back(replace(task, due_s=NOW))
+        self._undecided = [each for each in self._undecided if each[3] in alive]
+        if self._control is not None and self._control.only not in alive and self._backlog.withdraw(self._control):
+            self._control = None
+
     def control_ended(self, worker: int, task: Task, verdict: Verdict) -> None:
         """A text that is known to be good was encoded once more, or was not."""
         self._say(do.Discard(worker, task, verdict))
-        if verdict.blameless:
-            self._backlog.put_back(replace(task, due_s=NOW))
-            return
-        self._control = None
-        if verdict.outcome is Outcome.COMMITTED:
-            self.encoded()
+        device = self._fleet.devices.get(task.only) if task.only is not None else None
+        if device is None or device.left:
+            self._control = None
+        elif verdict.blameless:
+            self._control = replace(task, due_s=NOW)
+            self._backlog.put_back(self._control)
         else:
-            name = self._outputs[task.output].name
-            self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))
+            self._control = None
+            if verdict.outcome is Outcome.COMMITTED:
+                self.encoded(device.number)
+            elif len(self._fleet.alive) > 1:
+                self._drop(device, lastwords.failing_control(device.name, verdict), worker)
+            else:
+                name = self._outputs[task.output].name
+                self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))
 
     def confirmed(self) -> None:
         """The driver has noted a quarantine, or could not: the progress counts it from now on."""

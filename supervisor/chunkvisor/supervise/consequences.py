@@ -65,7 +65,7 @@ class Consequences:
         self._joins = joins
         self._say = say
         self._drop = drop
-        self.blame = Blame(outputs, bad_rows, backlog, say)
+        self.blame = Blame(outputs, bad_rows, backlog, fleet, say, drop)
         self.host_ooms = 0
         """Attempts that ran out of host memory: each is a reason to prepare one worker less ahead."""
         self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
@@ -74,8 +74,8 @@ class Consequences:
         self._fruitless = 0
         self._worked: set[int] = set()
         """Outputs of which this run has committed a chunk."""
-        self._keeping: dict[tuple[int, int, int], tuple[int, tuple[int, ...]]] = {}
-        """(worker, holes) of what the driver is storing, by texts."""
+        self._keeping: dict[tuple[int, int, int], tuple[int, int, tuple[int, ...]]] = {}
+        """(worker, device, holes) of what the driver is storing, by texts."""
         self._without_facts: set[tuple[int, int]] = set()
         """(output, chunk) of chunks that hold nothing but bad texts, while the dimension is not known yet."""
 
@@ -107,9 +107,8 @@ class Consequences:
         history = self._history(task, verdict, now_s, device)
         step = decide(verdict, history, self._budget)
         if isinstance(step, Commit):
-            self._keep(worker, task)
+            self._keep(worker, task, device)
             return
-        self.blame.failed(task)
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
         self._say(do.Record(worker, task, verdict))
         self._do(step, task, verdict, now_s, worker, device, history)
@@ -146,9 +145,9 @@ class Consequences:
                 self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
                 self._say(do.TellWaiting(device.number if waits is device and device else None, step.delay_s, verdict))
             case Split():
-                self._split(step, task, worker)
+                self._split(step, task, worker, device)
             case Quarantine():
-                self.blame.accuse(task, verdict, worker)
+                self.blame.accuse(task, verdict, worker, device.number if device is not None else 0)
             case SetAside():
                 self._barren_chunks += 1
                 self._fruitless += 1
@@ -176,10 +175,10 @@ class Consequences:
         )
         self._backlog.put_back(again)
 
-    def _split(self, step: Split, task: Task, worker: int) -> None:
+    def _split(self, step: Split, task: Task, worker: int, device: Device | None) -> None:
         """Keep all rows but the bad ones and try those alone, or try both halves."""
         if step.bad_rows and len(step.bad_rows) < task.texts:
-            self._keep(worker, task, step.bad_rows)
+            self._keep(worker, task, device, step.bad_rows)
             return
         parts = halves(task.start, task.stop)
         self._say(do.Cut(task, parts[0][1]))
@@ -206,8 +205,8 @@ class Consequences:
 
     # --- what the driver has stored
 
-    def _keep(self, worker: int, task: Task, holes: tuple[int, ...] = ()) -> None:
-        self._keeping[task.key] = (worker, holes)
+    def _keep(self, worker: int, task: Task, device: Device | None, holes: tuple[int, ...] = ()) -> None:
+        self._keeping[task.key] = (worker, device.number if device is not None else 0, holes)
         self._say(do.Keep(worker, task, holes))
 
     def heed_storage(self, stimulus: on.StorageStimulus, now_s: float) -> None:
@@ -220,7 +219,7 @@ class Consequences:
                 self._succeeded(stimulus.task)
                 self.compose_if_known(stimulus.task.output, stimulus.task.chunk)
             case on.NotStored():
-                worker, _ = self._keeping.pop(stimulus.task.key, (0, ()))
+                worker, *_ = self._keeping.pop(stimulus.task.key, (0, 0, ()))
                 if not worker and stimulus.task.texts:
                     self.blame.confirmed()
                 self._take(stimulus.task, stimulus.verdict, now_s, worker, None)
@@ -229,15 +228,15 @@ class Consequences:
                     self._backlog.put_back(Task(NOW, stimulus.output, stimulus.chunk, *part))
 
     def _stored(self, task: Task, *, whole: bool) -> None:
-        _, holes = self._keeping.pop(task.key, (0, ()))
+        _, device, holes = self._keeping.pop(task.key, (0, 0, ()))
         self._succeeded(task)
         if task.texts:
-            self.blame.encoded()
+            self.blame.encoded(device)
         if holes:
             self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes])
         if whole:
             self._worked.add(task.output)
-            for kind in {device.kind for device in self._fleet.alive}:
+            for kind in dict.fromkeys(device.kind for device in self._fleet.alive):
                 self._say_if(self._book.confirm(kind))
             self._joins.begin_if_complete(task.output)
         elif not holes:

@@ -1,6 +1,6 @@
 """The devices of a run and the workers on them, as the scheduler sees them."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -64,14 +64,14 @@ class Device:
         return Seat(self.number, self.node)
 
     @property
-    def holding(self) -> list[Worker]:
-        """The workers that have it or wait for it."""
-        return [worker for worker in self.workers if worker.gate is not Gate.PASSED]
+    def holding(self) -> int:
+        """Workers that have it or wait for it."""
+        return len([worker for worker in self.workers if worker.gate is not Gate.PASSED])
 
     @property
     def computing(self) -> int:
         """Workers that have it."""
-        return sum(worker.gate is Gate.OPEN for worker in self.workers)
+        return len([worker for worker in self.workers if worker.gate is Gate.OPEN])
 
     def suspect(self, now_s: float) -> None:
         """A worker that had it failed: it is looked at before the next one gets it."""
@@ -89,25 +89,23 @@ class Fleet:
         """For all devices: what is waited for is not one of them."""
         self.waiting_since_s: float | None = None
         self._started = 0
-
-    @property
-    def alive(self) -> list[Device]:
+        self.alive: Sequence[Device] = ()
         """The devices that are left to the run."""
-        return [device for device in self.devices.values() if not device.left]
-
-    @property
-    def nodes(self) -> set[str]:
+        self.nodes: frozenset[str] = frozenset()
         """The machines of those."""
-        return {device.node for device in self.devices.values() if not device.left}
 
     def on_node(self, node: str) -> list[Device]:
         """The devices of a machine that are left to the run."""
         return [device for device in self.alive if device.node == node]
 
-    def working(self, now_s: float) -> Iterator[Device]:
+    def working(self, now_s: float) -> list[Device]:
         """The devices that may get work now."""
-        if now_s >= self.paused_until_s:
-            yield from (device for device in self.alive if now_s >= device.paused_until_s)
+        return [each for each in self.alive if now_s >= each.paused_until_s] if now_s >= self.paused_until_s else []
+
+    def join(self, device: Device) -> None:
+        """The device may be worked on from now on."""
+        self.devices[device.number] = device
+        self._count()
 
     def add_worker(self, task: Task, device: Device, limits: Limits) -> Worker:
         """A worker that is about to be started."""
@@ -129,3 +127,8 @@ class Fleet:
         device.left = True
         if not device.workers:
             self.devices.pop(device.number, None)
+        self._count()
+
+    def _count(self) -> None:
+        self.alive = [device for device in self.devices.values() if not device.left]
+        self.nodes = frozenset(device.node for device in self.alive)

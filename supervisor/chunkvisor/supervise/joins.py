@@ -55,6 +55,8 @@ class Joins:
 
     def turn(self, now_s: float) -> None:
         """Try again what is due."""
+        if not self._again_s:
+            return
         for number in [number for number, due_s in self._again_s.items() if now_s >= due_s]:
             del self._again_s[number]
             self.begin_if_complete(number)

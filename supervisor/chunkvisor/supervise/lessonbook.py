@@ -26,7 +26,8 @@ class LessonBook:
         """The limits of an output on such a device, narrowed by `alone` for one try."""
         if alone is not None:
             limits = replace(limits, tiers=(*limits.tiers, alone))
-        return apply(limits, self._lessons.get(kind, ()))
+        lessons = self._lessons.get(kind)
+        return apply(limits, lessons or ()) if lessons or limits.tiers else limits
 
     def learn(self, kind: str, tier: Tier) -> SaveLessons | None:
         """Take a new lesson down; None where a narrower one holds already: a slower worker has paid for an old limit."""

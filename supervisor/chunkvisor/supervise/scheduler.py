@@ -17,7 +17,7 @@ from chunkvisor.devices.health import Health
 from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Backlog, Progress
+from chunkvisor.supervise.backlog import Backlog, Progress, Task
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.fleet import Device, Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
@@ -83,6 +83,8 @@ class Scheduler:
             self._drop,
         )
         self._draining = False
+        self._unfit: Halt | None = None
+        """Why the last device that could not be used when it joined was so."""
         for number in range(len(outputs)):
             self._joins.begin_if_complete(number)
 
@@ -100,6 +102,8 @@ class Scheduler:
         match stimulus:
             case on.TimePassed():
                 self._turn(now_s)
+            case on.Ready() | on.Freed() | on.Ended() | on.Started() | on.NotStarted() | on.Overdue() | on.Refused():
+                self._heed_worker(stimulus, now_s)
             case on.DeviceJoined() | on.DeviceLeft() | on.NodeLeft() | on.Looked():
                 self._heed_device(stimulus, now_s)
             case on.Drain() | on.Stop():
@@ -108,9 +112,8 @@ class Scheduler:
                 self._consequences.heed_storage(stimulus, now_s)
             case on.Joined() | on.ChunkDamaged() | on.JoinWaits() | on.JoinStopped():
                 self._joins.heed(stimulus, now_s)
-            case _:
-                self._heed_worker(stimulus, now_s)
-        out, self._out[:] = list(self._out), []
+        out = self._out[:]
+        self._out.clear()
         return out
 
     def _say(self, instruction: do.Instruction) -> None:
@@ -155,20 +158,26 @@ class Scheduler:
         self._joins.turn(now_s)
         if self._draining:
             return
+        if self._unfit is not None and not self.fleet.alive:
+            self._say(do.HaltRun(self._unfit))
+            return
         # First of all a device gets the worker that was prepared for it.
-        for device in self.fleet.working(now_s):
-            self._open_gates(device, now_s)
-        self._consequences.blame.settle(nothing_else=self._backlog.empty and not self.fleet.workers)
-        self._fill(now_s)
+        working = self.fleet.working(now_s)
+        for device in working:
+            if device.workers:
+                self._open_gates(device, now_s)
+        if self._consequences.blame.undecided:
+            self._consequences.blame.settle(nothing_else=self._backlog.empty and not self.fleet.workers)
+        if self._backlog.due(now_s):
+            self._fill(working, now_s)
 
     def _open_gates(self, device: Device, now_s: float) -> None:
         """Let workers of the device that are ready compute, as far as places are free."""
         if device.left or now_s < max(device.paused_until_s, self.fleet.paused_until_s):
             return
-        for worker in device.workers:
-            if device.computing >= self._settings.per_device:
-                return
-            if worker.gate is Gate.SHUT and worker.ready and not worker.ending:
+        waiting = [each for each in device.workers if each.ready and each.gate is Gate.SHUT and not each.ending]
+        if waiting:
+            for worker in waiting[: max(0, self._settings.per_device - device.computing)]:
                 if not self._fit(device, now_s):
                     return
                 worker.gate = Gate.OPEN
@@ -184,32 +193,35 @@ class Scheduler:
             self._say(do.Look(device.number))
         return False
 
-    def _fill(self, now_s: float) -> None:
+    def _fill(self, working: Sequence[Device], now_s: float) -> None:
         """Start workers: first one for every place that computes, then those that are prepared ahead."""
         settings, many_nodes = self._settings, len(self.fleet.nodes) > 1
         ahead = settings.per_device + max(0, settings.standby - self._consequences.host_ooms)
-        working = list(self.fleet.working(now_s))
         for places in range(1, ahead + 1):
             for device in working:
-                if len(device.holding) >= places or self._capacity.holding(device.number):
+                if device.holding >= places or self._capacity.holding(device.number):
                     continue
                 # While a template loads, but one worker of each device does so: cores and memory are for no more.
                 if places > 1 and self._capacity.loading(device.number):
                     continue
                 if places > settings.per_device and not self._capacity.has_room(device.number):
                     continue
-                seat = device.seat if len(working) > 1 else None
-                far = self._consequences.blame.undecided
-                task = self._backlog.take(now_s, seat, by_node=many_nodes, far=far)
-                while task is not None and not task.texts:
-                    self._consequences.compose_if_known(task.output, task.chunk)
-                    task = self._backlog.take(now_s, seat, by_node=many_nodes, far=far)
+                task = self._take(now_s, device, alone=len(working) == 1, by_node=many_nodes)
                 if task is not None:
                     limits = self._consequences.limits(task, device)
                     worker = self.fleet.add_worker(task, device, limits)
                     self._say(do.Start(worker.number, device.number, task, limits))
-                elif seat is None:
+                elif not self._backlog.due(now_s):
                     return
+
+    def _take(self, now_s: float, device: Device, *, alone: bool, by_node: bool) -> Task | None:
+        """The next texts for the device; chunks of which all is known are put together on the way."""
+        far = self._consequences.blame.undecided
+        while True:
+            task = self._backlog.take(now_s, device.seat, alone=alone, by_node=by_node, far=far)
+            if task is None or task.texts:
+                return task
+            self._consequences.compose_if_known(task.output, task.chunk)
 
     # --- devices
 
@@ -218,9 +230,13 @@ class Scheduler:
             case on.DeviceJoined():
                 opinion = stimulus.opinion
                 device = Device(stimulus.device, stimulus.node, stimulus.kind, stimulus.name, opinion is not None)
-                self.fleet.devices[device.number] = device
+                self.fleet.join(device)
                 if opinion is not None and opinion.health is Health.BROKEN:
-                    self._drop(device, lastwords.broken_gpu(device.name, opinion.why))
+                    # Others may be about to join; whether this was the last shows in the next turn.
+                    halt = lastwords.broken_gpu(device.name, opinion.why)
+                    self._unfit = self._unfit if device.node else halt
+                    self._say(do.DropDevice(device.number, halt))
+                    self._leave(device)
             case on.DeviceLeft() if (found := self.fleet.devices.get(stimulus.device)) is not None:
                 self._drop(found, stimulus.halt)
             case on.NodeLeft():

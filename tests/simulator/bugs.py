@@ -1,0 +1,101 @@
+"""Bugs that were mended, put back one at a time: to see that lives find them, and how soon."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from chunkvisor.decide.lessons import learn
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import Wait
+from chunkvisor.supervise import stimuli as on
+from chunkvisor.supervise.blame import Blame
+from chunkvisor.supervise.consequences import Consequences
+from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.scheduler import Scheduler
+
+from .life import simulate
+from .watchdog import Broken
+
+_heed_worker, _do, _split = Scheduler._heed_worker, Consequences._do, Consequences._split
+
+
+def _go_before_verdict(self: Any, stimulus: Any, now_s: float) -> None:
+    worker = self.fleet.workers.get(stimulus.worker)
+    if isinstance(stimulus, on.Ended) and worker is not None and not self._draining:
+        _heed_worker(self, on.Freed(stimulus.worker), now_s)
+    _heed_worker(self, stimulus, now_s)
+
+
+def _learn_whatever_comes(self: Any, kind: str, tier: Any) -> Any:
+    return self._change(kind, learn(self._lessons.get(kind, ()), tier))
+
+
+def _blame_by_any_success(self: Any, _device: int) -> None:
+    known, self._undecided = self._undecided, []
+    for task, verdict, worker, _ in known:
+        self._quarantine(task, verdict, worker)
+
+
+def _blame_at_once(self: Any, task: Any, verdict: Verdict, worker: int, _device: int) -> None:
+    self._quarantine(task, verdict, worker)
+
+
+def _wait_by_the_sum(self: Any, step: Any, task: Any, verdict: Any, now_s: float, *rest: Any) -> None:
+    _do(self, step, task, verdict, now_s, *rest)
+    if isinstance(step, Wait):
+        waits = self._waits(verdict, rest[1])
+        waits.waiting_since_s -= step.delay_s
+
+
+def _suspect_no_device(self: Any, *_: Any) -> None:
+    return None
+
+
+def _keep_lost_controls(self: Any) -> None:
+    return None
+
+
+def _count_splits(self: Any, *arguments: Any) -> None:
+    self._fruitless += 1
+    _split(self, *arguments)
+
+
+BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "go before the verdict": (Scheduler, "_heed_worker", _go_before_verdict),
+    "a wider lesson replaces a narrower": (LessonBook, "learn", _learn_whatever_comes),
+    "a text is blamed by a success on another device": (Blame, "encoded", _blame_by_any_success),
+    "a text is blamed without a control": (Blame, "accuse", _blame_at_once),
+    "wait_timeout is summed over workers": (Consequences, "_do", _wait_by_the_sum),
+    "no device is suspected": (Consequences, "_leave_out_guilty", _suspect_no_device),
+    "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
+    "splits count as fruitless": (Consequences, "_split", _count_splits),
+}
+"""(where, what, the bug)."""
+
+
+def lives_to_find(bug: str, first: int, most: int, size: str = "small") -> tuple[int | None, str]:
+    """How many lives from that seed on it takes to find the bug, at most so many; and what tells it."""
+    owner, name, broken = BUGS[bug]
+    with mock.patch.object(owner, name, broken):
+        for lives in range(most):
+            try:
+                simulate(first + lives, size)
+            except Broken as found:
+                return lives + 1, found.invariant
+    return None, ""
+
+
+def table(starts: int, most: int) -> None:
+    """Print a table of all bugs."""
+    for bug in BUGS:
+        began, found, told = time.process_time(), [], set[str]()
+        for start in range(starts):
+            lives, invariant = lives_to_find(bug, random.Random(start).randrange(10**9), most)
+            found.append(lives if lives is not None else most)
+            told.add(invariant)
+        took_s = (time.process_time() - began) / starts
+        lives_of = f"{statistics.median(found):.0f} ({min(found)} to {max(found)})"
+        print(f"| {bug} | {lives_of} | {took_s:.1f} s | {'; '.join(sorted(told))} |", flush=True)  # noqa: T201

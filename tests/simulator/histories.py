@@ -1,0 +1,1208 @@
+"""What happens, and what the scheduler is to say to it; `play` tells how to read the lines.
+
+`python -m tests.simulator --histories` prints them with what is said now.
+"""
+
+from typing import Any
+
+HISTORIES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "chunks are worked on in order, and joined when all are done",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 8..16
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "a finished output is joined at once",
+        {"chunks": 2, "done": 2},
+        """
+        wait 0                 | join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "a device gets its prepared worker when it is given back",
+        {"standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 2                | go 2: 32
+        ready 1                |
+        freed 1                | start 3 on 0: 16..24
+        ok 1                   | keep 1
+        """,
+    ),
+    (
+        "no more workers have a device than per_device",
+        {"per_device": 2, "standby": 1, "chunks": 5},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ready 3                |
+        freed 2                | go 3: 32, start 4 on 0: 24..32
+        """,
+    ),
+    (
+        "every device gets a worker before any gets a second",
+        {"standby": 1, "chunks": 5},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        join 1                 | start 3 on 1: 16..24, start 4 on 1: 24..32
+        """,
+    ),
+    (
+        "a run that is drained lets those at work finish",
+        {"standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        drain                  | end 2
+        stopped 2              |
+        ok 1                   | keep 1
+        """,
+    ),
+    (
+        "a run that is stopped ends all",
+        {"standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        stop                   | end 1, end 2
+        stopped 1              |
+        stopped 2              |
+        """,
+    ),
+    (
+        "bad input is certain: taken apart at once, quarantined alone",
+        {"chunks": 1, "size": 2},
+        """
+        join 0                 | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        input 1 2x10           | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        input 3 1x10           | quarantine 1, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "NaN rows: the others are kept, and each is tried alone",
+        {"chunks": 1, "size": 6},
+        """
+        join 0                 | start 1 on 0: 0..6
+        ready 1                | go 1: 32
+        nan 1 2,4              | keep 1 but 2,4, start 2 on 0: 2..3
+        ready 2                | go 2: 32
+        nan 2 0                | start 3 on 0: 4..5
+        ready 3                | go 3: 32
+        nan 3 0                | start 4 on 0: 0..1 control
+        ready 4                | go 4: 32
+        ok 4                   | quarantine 2, quarantine 4, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "a NaN row that is good when alone is kept",
+        {"chunks": 1, "size": 6},
+        """
+        join 0                 | start 1 on 0: 0..6
+        ready 1                | go 1: 32
+        nan 1 2                | keep 1 but 2, start 2 on 0: 2..3
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "out of memory: half the batch for all from now on, at once",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 32x10            | learn a 16, start 2 on 0: 0..8
+        ready 2                | look 0
+        looked 0 good          | go 2: 16
+        oom 2 16x10            | learn a 8, start 3 on 0: 0..8
+        ready 3                |
+        looked 0 good          | go 3: 8
+        ok 3                   | keep 3, start 4 on 0: 8..16
+        ready 4                | go 4: 8
+        """,
+    ),
+    (
+        "B3: the verdict comes before the next go of that device",
+        {"standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                |
+        oom 1 32x10            | learn a 16, look 0, start 3 on 0: 0..8
+        looked 0 good          | go 2: 16
+        """,
+    ),
+    (
+        "a slower worker that pays for an old limit teaches nothing",
+        {"per_device": 2},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        oom 1 32x10            | learn a 16, start 3 on 0: 0..8
+        oom 2 32x10            | start 4 on 0: 8..16
+        """,
+    ),
+    (
+        "lessons are of a kind of device",
+        {"chunks": 4},
+        """
+        join 0 kind a          | start 1 on 0: 0..8
+        join 1 kind b          | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        oom 1 32x10            | learn a 16, start 3 on 0: 16..24
+        ok 2                   | keep 2, start 4 on 1: 0..8
+        ready 4                | go 4: 32
+        ready 3                | look 0
+        looked 0 good          | go 3: 16
+        """,
+    ),
+    (
+        "a worker that cannot be started for lack of memory is tried again",
+        {"chunks": 1, "attempts": 2},
+        """
+        host full              |
+        join 0                 | start 1 on 0: 0..8
+        host free              |
+        wait 0.5               | start 2 on 0: 0..8
+        """,
+    ),
+    (
+        "an interrupted worker that nobody asked to stop is tried again",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        lost 1                 | start 2 on 0: 0..8
+        ready 2                | look 0
+        ok 2                   | keep 2, join 0
+        """,
+    ),
+    (
+        "a lost machine charges no chunk; its devices are done without until they come back",
+        {"chunks": 2},
+        """
+        join 0 node n0         | start 1 on 0: 0..8
+        join 1 node n1         | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        leaves n0              | end 1
+        lost 1                 |
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 1: 0..8
+        ready 3                | go 3: 32
+        join 2 node n0         |
+        ok 3                   | keep 3, join 0
+        """,
+    ),
+    (
+        "a chunk under which ten machines were lost is given up",
+        {"chunks": 1},
+        """
+        join 0 node n0         | start 1 on 0: 0..8
+        lost 1                 | start 2 on 0: 0..8
+        lost 2                 | start 3 on 0: 0..8
+        lost 3                 | start 4 on 0: 0..8
+        lost 4                 | start 5 on 0: 0..8
+        lost 5                 | start 6 on 0: 0..8
+        lost 6                 | start 7 on 0: 0..8
+        lost 7                 | start 8 on 0: 0..8
+        lost 8                 | start 9 on 0: 0..8
+        lost 9                 | start 10 on 0: 0..8
+        lost 10                | set aside 0
+        """,
+    ),
+    (
+        "the GPU itself is faulty: the last device ends the run",
+        {},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        lost-gpu 1             | halt 69
+        """,
+    ),
+    (
+        "the GPU itself is faulty: the others go on",
+        {},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        lost-gpu 1             | drop 0 69
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 1: 0..8
+        """,
+    ),
+    (
+        "somebody holds the GPU: wait, longer each time, and then halt",
+        {"chunks": 1, "wait_timeout": 3},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        busy 1                 | wait for 0
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | look 0
+        looked 0 good          | go 2: 32
+        busy 2                 | wait for 0
+        wait 1.1               | start 3 on 0: 0..8
+        ready 3                |
+        looked 0 good          | go 3: 32
+        busy 3                 | wait for 0
+        wait 1.2               | start 4 on 0: 0..8
+        ready 4                | look 0
+        looked 0 good          | go 4: 32
+        busy 4                 | halt 75
+        """,
+    ),
+    (
+        "the hub is down: all wait",
+        {"chunks": 2, "wait_timeout": 3},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        hub 1                  | wait for all
+        hub 2                  | wait for all
+        wait 1                 | start 3 on 0: 8..16, start 4 on 1: 0..8
+        hub 3                  | wait for all
+        hub 4                  | wait for all
+        wait 1.2               | start 5 on 0: 0..8, start 6 on 1: 8..16
+        hub 5                  | wait for all
+        wait 1.3               |
+        hub 6                  | halt 75
+        """,
+    ),
+    (
+        "the disk is full: a worker's vectors wait, and are computed again",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        disk full              |
+        ok 1                   | keep 1, wait for all
+        wait 1                 | start 2 on 0: 0..8, wait for all
+        disk free              |
+        wait 2                 | start 3 on 0: 0..8
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, join 0
+        """,
+    ),
+    (
+        "the disk stays full: 74",
+        {"chunks": 1, "wait_timeout": 3},
+        """
+        join 0                 | start 1 on 0: 0..8
+        disk full              |
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, wait for all
+        wait 1                 | start 2 on 0: 0..8, wait for all
+        wait 1.2               | start 3 on 0: 0..8, wait for all
+        wait 1.3               | start 4 on 0: 0..8, halt 74
+        """,
+    ),
+    (
+        "a segfault of a poison text: again, then with a smaller batch, then taken apart until it stands alone",
+        {"chunks": 1, "size": 2, "done": 0},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        crashed 1 2x10         |
+        wait 0.5               | start 2 on 0: 0..2
+        ready 2                | go 2: 32
+        crashed 2 2x10         |
+        wait 1                 | start 3 on 0: 0..2
+        ready 3                | go 3: 1
+        crashed 3 1x10         | cut at 1, start 4 on 0: 0..1
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 5 on 0: 1..2
+        ready 5                | go 5: 32
+        crashed 5 1x10         |
+        wait 0.5               | start 6 on 0: 1..2
+        ready 6                | go 6: 32
+        crashed 6 1x10         | start 7 on 0: 0..1 control
+        ready 7                | go 7: 32
+        ok 7                   | quarantine 1, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "not one text was ever encoded: no text is blamed, 78",
+        {"chunks": 1, "size": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        raised 1 2x10          | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        raised 2 1x10          | start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        raised 3 1x10          | halt 78
+        """,
+    ),
+    (
+        "not one text was ever encoded, and the device is at fault: 69",
+        {"chunks": 1, "size": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        fault 1 2x10           | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        fault 2 1x10           | start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        fault 3 1x10           | halt 69
+        """,
+    ),
+    (
+        "a control fails: no text is blamed, and the run ends",
+        {"chunks": 2, "size": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 2..4
+        ready 2                | go 2: 32
+        fault 2 2x10           | cut at 3, start 3 on 0: 2..3
+        ready 3                | go 3: 32
+        fault 3 1x10           | start 4 on 0: 3..4
+        ready 4                | go 4: 32
+        fault 4 1x10           | start 5 on 0: 0..1 control
+        ready 5                | go 5: 32
+        fault 5 1x10           | halt 69
+        """,
+    ),
+    (
+        "a control fails where others work: its device is left out, and the text is tried elsewhere",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        join 1 look none       | start 2 on 1: 1..2
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ok 2                   | keep 2
+        fault 1 1x10           | start 3 on 0: 1..2 control
+        ready 3                | go 3: 32
+        fault 3 1x10           | drop 0 69, start 4 on 1: 0..1
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, join 0
+        """,
+    ),
+    (
+        "a text is not blamed by a success on another device",
+        {"chunks": 3, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        join 1 look none       | start 2 on 1: 1..2
+        ready 1                | go 1: 32
+        fault 1 1x10           | start 3 on 0: 2..3
+        ready 2                | go 2: 32
+        ok 2                   | keep 2
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, quarantine 0, compose 0, join 0
+        """,
+    ),
+    (
+        "a text is blamed by the next success on its device, without a control",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        fault 1 1x10           | start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, quarantine 0, compose 0, join 0
+        """,
+    ),
+    (
+        "the device of an accused text leaves: the text is tried on another",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        join 1 look none       | start 2 on 1: 1..2
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        fault 1 1x10           |
+        leaves 0               | drop 0 69
+        ok 2                   | keep 2, start 3 on 1: 0..1
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, join 0
+        """,
+    ),
+    (
+        "a control is asked again where its worker was lost",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        fault 2 1x10           | start 3 on 0: 0..1 control
+        lost 3                 | start 4 on 0: 0..1 control
+        ready 4                | go 4: 32
+        ok 4                   | quarantine 1, compose 1, join 0
+        """,
+    ),
+    (
+        "texts that fail alone: the next are taken from far away",
+        {"chunks": 3, "size": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        raised 1 2x10          | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        raised 2 1x10          | start 3 on 0: 2..4
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, quarantine 0, start 4 on 0: 1..2
+        """,
+    ),
+    (
+        "more bad texts than max_bad_rows end the run",
+        {"chunks": 2, "size": 2, "max_bad_rows": 1},
+        """
+        join 0                 | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        input 1 2x10           | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        input 2 1x10           | quarantine 0, start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        input 3 1x10           | halt 78 bad rows
+        """,
+    ),
+    (
+        "on_bad_row: fail ends the run at the first",
+        {"chunks": 1, "size": 1, "fail": True},
+        """
+        join 0                 | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        input 1 1x10           | halt 78 bad rows
+        """,
+    ),
+    (
+        "all texts of an output are bad: 78",
+        {"chunks": 1, "size": 2},
+        """
+        join 0                 | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        input 1 2x10           | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        input 2 1x10           | quarantine 0, start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        input 3 1x10           | quarantine 1, halt 78
+        """,
+    ),
+    (
+        "a chunk of bad texts alone waits for the first vector, which says how many numbers it has",
+        {"chunks": 2, "size": 1},
+        """
+        join 0                 | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        input 1 1x10           | quarantine 0, start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, compose 0, join 0
+        """,
+    ),
+    (
+        "a worker without progress is ended, and its chunk tried again",
+        {"chunks": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        overdue 1              | end 1 hung
+        overdue 1              |
+        hung 1 8x10            |
+        wait 0.5               | start 2 on 0: 0..8
+        """,
+    ),
+    (
+        "a warm worker that would not begin is replaced by a fresh one, uncharged",
+        {"chunks": 1, "attempts": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        refused 1              | refuse 1, start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 0
+        """,
+    ),
+    (
+        "OOM at the smallest batch allowed is a matter of texts",
+        {"chunks": 1, "size": 4, "min_batch": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..4
+        ready 1                | go 1: 32
+        oom 1 2x10             | cut at 2, start 2 on 0: 0..2
+        """,
+    ),
+    (
+        "a resumed run begins with what is missing",
+        {"chunks": 3, "done": 1},
+        """
+        join 0                 | start 1 on 0: 8..16
+        join 1                 | start 2 on 1: 16..24
+        """,
+    ),
+    (
+        "a committed chunk is damaged: it is computed again, and joined",
+        {"chunks": 2, "done": 2},
+        """
+        join 0                 | join 0
+        damaged 0 1            | start 1 on 0: 8..16
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, join 0
+        """,
+    ),
+    (
+        "the fourth damaged chunk is no accident: 74",
+        {"chunks": 4, "done": 4},
+        """
+        join 0                 | join 0
+        damaged 0 0            | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, join 0
+        damaged 0 1            | start 2 on 0: 8..16
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 0
+        damaged 0 2            | start 3 on 0: 16..24
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, join 0
+        damaged 0 3            | halt 74
+        """,
+    ),
+    (
+        "a join without space is tried again, and ends the run when that lasts",
+        {"chunks": 1, "done": 1, "wait_timeout": 10},
+        """
+        join 0                 | join 0
+        join-waits 0           |
+        wait 4                 |
+        wait 1                 | join 0
+        join-waits 0           |
+        wait 5                 | join 0
+        join-waits 0           | halt 74
+        """,
+    ),
+    (
+        "a join that is stopped ends the run",
+        {"chunks": 1, "done": 1},
+        """
+        join 0                 | join 0
+        stop                   |
+        join-stopped 0         |
+        """,
+    ),
+    (
+        "two outputs: the first is joined while the second is worked on",
+        {"chunks": 1, "outputs": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, join 0, start 2 on 0: 1/0..8
+        joined 0               |
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 1
+        """,
+    ),
+    (
+        "B11: a bad text says nothing of the GPU, which is not looked at",
+        {"chunks": 2, "size": 1, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..1, start 2 on 0: 1..2
+        ready 1                | go 1: 32
+        ready 2                |
+        input 1 1x10           | quarantine 0, go 2: 32
+        """,
+    ),
+    (
+        "B11: a worker that never had the GPU says nothing of it",
+        {"chunks": 3, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        killed 1 import        | start 3 on 0: 16..24
+        ready 2                | go 2: 32
+        """,
+    ),
+    (
+        "after a crash on it the GPU is looked at before the next worker gets it",
+        {"chunks": 3, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                |
+        crashed 1 8x10         | look 0, start 3 on 0: 16..24
+        looked 0 busy          |
+        wait 1                 |
+        wait 1                 | look 0
+        looked 0 blind         | go 2: 32
+        """,
+    ),
+    (
+        "a suspected GPU stays busy: it is left out after wait_timeout",
+        {"chunks": 3, "standby": 1, "wait_timeout": 5},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                |
+        crashed 1 8x10         | look 0, start 3 on 0: 16..24
+        looked 0 busy          |
+        wait 2                 | look 0
+        looked 0 busy          |
+        wait 4                 | look 0
+        looked 0 busy          | halt 75
+        """,
+    ),
+    (
+        "a suspected GPU is broken: 69",
+        {"chunks": 3, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                |
+        crashed 1 8x10         | look 0, start 3 on 0: 16..24
+        looked 0 broken        | halt 69
+        """,
+    ),
+    (
+        "suspicion is of one device: the other goes on",
+        {"chunks": 4, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        join 1                 | start 3 on 1: 16..24, start 4 on 1: 24..32
+        ready 1                | go 1: 32
+        ready 3                | go 3: 32
+        ready 2                |
+        ready 4                |
+        crashed 1 8x10         | look 0
+        ok 3                   | go 4: 32, keep 3
+        """,
+    ),
+    (
+        "a GPU that is broken when it joins is not worked on",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1 look broken     | drop 1 69
+        """,
+    ),
+    (
+        "what failed on one device is tried on another",
+        {"chunks": 4},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        join 1 look none       | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        raised 1 8x10          | start 3 on 0: 16..24
+        wait 1                 |
+        ok 2                   | keep 2, start 4 on 1: 0..8
+        """,
+    ),
+    (
+        "a device that leaves ends its workers, and the others take their chunks",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        leaves 0               | drop 0 69, end 1
+        stopped 1              |
+        ok 2                   | keep 2, start 3 on 1: 0..8
+        """,
+    ),
+    (
+        "the last device leaves: the run ends with its words",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        leaves 0               | halt 69
+        """,
+    ),
+    (
+        "a run that is drained starts nothing for a worker that fails",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        drain                  |
+        raised 1 8x10          |
+        """,
+    ),
+    (
+        "a full disk pauses all; the chunk is charged nothing",
+        {"chunks": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        disk 1 8x10            | wait for all
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 0
+        """,
+    ),
+    (
+        "a chunk that cannot be begun is set aside after its tries, and the others go on",
+        {"chunks": 2, "attempts": 1},
+        """
+        host full              |
+        join 0 look none       | start 1 on 0: 0..8, set aside 0
+        host free              | start 2 on 0: 8..16
+        """,
+    ),
+    (
+        "host memory: one prepared worker less from now on",
+        {"standby": 1, "chunks": 4, "attempts": 5},
+        """
+        host full              |
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
+        host free              | start 3 on 0: 16..24
+        wait 1                 |
+        """,
+    ),
+    (
+        "a device fault: again, with a smaller batch for that try alone, then halves; found after a success on the device",
+        {"chunks": 1, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        fault 1 2x10           |
+        wait 0.5               | start 2 on 0: 0..2
+        ready 2                | go 2: 32
+        fault 2 2x10           |
+        wait 1                 | start 3 on 0: 0..2
+        ready 3                | go 3: 1
+        fault 3 1x10           | cut at 1, start 4 on 0: 0..1
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 5 on 0: 1..2
+        ready 5                | go 5: 32
+        fault 5 1x10           |
+        wait 0.5               | start 6 on 0: 1..2
+        ready 6                | go 6: 32
+        fault 6 1x10           | start 7 on 0: 0..1 control
+        ready 7                | go 7: 32
+        ok 7                   | quarantine 1, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "one text too large for the device: quarantined after a control",
+        {"chunks": 1, "size": 2, "attempts": 2, "rows": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 1
+        oom 1 1x90             |
+        wait 0.5               | start 2 on 0: 0..2
+        ready 2                | go 2: 1
+        oom 2 1x90             | cut at 1, start 3 on 0: 0..1
+        ready 3                | go 3: 1
+        oom 3 1x90             | start 4 on 0: 1..2
+        ready 4                | go 4: 1
+        ok 4                   | keep 4
+        wait 0.5               | start 5 on 0: 0..1
+        ready 5                | go 5: 1
+        oom 5 1x90             | start 6 on 0: 1..2 control
+        ready 6                | go 6: 1
+        ok 6                   | quarantine 0, compose 0, join 0
+        """,
+    ),
+    (
+        "the device of a control leaves with its worker: the text is tried on the one that comes back",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 node n0         | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        fault 2 1x10           | start 3 on 0: 0..1 control
+        lost 3                 | start 4 on 0: 0..1 control
+        leaves n0              | end 4
+        lost 4                 |
+        join 1 node n0         | start 5 on 1: 1..2
+        ready 5                | go 5: 32
+        ok 5                   | keep 5, join 0
+        """,
+    ),
+    (
+        "a part turns out damaged: its texts are computed again",
+        {"chunks": 2, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        nan 1 1                | keep 1 but 1, start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        disk full              |
+        ok 2                   | keep 2, wait for all
+        part-damaged 0 0       |
+        disk free              |
+        wait 2                 | start 3 on 0: 0..2
+        ready 3                | go 3: 32
+        ready 4                |
+        """,
+    ),
+    (
+        "E2: a GPU on which every worker fails is left out, and the chunks get their tries back",
+        {"chunks": 12, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        join 1 look none       | start 2 on 1: 2..4
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        killed 1 2x10          | start 3 on 0: 4..6
+        ok 2                   | keep 2, start 4 on 1: 6..8
+        ready 3                | go 3: 32
+        killed 3 2x10          | start 5 on 0: 8..10
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 6 on 1: 10..12
+        ready 5                | go 5: 32
+        ready 6                | go 6: 32
+        ok 6                   | keep 6, start 7 on 1: 12..14
+        killed 5 2x10          | drop 0 69
+        ready 7                | go 7: 32
+        ready 8                |
+        ok 8                   |
+        """,
+    ),
+    (
+        "a machine on which every worker fails is left out",
+        {"chunks": 12, "size": 2},
+        """
+        join 0 node n0 look none | start 1 on 0: 0..2
+        join 1 node n1 look none | start 2 on 1: 2..4
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        killed 1 2x10          | start 3 on 0: 4..6
+        ok 2                   | keep 2, start 4 on 1: 6..8
+        ready 3                | go 3: 32
+        killed 3 2x10          | start 5 on 0: 8..10
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 6 on 1: 10..12
+        ready 5                | go 5: 32
+        ready 6                | go 6: 32
+        ok 6                   | keep 6, start 7 on 1: 12..14
+        killed 5 2x10          | drop 0 69, drop n0 69
+        ready 7                | go 7: 32
+        ready 8                |
+        ok 8                   |
+        """,
+    ),
+    (
+        "B10: a waiting spell is wall time, however many workers wait in it",
+        {"chunks": 4, "wait_timeout": 5},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        join 1 look none       | start 2 on 1: 8..16
+        hub 1                  | wait for all
+        hub 2                  | wait for all
+        wait 1                 | start 3 on 0: 8..16, start 4 on 1: 0..8
+        hub 3                  | wait for all
+        hub 4                  | wait for all
+        wait 2                 | start 5 on 0: 0..8, start 6 on 1: 8..16
+        hub 5                  | wait for all
+        hub 6                  | wait for all
+        wait 1.9               | start 7 on 0: 8..16, start 8 on 1: 0..8
+        ready 7                | go 7: 32
+        """,
+    ),
+    (
+        "a waiting spell ends with a success",
+        {"chunks": 4, "wait_timeout": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        hub 1                  | wait for all
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 0: 8..16
+        hub 3                  | wait for all
+        wait 1                 | start 4 on 0: 8..16
+        """,
+    ),
+    (
+        "a suspected GPU stays busy: it is left out, and others go on",
+        {"chunks": 3, "wait_timeout": 5},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        crashed 1 8x10         | start 3 on 0: 16..24
+        ready 3                | look 0
+        looked 0 busy          |
+        wait 6                 | look 0
+        looked 0 busy          | drop 0 75, end 3
+        """,
+    ),
+    (
+        "no device is looked at twice at a time",
+        {"chunks": 4, "standby": 1, "per_device": 2},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ready 3                |
+        crashed 1 8x10         | look 0, start 4 on 0: 24..32
+        crashed 2 8x10         |
+        wait 3                 | start 5 on 0: 0..8
+        looked 0 good          | go 3: 32
+        """,
+    ),
+    (
+        "a worker that starts on a device that has left is ended",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        leaves 1               | drop 1 69, end 2
+        stopped 2              |
+        """,
+    ),
+    (
+        "on what has failed last on a machine the others are asked first",
+        {"chunks": 3},
+        """
+        join 0 node n0 look none | start 1 on 0: 0..8
+        join 1 node n0 look none | start 2 on 1: 8..16
+        join 2 node n1 look none | start 3 on 2: 16..24
+        ready 1                | go 1: 32
+        raised 1 8x10          |
+        wait 1                 |
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, start 4 on 2: 0..8
+        """,
+    ),
+    (
+        "a lesson narrower than what comes later stands",
+        {"chunks": 3, "per_device": 3},
+        """
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ready 3                | go 3: 32
+        oom 1 8x10             | learn a 4, start 4 on 0: 0..8
+        oom 2 32x10            | start 5 on 0: 8..16
+        oom 3 16x10            | start 6 on 0: 16..24
+        """,
+    ),
+    (
+        "a longer text teaches of its own length alone",
+        {"chunks": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 32x10            | learn a 16, start 2 on 0: 0..8
+        ready 2                | go 2: 16
+        oom 2 16x500           | learn a 8, start 3 on 0: 0..8
+        ready 3                | go 3: 8
+        """,
+    ),
+    (
+        "an out-of-memory fault is charged to no chunk",
+        {"chunks": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 32x10            | learn a 16, start 2 on 0: 0..8
+        ready 2                | go 2: 16
+        oom 2 16x10            | learn a 8, start 3 on 0: 0..8
+        ready 3                | go 3: 8
+        oom 3 8x10             | learn a 4, start 4 on 0: 0..8
+        ready 4                | go 4: 4
+        ok 4                   | keep 4, join 0
+        """,
+    ),
+    (
+        "stop while a failed chunk waits for its second try",
+        {"chunks": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        raised 1 8x10          |
+        stop                   |
+        wait 5                 |
+        """,
+    ),
+    (
+        "an output that is complete but for a chunk that was given up is not joined",
+        {"chunks": 2, "attempts": 1},
+        """
+        host full              |
+        join 0 look none       | start 1 on 0: 0..8, set aside 0
+        host free              | start 2 on 0: 8..16
+        wait 1                 |
+        """,
+    ),
+    (
+        "three chunks given up in a row end the run: it is hardly the chunks",
+        {"chunks": 4, "attempts": 1},
+        """
+        host full              |
+        join 0 look none       | start 1 on 0: 0..8, set aside 0
+        wait 1                 | start 2 on 0: 8..16, set aside 1
+        wait 1                 | start 3 on 0: 16..24, halt 75
+        """,
+    ),
+    (
+        "a node's disk is full: its own devices wait, and the others take its chunks",
+        {"chunks": 3, "wait_timeout": 3},
+        """
+        join 0 node n0         | start 1 on 0: 0..8
+        join 1 node n1         | start 2 on 1: 8..16
+        ready 2                | go 2: 32
+        disk 1                 | wait for 0
+        wait 1                 | start 3 on 0: 16..24
+        disk 3                 | wait for 0
+        ok 2                   | keep 2, start 4 on 1: 0..8
+        wait 4                 |
+        disk 5                 |
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 5 on 1: 16..24
+        """,
+    ),
+    (
+        "a GPU is broken when it joins, before the others have",
+        {"chunks": 2},
+        """
+        join 0 look broken &   | drop 0 69
+        join 1                 | start 1 on 1: 0..8
+        """,
+    ),
+    (
+        "the last GPU is broken when it joins: 69",
+        {"chunks": 2},
+        """
+        join 0 look broken &   | drop 0 69
+        join 1 look broken     | drop 1 69, halt 69
+        """,
+    ),
+    (
+        "B2: halving has no limit while batches shrink",
+        {"chunks": 1, "rows": 16777216},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 16777216
+        oom 1 16777216x1       | learn a 8388608, start 2 on 0: 0..8
+        ready 2                | go 2: 8388608
+        oom 2 8388608x1        | learn a 4194304, start 3 on 0: 0..8
+        ready 3                | go 3: 4194304
+        oom 3 4194304x1        | learn a 2097152, start 4 on 0: 0..8
+        ready 4                | go 4: 2097152
+        oom 4 2097152x1        | learn a 1048576, start 5 on 0: 0..8
+        ready 5                | go 5: 1048576
+        oom 5 1048576x1        | learn a 524288, start 6 on 0: 0..8
+        ready 6                | go 6: 524288
+        oom 6 524288x1         | learn a 262144, start 7 on 0: 0..8
+        ready 7                | go 7: 262144
+        oom 7 262144x1         | learn a 131072, start 8 on 0: 0..8
+        ready 8                | go 8: 131072
+        oom 8 131072x1         | learn a 65536, start 9 on 0: 0..8
+        ready 9                | go 9: 65536
+        oom 9 65536x1          | learn a 32768, start 10 on 0: 0..8
+        ready 10               | go 10: 32768
+        oom 10 32768x1         | learn a 16384, start 11 on 0: 0..8
+        ready 11               | go 11: 16384
+        oom 11 16384x1         | learn a 8192, start 12 on 0: 0..8
+        ready 12               | go 12: 8192
+        oom 12 8192x1          | learn a 4096, start 13 on 0: 0..8
+        ready 13               | go 13: 4096
+        oom 13 4096x1          | learn a 2048, start 14 on 0: 0..8
+        ready 14               | go 14: 2048
+        oom 14 2048x1          | learn a 1024, start 15 on 0: 0..8
+        ready 15               | go 15: 1024
+        oom 15 1024x1          | learn a 512, start 16 on 0: 0..8
+        ready 16               | go 16: 512
+        oom 16 512x1           | learn a 256, start 17 on 0: 0..8
+        ready 17               | go 17: 256
+        oom 17 256x1           | learn a 128, start 18 on 0: 0..8
+        ready 18               | go 18: 128
+        oom 18 128x1           | learn a 64, start 19 on 0: 0..8
+        ready 19               | go 19: 64
+        oom 19 64x1            | learn a 32, start 20 on 0: 0..8
+        ready 20               | go 20: 32
+        oom 20 32x1            | learn a 16, start 21 on 0: 0..8
+        ready 21               | go 21: 16
+        oom 21 16x1            | learn a 8, start 22 on 0: 0..8
+        ready 22               | go 22: 8
+        oom 22 8x1             | learn a 4, start 23 on 0: 0..8
+        """,
+    ),
+    (
+        "a lesson is doubted after a streak",
+        {"chunks": 33, "size": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        oom 1 32x10            | learn a 16, start 2 on 0: 0..1
+        ready 2                | go 2: 16
+        ok 2                   | keep 2, start 3 on 0: 1..2
+        ready 3                | go 3: 16
+        ok 3                   | keep 3, start 4 on 0: 2..3
+        ready 4                | go 4: 16
+        ok 4                   | keep 4, start 5 on 0: 3..4
+        ready 5                | go 5: 16
+        ok 5                   | keep 5, start 6 on 0: 4..5
+        ready 6                | go 6: 16
+        ok 6                   | keep 6, start 7 on 0: 5..6
+        ready 7                | go 7: 16
+        ok 7                   | keep 7, start 8 on 0: 6..7
+        ready 8                | go 8: 16
+        ok 8                   | keep 8, start 9 on 0: 7..8
+        ready 9                | go 9: 16
+        ok 9                   | keep 9, start 10 on 0: 8..9
+        ready 10               | go 10: 16
+        ok 10                  | keep 10, start 11 on 0: 9..10
+        ready 11               | go 11: 16
+        ok 11                  | keep 11, start 12 on 0: 10..11
+        ready 12               | go 12: 16
+        ok 12                  | keep 12, start 13 on 0: 11..12
+        ready 13               | go 13: 16
+        ok 13                  | keep 13, start 14 on 0: 12..13
+        ready 14               | go 14: 16
+        ok 14                  | keep 14, start 15 on 0: 13..14
+        ready 15               | go 15: 16
+        ok 15                  | keep 15, start 16 on 0: 14..15
+        ready 16               | go 16: 16
+        ok 16                  | keep 16, start 17 on 0: 15..16
+        ready 17               | go 17: 16
+        ok 17                  | keep 17, start 18 on 0: 16..17
+        ready 18               | go 18: 16
+        ok 18                  | keep 18, start 19 on 0: 17..18
+        ready 19               | go 19: 16
+        ok 19                  | keep 19, start 20 on 0: 18..19
+        ready 20               | go 20: 16
+        ok 20                  | keep 20, start 21 on 0: 19..20
+        ready 21               | go 21: 16
+        ok 21                  | keep 21, start 22 on 0: 20..21
+        ready 22               | go 22: 16
+        ok 22                  | keep 22, start 23 on 0: 21..22
+        ready 23               | go 23: 16
+        ok 23                  | keep 23, start 24 on 0: 22..23
+        ready 24               | go 24: 16
+        ok 24                  | keep 24, start 25 on 0: 23..24
+        ready 25               | go 25: 16
+        ok 25                  | keep 25, start 26 on 0: 24..25
+        ready 26               | go 26: 16
+        ok 26                  | keep 26, start 27 on 0: 25..26
+        ready 27               | go 27: 16
+        ok 27                  | keep 27, start 28 on 0: 26..27
+        ready 28               | go 28: 16
+        ok 28                  | keep 28, start 29 on 0: 27..28
+        ready 29               | go 29: 16
+        ok 29                  | keep 29, start 30 on 0: 28..29
+        ready 30               | go 30: 16
+        ok 30                  | keep 30, start 31 on 0: 29..30
+        ready 31               | go 31: 16
+        ok 31                  | keep 31, start 32 on 0: 30..31
+        ready 32               | go 32: 16
+        ok 32                  | keep 32, start 33 on 0: 31..32
+        ready 33               | go 33: 16
+        ok 33                  | keep 33, widen a 32, start 34 on 0: 32..33
+        ready 34               | go 34: 32
+        ok 34                  | keep 34, join 0
+        """,
+    ),
+]
+"""(what it shows, what is given, what happens and what is said)."""

@@ -1,0 +1,138 @@
+"""The scheduler's rules, one history each; and the audit's findings about whole runs, played in a world of their own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.policy import Budget
+from chunkvisor.errors import ExitCode
+from chunkvisor.supervise.scheduler import Settings
+from chunkvisor_worker.contract.messages import Limits
+
+from .histories import HISTORIES
+from .life import Life, simulate
+from .play import Play
+from .verdicts import Failure
+from .world import Gpu, World
+
+
+@pytest.mark.parametrize(("given", "history"), [each[1:] for each in HISTORIES], ids=[each[0] for each in HISTORIES])
+def test_history(given: dict[str, Any], history: str) -> None:
+    """What happens is answered as the table says."""
+    play = Play(**given)
+    for line in history.strip().splitlines():
+        happens, _, said = line.partition("|")
+        assert ", ".join(play.line(happens.strip())) == said.strip(), f"at: {happens.strip()}"
+
+
+def test_histories_have_names_of_their_own() -> None:
+    """Each says what it shows."""
+    assert len({each[0] for each in HISTORIES}) == len(HISTORIES) >= 60
+
+
+def world(*, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int = 1, **changes: Any) -> World:
+    """One chunk of 64 texts per device, on sound devices."""
+    lengths = [[10] * texts]
+    return World(
+        Settings(1, 1, Budget(3, 1, 60.0), BadRows(limit=changes.pop("max_bad_rows", 100))),
+        Limits(changes.pop("rows", 8)),
+        changes.pop("chunk_size", 64),
+        lengths,
+        [bad or {}],
+        [Gpu("", "a", 10**9, **changes) if number == 0 else Gpu("", "a", 10**9) for number in range(gpus)],
+    )
+
+
+def ends(world: World, *codes: ExitCode, attempts: int) -> Life:
+    """Play it, without mishaps: it ends with these codes and within so many attempts."""
+    life = simulate(1, world=world)
+    assert tuple(life.codes) == codes
+    assert life.attempts <= attempts, life.attempts
+    return life
+
+
+WAITING = pytest.mark.xfail(strict=True, reason="waits for the policy that is being written: see audit.md, B and E")
+
+
+def _poisoned(count: int, failure: Failure, step: int = 1) -> dict[int, Failure]:
+    return dict.fromkeys(range(0, count * step, step), failure)
+
+
+@pytest.mark.parametrize(
+    ("bad", "attempts"),
+    [
+        pytest.param(_poisoned(16, Failure.RAISES, 4), 200, id="B1 16 bad texts of 64"),
+        pytest.param(_poisoned(30, Failure.SEGFAULT, 2), 300, id="B1 30 that crash"),
+        pytest.param(_poisoned(30, Failure.RAISES), 200, id="B1 30 side by side", marks=WAITING),
+        pytest.param(_poisoned(40, Failure.NAN), 45, id="B4 more bad vectors than good ones", marks=WAITING),
+        pytest.param({7: Failure.DIMENSION}, 30, id="B5 a wrong dimension", marks=WAITING),
+        pytest.param({7: Failure.HANG}, 30, id="B5 a text that hangs the encoder", marks=WAITING),
+        pytest.param(_poisoned(3, Failure.NAN), 6, id="few NaN rows"),
+        pytest.param({7: Failure.SEGFAULT}, 30, id="one text that crashes"),
+    ],
+)
+def test_bad_texts_are_found_in_one_run(bad: dict[int, Failure], attempts: int) -> None:
+    """However many texts of a chunk are bad, one run finds them all, and keeps the others."""
+    ends(world(bad=bad, texts=128), ExitCode.QUARANTINED, attempts=attempts)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param({"fails_as": Failure.SEGFAULT}, id="in the first batch"),
+        pytest.param({"fails_as": Failure.ILLEGAL, "watched": False}, id="unseen by NVML"),
+        pytest.param({"fails_as": Failure.DOES_NOT_START, "fails_at_start": True}, id="E1 E2 before the first batch"),
+        pytest.param({"fails_as": Failure.GPU_LOST}, id="lost"),
+    ],
+)
+@pytest.mark.parametrize("from_s", [0.0, 12.0])
+def test_a_broken_gpu_is_left_out(broken: dict[str, Any], from_s: float) -> None:
+    """E2: beside a sound one it costs a few attempts, no text and no run."""
+    ends(world(texts=240, gpus=2, chunk_size=8, fails_from_s=from_s, **broken), ExitCode.COMPLETE, attempts=60)
+
+
+@pytest.mark.parametrize("texts", [1, 2, pytest.param(60, marks=WAITING)])
+def test_a_gpu_that_never_starts_ends_the_run(texts: int) -> None:
+    """E1: before the first batch no text is the cause, nothing is taken apart, and the end is 69."""
+    sick = world(texts=texts, fails_from_s=0.0, fails_as=Failure.DOES_NOT_START, fails_at_start=True)
+    life = ends(sick, ExitCode.MACHINE, attempts=8)
+    assert not any(output.parts for output in life.disk.outputs)
+
+
+def _oom_of_many(devices: int) -> World:
+    sick = world(texts=4 * devices, gpus=devices, chunk_size=4, rows=32)
+    for gpu in sick.gpus:
+        gpu.tokens = 20
+    return sick
+
+
+@pytest.mark.parametrize("devices", [1, 8, 20])
+def test_out_of_memory_on_many_devices_ends_no_run(devices: int) -> None:
+    """B2: each of them pays at most once for each halving of that moment."""
+    ends(_oom_of_many(devices), ExitCode.COMPLETE, attempts=4 * devices)
+
+
+def test_the_lessons_of_one_device_are_paid_for_once() -> None:
+    """B3: with a prepared worker at the gate, three halvings cost three attempts."""
+    sick = world(texts=400, chunk_size=50, rows=32)
+    sick.gpus[0].tokens = 60
+    ends(sick, ExitCode.COMPLETE, attempts=8 + 3)
+
+
+def _full(world: World, until_s: float) -> World:
+    world.disk_full = [(5.0, until_s)]
+    return world
+
+
+def _hub(world: World, until_s: float) -> World:
+    world.hub_down = [(0.0, until_s)]
+    return world
+
+
+@pytest.mark.parametrize("trouble", [_full, _hub])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_spell_within_wait_timeout_ends_no_run(trouble: Callable[[World, float], World], devices: int) -> None:
+    """B10: it is the wall time of the spell that counts, not the sum over workers and devices."""
+    ends(trouble(world(texts=64, gpus=devices, chunk_size=4), 45.0), ExitCode.COMPLETE, attempts=300)

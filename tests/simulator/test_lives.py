@@ -1,0 +1,55 @@
+"""Fresh simulated lives; SIMULATE_S says for how many seconds (20), SIMULATE_FIRST names the first seed."""
+
+import os
+import random
+import time
+
+import pytest
+
+from .life import simulate
+from .watchdog import Broken
+from .world import draw
+
+SECONDS = float(os.environ.get("SIMULATE_S", "20"))
+FIRST = int(os.environ.get("SIMULATE_FIRST", "0")) or random.SystemRandom().randrange(10**9)
+SHARES = {"small": 0.7, "medium": 0.2, "large": 0.1}
+"""Of the time, by size of life."""
+
+
+@pytest.mark.timeout(max(300, 10 * SECONDS))
+@pytest.mark.parametrize("size", SHARES)
+def test_lives_hold_their_promises(size: str) -> None:
+    """Whatever befalls it, a run keeps what it has, blames no good text and ends; a failure says how to replay it."""
+    seed, end_s = FIRST, time.monotonic() + SHARES[size] * SECONDS
+    while time.monotonic() < end_s:
+        try:
+            simulate(seed, size)
+        except Broken as broken:
+            again = f"python -m tests.simulator --seed {seed} --size {size}"
+            pytest.fail(f"{broken}\nplay it again: {again}\nthe least that fails: {again} --shrink", pytrace=False)
+        seed += 1
+
+
+@pytest.mark.parametrize("size", ["small", "medium"])
+def test_a_seed_says_all(size: str) -> None:
+    """The same seed gives the same life, to the last instruction: or no failure could be played again."""
+    for seed in range(30):
+        one, other = (simulate(seed, size, trace=True) for _ in range(2))
+        assert one.history == other.history
+
+
+def test_worlds_are_of_all_sorts() -> None:
+    """No sort of trouble has been lost: a simulator that draws none finds nothing."""
+    worlds = [draw(seed, "small") for seed in range(400)]
+    assert any(world.deaths for world in worlds)
+    assert any(world.stops for world in worlds)
+    assert any(world.outages for world in worlds)
+    assert any(world.disk_full for world in worlds)
+    assert any(world.host_oom for world in worlds)
+    assert any(world.hub_down for world in worlds)
+    assert any(any(world.poison) for world in worlds)
+    assert any(gpu.hangs_from_s < 10**6 for world in worlds for gpu in world.gpus)
+    assert any(gpu.fails_from_s < 10**6 for world in worlds for gpu in world.gpus)
+    assert any(gpu.neighbours for world in worlds for gpu in world.gpus)
+    assert any(gpu.busy for world in worlds for gpu in world.gpus)
+    assert {len(world.gpus) for world in worlds} == {1, 2, 3}

@@ -1,0 +1,95 @@
+"""How workers fail, as the real judge sees it: a few faults of each kind, judged once and then only given figures."""
+
+import functools
+from dataclasses import replace
+from enum import Enum
+
+from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, Verdict, judge
+from chunkvisor.decide.policy import History, Split, decide
+from chunkvisor.decide.policy import Budget as _Budget
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
+
+
+class Failure(Enum):
+    """What can become of a worker."""
+
+    NONE = "none"
+    SEGFAULT = "segfault"
+    ILLEGAL = "illegal access"
+    RAISES = "raises"
+    BAD_INPUT = "bad input"
+    NAN = "NaN row"
+    DIMENSION = "wrong dimension"
+    HANG = "hang"
+    OOM = "out of memory"
+    NO_ROOM = "no room for the weights"
+    DOES_NOT_START = "CUDA does not start"
+    GPU_LOST = "GPU lost"
+    HUB = "hub"
+    HOST_OOM = "host out of memory"
+    KILLED = "killed"
+    DISK = "disk full"
+    STOPPED = "stopped"
+    NODE = "node lost"
+
+
+_ERROR = ("builtins.RuntimeError", "builtins.Exception")
+_CAUSES = {
+    Failure.ILLEGAL: Cause(
+        "torch.AcceleratorError", _ERROR, "CUDA error: an illegal memory access was encountered", 700
+    ),
+    Failure.RAISES: Cause("builtins.ValueError", ("builtins.Exception",), "the encoder does not like it"),
+    Failure.BAD_INPUT: Cause("builtins.UnicodeEncodeError", ("builtins.ValueError",), "surrogates not allowed"),
+    Failure.OOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    Failure.NO_ROOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    Failure.DOES_NOT_START: Cause("torch.AcceleratorError", _ERROR, "CUDA error: unspecified launch failure", 719),
+    Failure.GPU_LOST: Cause("torch.AcceleratorError", _ERROR, "CUDA error: GPU is lost"),
+    Failure.HUB: Cause("huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503),
+    Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
+    Failure.DISK: Cause("builtins.OSError", ("builtins.Exception",), "No space left on device", errno=28),
+}
+_SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9}
+_RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
+
+
+@functools.cache
+def _judged(failure: Failure, phase: Phase) -> Verdict:
+    if failure is Failure.NONE:
+        return judge(Evidence(0, result=_RESULT))
+    if failure is Failure.STOPPED:
+        return judge(Evidence(-15, EndedBy.STOP))
+    if failure is Failure.NODE:
+        return judge(Evidence(NODE_LOST, ended_why="its node was lost"))
+    beat = Beat(3, 1, phase, batch_rows=1, batch_tokens=1)
+    if failure is Failure.HANG:
+        return judge(Evidence(-9, EndedBy.HANG, "made no progress", beat=beat))
+    if failure is Failure.NAN:
+        return judge(Evidence(0, result=_RESULT, vectors_problem="are not finite", bad_rows=(0,)))
+    if failure is Failure.DIMENSION:
+        return judge(Evidence(0, result=_RESULT, vectors_problem="have dimension 5, not 4"))
+    if failure in _SIGNALS:
+        return judge(Evidence(_SIGNALS[failure], beat=beat))
+    return judge(Evidence(1, fault=Fault(phase, (_CAUSES[failure],), "", 1, 1)))
+
+
+def verdict(
+    failure: Failure,
+    phase: Phase = Phase.FORWARD,
+    limits: Limits = Limits(1),
+    rows: int = 0,
+    tokens: int = 0,
+    bad_rows: tuple[int, ...] = (),
+) -> Verdict:
+    """What the judge says of a worker that failed so, in the phase, over a batch of so many rows and padded tokens."""
+    judged = _judged(failure, phase)
+    if failure is Failure.NONE:
+        return judged
+    return replace(judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows)
+
+
+def is_taken_apart(failure: Failure) -> bool:
+    """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
+    judged = verdict(failure)
+    tries = dict.fromkeys(Outcome, 2)
+    return isinstance(decide(judged, History(tries=tries, texts=8, taken_apart=True), _Budget()), Split)

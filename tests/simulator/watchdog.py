@@ -1,0 +1,282 @@
+"""What has to hold in every life: safety at each instruction, liveness at each turn and at the end."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import Budget, History, Split, decide
+from chunkvisor.devices.health import Health
+from chunkvisor.errors import ExitCode
+from chunkvisor.supervise import instructions as do
+from chunkvisor.supervise.backlog import Task
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Phase
+
+from .disk import BAD, MISSING, VECTOR, Disk
+from .verdicts import Failure, verdict
+from .world import NEVER, World
+
+if TYPE_CHECKING:
+    from .life import Process, _Run
+
+
+class Broken(AssertionError):  # noqa: N818 - what is broken is the promise
+    """An invariant that did not hold."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+        self.life: Any = None
+
+
+def _blames_texts_early() -> bool:
+    """Whether the policy still takes chunks apart for faults before the first batch (E1 of the audit)."""
+    early = verdict(Failure.SEGFAULT, Phase.CUDA_INIT)
+    return isinstance(decide(early, History(tries={Outcome.CRASHED: 2}, texts=8), Budget()), Split)
+
+
+def _gives_up_on_texts() -> bool:
+    """Whether the policy still ends runs with 75 where it only has many bad texts to find (B1 and B4 of the audit)."""
+    crashed = verdict(Failure.SEGFAULT)
+    counted = decide(crashed, History(fruitless=19, texts=8, taken_apart=True), Budget())
+    mostly_bad = decide(verdict(Failure.NAN, bad_rows=tuple(range(6))), History(texts=10), Budget())
+    return not isinstance(counted, Split) or not isinstance(mostly_bad, Split)
+
+
+_EARLY_FAULTS_CAN_HARM = _blames_texts_early()
+_TEXTS_CAN_END_RUNS = _gives_up_on_texts()
+
+
+MOST_IN_VAIN = 15
+"""Workers that may fail on a device, one after the other, while as many succeed on others."""
+
+
+class Watchdog:
+    """Looks on, and raises Broken."""
+
+    def __init__(self, world: World, disk: Disk) -> None:
+        self._world = world
+        self._disk = disk
+        self._unlucky: set[tuple[int, int]] = set()
+        """Chunks at which something has failed by chance; it does so once, lest chance looks like a bad text."""
+        self._early: set[tuple[int, int]] = set()
+        self._working: dict[tuple[int, int], int] = {}
+        self._known: list[tuple[str, int, int, int]] = []
+        """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
+        self._untouched: list[int] = []
+        self._in_vain: dict[int, list[int]] = {}
+        """[workers that failed on the device, workers that succeeded on others meanwhile], since a success on it."""
+        self._unforgiving = world.settings.budget.attempts == 1
+        """Whether the config wants a text to be lost to the first fault that it could have caused."""
+        self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._working.clear()
+        self._known.clear()
+        self._in_vain.clear()
+        self._untouched = [0] * len(self._disk.outputs)
+
+    # --- what the world may do
+
+    def may_fail_by_chance(self, process: "Process") -> bool:
+        """Whether a fault without a cause would be fair now: twice at one text, and nobody could tell."""
+        key = process.task.output, process.task.chunk
+        if self._fails or self._unforgiving or process.task.control or key in self._unlucky or key in self._early:
+            return False
+        self._unlucky.add(key)
+        return True
+
+    def may_fail_early(self, process: "Process") -> bool:
+        """The same, before the first batch; that is always fair once the policy looks at the phase."""
+        key = process.task.output, process.task.chunk
+        if not _EARLY_FAULTS_CAN_HARM:
+            return not process.task.control
+        if self._fails or self._unforgiving or process.task.control or key in self._early or key in self._unlucky:
+            return False
+        self._early.add(key)
+        return True
+
+    # --- safety
+
+    def starts(self, run: "_Run", process: "Process") -> None:
+        """A worker is to be started."""
+        task, device = process.task, process.device
+        if device.left:
+            raise Broken("no start on a dropped device", f"worker {process.number} on device {device.number}")
+        if run.draining:
+            raise Broken("no start while draining", f"worker {process.number}")
+        if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
+            raise Broken("no start on a paused device", f"worker {process.number} on device {device.number}")
+        if not task.texts:
+            raise Broken("no start without texts", f"{task}")
+        state = self._disk.outputs[task.output].state
+        if not task.control:
+            if any(state[text] != MISSING for text in range(task.start, task.stop)):
+                raise Broken("nothing is computed twice", f"{task} is known already")
+            first, last = self._disk.outputs[task.output].bounds(task.chunk)
+            if not first <= task.start < task.stop <= last:
+                raise Broken("tasks lie in their chunk", f"{task}")
+            for other in run.processes.values():
+                same = other.task.output == task.output and not other.task.control
+                if same and other.task.start < task.stop and task.start < other.task.stop:
+                    raise Broken("no two workers at a text", f"{task} while worker {other.number} is at it")
+        elif state[task.start] != VECTOR:
+            raise Broken("a control is a good text", f"{task}")
+        self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
+
+    def goes(self, run: "_Run", process: "Process") -> None:
+        """A worker is to get its device."""
+        device = process.device
+        computing = sum(each.gone and not each.told_freed for each in device.processes)
+        if process.gone or process.ending or not process.told_ready:
+            raise Broken("go is for who waits at the gate", f"worker {process.number}")
+        if computing >= self._world.settings.per_device:
+            raise Broken("no more at a device than per_device", f"{computing + 1} on device {device.number}")
+        if device.left or run.draining:
+            raise Broken("no go on a dropped device, or while draining", f"worker {process.number}")
+        if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
+            raise Broken("no go on a paused device", f"worker {process.number}")
+        if device.opinion.health is Health.BUSY:
+            raise Broken("no go on a device that was seen busy", f"worker {process.number}")
+
+    def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
+        """A worker has ended; the scheduler has not heard of it yet."""
+        rows, tokens = process.batch
+        if self._fails and process.gone and not process.task.control:
+            self._counts(process, judged)
+        if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
+            return
+        kind, longest = process.device.gpu.kind, tokens // rows
+        for known, step, known_rows, known_longest in self._known:
+            if known == kind and process.go_step >= step and rows >= known_rows and longest >= known_longest:
+                raise Broken("no lesson is paid for twice", f"{rows} rows of {longest} tokens did not fit before")
+
+    def _counts(self, process: "Process", judged: Verdict) -> None:
+        number, gpu = process.device.number, process.device.gpu
+        if judged.outcome is Outcome.COMMITTED:
+            self._in_vain.pop(number, None)
+            for device, counts in self._in_vain.items():
+                counts[1] += device != number
+        elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
+            counts = self._in_vain.setdefault(number, [0, 0])
+            counts[0] += 1
+            if min(counts) > MOST_IN_VAIN:
+                raise Broken("a device on which all fails is left out", f"device {number}: {counts}")
+
+    def answered(self, process: "Process", judged: Verdict, said: list[do.Instruction], step: int) -> None:
+        """The scheduler has answered to its end."""
+        if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
+            if any(isinstance(each, do.TellWaiting) for each in said):
+                return
+            rows, tokens = process.batch
+            if rows > self._world.settings.budget.min_batch_size:
+                self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
+
+    def saves(self, save: do.SaveLessons) -> None:
+        """Lessons change: one that is doubted may be paid for again."""
+        if save.doubted or save.changed is None:
+            self._known = [each for each in self._known if each[0] != save.kind]
+
+    def keeps(self, run: "_Run", keep: do.Keep) -> None:
+        """Vectors are to be stored."""
+        task = keep.task
+        output = self._disk.outputs[task.output]
+        process, judged = run.ended.get(keep.worker, (None, None))
+        if process is None or judged is None:
+            raise Broken("what is kept was just verified", f"{keep}")
+        if (task.start, task.stop) != (process.task.start, process.task.stop) or task.control:
+            raise Broken("what is kept are the worker's own texts", f"{keep}")
+        wanted = () if judged.outcome is Outcome.COMMITTED else judged.bad_rows
+        if keep.holes != wanted or (judged.outcome is not Outcome.COMMITTED and not wanted):
+            raise Broken("no bad vector is kept", f"{keep}")
+        if any(output.state[text] != MISSING for text in range(task.start, task.stop)):
+            raise Broken("nothing is stored twice", f"{keep}")
+
+    def quarantines(self, task: Task) -> None:
+        """A text is to go without a vector."""
+        output = self._disk.outputs[task.output]
+        if task.texts != 1 or output.state[task.start] != MISSING:
+            raise Broken("quarantine is for one missing text", f"{task}")
+        if task.start not in self._world.poison[task.output]:
+            raise Broken("no good text is quarantined", f"{task}")
+        if sum(each.bad_count for each in self._disk.outputs) >= self._world.settings.bad_rows.limit:
+            raise Broken("no more than max_bad_rows", f"{task}")
+
+    def composes(self, task: Task) -> None:
+        """A chunk is to be put together."""
+        output = self._disk.outputs[task.output]
+        if output.committed(task.chunk) or output.missing(task.chunk) or not output.has_facts:
+            raise Broken("what is composed is known, and is not committed", f"{task}")
+
+    def joins(self, number: int) -> None:
+        """An output is to be joined."""
+        output = self._disk.outputs[number]
+        if not output.complete:
+            raise Broken("what is joined is complete", output.name)
+
+    def too_many(self, halt: do.HaltByBadRows) -> None:
+        """The run is to end by its bad rows."""
+        bad = sum(map(len, self._world.poison))
+        rows = self._world.settings.bad_rows
+        if not bad or not (rows.fail or bad > rows.limit):
+            raise Broken("bad rows end a run only where there are too many", f"{halt}")
+
+    # --- liveness
+
+    def after_turn(self, run: "_Run") -> None:
+        """No device waits while work is due."""
+        if run.draining or len(run.devices) > 100 and run.life.steps % 50:
+            return
+        now_s, fleet = run.life.now_s, run.scheduler.fleet
+        for device in run.devices.values():
+            started, device.started_now = device.started_now, False
+            if device.processes or device.left or started or now_s < fleet.paused_until_s or not self._due():
+                continue
+            own = fleet.devices[device.number]
+            if now_s >= own.paused_until_s and own.suspected_s is None:
+                raise Broken("no device waits while work is due", f"device {device.number}")
+
+    def _due(self) -> bool:
+        """Whether there is a chunk that no worker has seen."""
+        return any(
+            (chunk := output.next_pending(at)) is not None and output.missing(chunk)
+            for output, at in zip(self._disk.outputs, self._untouched, strict=True)
+        )
+
+    def finished(self) -> None:
+        """A run has ended by itself, and set nothing aside: all is done."""
+        for output, poison in zip(self._disk.outputs, self._world.poison, strict=True):
+            if not output.complete or not output.published:
+                raise Broken("a finished run has published all", output.name)
+            for text, state in enumerate(output.state):
+                if state != (BAD if text in poison else VECTOR):
+                    raise Broken("every row has its vector or its quarantine", f"{output.name} text {text}")
+
+    def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
+        """The exit code fits what is wrong with the world."""
+        world, told = self._world, Counter(codes)
+        patience_s = world.settings.budget.wait_timeout_s
+        if code is ExitCode.DISK and all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full):
+            # A spell without the hub that goes on as one without the disk counts as one: that is left to the policy.
+            if "damaged chunk" not in world.chances and not world.hub_down:
+                raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
+        nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
+        if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
+            raise Broken("69 is for devices", f"{told}")
+        if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
+            raise Broken("74 is for disks", f"{told}")
+        if code is ExitCode.CONFIG and not any(world.poison) and not self._fails:
+            raise Broken("78 is for texts, config and model", f"{told}")
+
+    @staticmethod
+    def _damaging(world: World) -> bool:
+        return "early" in world.chances
+
+    def given_up(self, codes: list[ExitCode]) -> None:
+        """Runs end with 75 again and again, and nothing is gained."""
+        world = self._world
+        lasting = any(stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours))
+        of_texts = _TEXTS_CAN_END_RUNS and any(world.poison)
+        if not lasting and not self._fails and not of_texts:
+            raise Broken("75 ends", f"run again and again, nothing is gained: {Counter(codes)}")
