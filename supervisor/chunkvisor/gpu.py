@@ -7,7 +7,7 @@ symptom, and is left behind.
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
@@ -29,6 +29,14 @@ class Device:
     memory_bytes: int = 0
     bus_id: str = ""
     """PCI address, as nvidia-smi writes it."""
+    index: int | None = field(default=None, compare=False)
+    """nvidia-smi's number; None where it tells none."""
+
+    @property
+    def model(self) -> str:
+        """What is alike of devices for which the same lessons hold: name, and size of memory in GiB."""
+        size = f" {self.memory_bytes >> 30} GiB" if self.memory_bytes else ""
+        return f"{self.name or self.kind}{size}"
 
     def __str__(self) -> str:
         if self.kind != "cuda":

@@ -92,6 +92,16 @@ class Slot:
         return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
 
     @property
+    def started_s(self) -> float:
+        """When the worker was started."""
+        return self._started_s
+
+    @property
+    def had_device(self) -> bool:
+        """Whether it ever had its `go`."""
+        return self.gate is not GateState.SHUT
+
+    @property
     def unused(self) -> bool:
         """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
         return self.worker.warm and self.gate is GateState.SHUT and self.ended_by is EndedBy.ITSELF

@@ -174,13 +174,14 @@ class Work:
 
     def _book(self, source: ModelSource, outputs: Sequence[OutputRun]) -> LessonBook:
         model = self._config.model
-        kinds = ",".join(sorted({device.name or device.kind for device in self._devices}))
-        key = f"{kinds}|{source.revision or model.name}|{model.dtype}|{model.encoder}"
+        key = f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
+        several = len({device.model for device in self._devices}) > 1
         rows = max((output.limits.rows for output in outputs), default=1)
         tokens = max((output.limits.tokens or 0 for output in outputs), default=0)
 
-        def on_change(tier: Tier, doubted: bool) -> None:
+        def on_change(tier: Tier, doubted: bool, device: str) -> None:
             of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
+            of_length += f" on {device}" if several else ""
             self._emit("limits_widened" if doubted else "limits_lowered", of_length=of_length, **asdict(tier))
 
         return LessonBook(self._layout.lessons, key, Limits(rows, tokens or None), on_change)
