@@ -104,7 +104,7 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     place.lay("t1", "crash")
     process = start(place)
     wait_for(lambda: place.calls())
-    smi.say(memory=40000, apps="77, /usr/bin/intruder, 39000")
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
     (place.folder / "release").touch()
     (busy,) = wait_for(lambda: events_of(place, "gpu_busy"))
     assert "/usr/bin/intruder (pid 77)" in busy["why"]
@@ -127,7 +127,7 @@ def test_memory_that_stays_held(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     place.lay("t5", "crash")
     process = start(place)
     wait_for(lambda: len(place.calls()) == 2)
-    smi.say(memory=40000, apps="77, /usr/bin/intruder, 39000")
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
     (place.folder / "release").touch()
     ended = finish(process)
     assert ended.returncode == 75, ended.stderr
@@ -223,6 +223,30 @@ def test_gate_leaves_our_own_workers_alone(gate: GpuGate, smi: FakeSmi) -> None:
     smi.say(memory=9003, apps=f"{os.getpid()}, python, 9000")
     gate.suspect()
     assert decided(gate, frozenset({os.getpid()}), bool)
+    gate.close()
+
+
+def test_a_shared_gpu_with_room_is_no_busy_one(gate: GpuGate, smi: FakeSmi) -> None:
+    """Others hold 60 GiB more than before: there is room for a worker, so that nothing is waited for."""
+    smi.say(memory=60000, apps="77, /usr/bin/intruder, 59900")
+    gate.suspect()
+    assert decided(gate, frozenset(), bool)
+    gate.close()
+
+
+def test_a_wait_counts_from_the_last_success(smi: FakeSmi) -> None:
+    """As long as other GPUs get on, a busy one is waited for past recovery.wait_timeout."""
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
+    gate = GpuGate(GPU, 0, lambda *event, **details: told.append(event))
+    told: list[object] = []
+    gate.open()
+    gate.suspect()
+    gate.success_s = float("inf")
+    wait_for(lambda: not gate.fit(frozenset()) and told)
+    gate.success_s = float("-inf")
+    with pytest.raises(Halt) as caught:
+        decided(gate, frozenset(), bool)
+    assert caught.value.code is ExitCode.TRY_AGAIN
     gate.close()
 
 

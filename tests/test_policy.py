@@ -300,7 +300,9 @@ def test_step_before_the_first_batch(
     assert decide(of(outcome, code, phase=phase, **CAN_BE_A_TEXTS), history, BUDGET) == step
 
 
-FULL = OomFigures(wanted_bytes=GIB, total_bytes=8 * GIB, free_bytes=GIB // 4, process_bytes=7 * GIB + GIB // 2, reserved_bytes=0)
+FULL = OomFigures(
+    wanted_bytes=GIB, total_bytes=8 * GIB, free_bytes=GIB // 4, process_bytes=7 * GIB + GIB // 2, reserved_bytes=0
+)
 HELD = OomFigures(wanted_bytes=GIB, total_bytes=8 * GIB, free_bytes=GIB // 4, process_bytes=2 * GIB, reserved_bytes=0)
 WEIGHTS = {"rule": "gpu-full-before-work", "phase": Phase.CUDA_INIT}
 SMALLEST = {"limits": Limits(1), "batch_rows": 1, "phase": Phase.FORWARD}

@@ -163,9 +163,7 @@ class Aftermath:
             self.keeper.finish_if_known(number, chunk)
         self._joiner.submit_if_complete(number)
 
-    def obey(
-        self, task: Task, attempt: int, files: AttemptFiles, verdict: Verdict, where: Where | None = None
-    ) -> None:
+    def obey(self, task: Task, attempt: int, files: AttemptFiles, verdict: Verdict, where: Where | None = None) -> None:
         """Carry out what the policy says, of an attempt made `where`. Raises Halt where it ends the run."""
         output, now = self._outputs[task.output], time.monotonic()
         station = where.station if where is not None else None

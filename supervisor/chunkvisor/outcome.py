@@ -173,9 +173,7 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
     if code == -signal.SIGKILL:
         # No text and no package kills from outside: before the first batch it is the machine's matter.
-        return _verdict(
-            evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True
-        )
+        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
     return _verdict(evidence, outcome, _unrecorded(code, means), row_can_cause=code < 0)

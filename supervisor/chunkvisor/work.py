@@ -22,7 +22,7 @@ from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.finalfiles import place_of
-from chunkvisor.gpu import find_devices
+from chunkvisor.gpu import find_devices, is_guessed
 from chunkvisor.lastwords import BadRows
 from chunkvisor.layout import Layout
 from chunkvisor.lessonbook import LessonBook
@@ -78,7 +78,11 @@ class Work:
         self._run = run
         self._layout, self._emit = run.layout, run.emit
         self._on_ray = config.engine.kind is EngineKind.RAY
+        if not self._on_ray and "cpu" not in config.device:
+            self._emit("looking_for_gpus")
         self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
+        if guessed := sum(map(is_guessed, self._devices)):
+            self._emit("gpus_guessed", count=guessed)
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
 
     def do(self) -> ExitCode:
