@@ -87,8 +87,8 @@ def _check_nvml(readings: Readings) -> Finding:
         return Finding("nvml", State.OK, f"nvidia-smi answers, and lists {_count(len(smi.gpus), 'GPU')}")
     if smi.returncode is None and smi.line:
         mend = "reboot; if it comes again, have the GPU checked"
-        return Finding("nvml", severity(readings.wanted), f"nvidia-smi hangs ({smi.line}): the driver is stuck", mend)
-    if smi.returncode is None:
+        meaning = f"nvidia-smi hangs ({smi.line}): the driver is stuck"
+    elif smi.returncode is None:
         meaning, mend = "nvidia-smi is not on PATH", "install the driver's tools, or put them on PATH"
     else:
         texts = (entry for text, entry in _SMI_TEXTS.items() if text.lower() in smi.line.lower())
@@ -100,7 +100,8 @@ def _check_nvml(readings: Readings) -> Finding:
     blind += "assertion"
     if report is not None and report.gpus:
         return Finding("nvml", State.WARNING, f"{meaning}; CUDA works all the same, but {blind}", mend)
-    if readings.driver.nodes and smi.returncode not in _NO_GPU_CODES:
+    hangs = smi.returncode is None and smi.line
+    if readings.driver.nodes and not hangs and smi.returncode not in _NO_GPU_CODES:
         return Finding("nvml", severity(readings.wanted, State.WARNING), f"{meaning}; CUDA may work, but {blind}", mend)
     return Finding("nvml", severity(readings.wanted), meaning, mend)
 
