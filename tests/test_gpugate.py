@@ -98,6 +98,21 @@ def test_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWor
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
+def test_a_worker_that_never_had_the_gpu_raises_no_suspicion(smi: FakeSmi, place: ScriptedWorkplace) -> None:
+    """A crash while the plug-in is imported says nothing of the GPU: nvidia-smi is not asked again."""
+    (place.folder / "dies_once.py").write_text(
+        "import os, pathlib, signal\n"
+        "died = pathlib.Path(__file__).with_name('died')\n"
+        "if not died.exists():\n    died.touch()\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "from good import make\n"
+    )
+    place.write_config("dies_once:make", chunk__size=4, device="cuda")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.status()["attempts"] == {"crashed": 1, "committed": 2}
+    assert len([line for line in smi.asked() if line.startswith("--query-gpu=memory.used ")]) == 1
+
+
 def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """After a fault the GPU is full: the run waits, says who holds it, and goes on when it is free."""
     place.lay("t0", "wait_for_release")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from chunkvisor.attempt import gather
 from chunkvisor.backlog import Backlog, Task
+from chunkvisor.blame import Blame
 from chunkvisor.company import company_of, in_company
 from chunkvisor.diskneed import DISK_ERRNOS
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Halt
 from chunkvisor.joiner import Joiner
 from chunkvisor.keeper import Keeper
 from chunkvisor.lastwords import BadRows, halt_of
@@ -37,14 +38,12 @@ from chunkvisor.policy import (
     is_fruitless,
 )
 from chunkvisor.slot import Slot
-from chunkvisor.starts import FailedStart, Starts
 from chunkvisor.stations import Station, Stations, device_place, is_devices_own, is_machines_own
-from chunkvisor.suspicion import Charge, Suspicion
+from chunkvisor.suspicion import Charge
 from chunkvisor.waits import Cause, Waits
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, Tier, read_message, write_message
-from chunkvisor_worker.contract.rule import LOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,7 @@ class Aftermath:
         self._budget = budget
         self._emit = emit
         self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
-        self._machines, self._devices = Suspicion(), Suspicion()
-        self._starts = Starts()
+        self._blame = Blame()
         self._waits = Waits()
         self._barren_chunks = 0
         self._fruitless = 0
@@ -171,8 +169,10 @@ class Aftermath:
         step = decide(verdict, history, self._budget)
         if isinstance(step, Commit):
             self.keeper.keep(task, attempt, files, station.device.model if station is not None else "")
-            if station is not None:
-                self._praise(station)
+            if station is not None:  # whether its vectors could be stored or not
+                self._waits.free(station.number)
+                self._blame.succeeded(station)
+                self._leave_out_guilty()
             return
         if station is not None and not verdict.blameless:
             task = replace(task, avoid=self._stations.places(now)(station) or station.site.node)
@@ -180,7 +180,7 @@ class Aftermath:
         self._fruitless += is_fruitless(step, verdict)
         self._tell_failure(output, task, attempt, files, verdict)
         if station is not None and not verdict.before_first_batch and verdict.outcome is not Outcome.GPU_BUSY:
-            self._starts.succeeded(*_start_places(station))
+            self._blame.started(station)
             self._waits.got_through((Outcome.GPU_BUSY, station.number))
         self._learn_need(verdict)
         if verdict.outcome is Outcome.GPU_OOM and history.waited_s >= self._budget.wait_timeout_s:
@@ -191,7 +191,7 @@ class Aftermath:
                 if step.charged:
                     tries[verdict.outcome] += 1
                 if step.charged and station is not None and not history.taken_apart and not verdict.blameless:
-                    self._charge(station, Charge(_key(task), verdict.outcome))
+                    self._blame.failed(station, Charge(_key(task), verdict.outcome))
                 if step.tier is not None and step.lesson:
                     self._learn(step.tier, station)
                 alone = step.tier if not step.lesson else task.tier
@@ -200,7 +200,9 @@ class Aftermath:
                 again = replace(task, due_s=due_s, tier=alone, blocking_launches=blocking, fresh=fresh)
                 self._backlog.put_back(again)
             case StartAgain():
-                self._note_start(task, verdict, where, now)
+                if where is not None and where.begun_s is not None:
+                    life_s = (where.begun_s, now)
+                    self._blame.did_not_start(where.station, verdict, (task.output, task.chunk), life_s)
                 self._stations.pause(station, step.delay_s)
                 # Others first: whether their workers start tells whether it is the device, or the model, or chance.
                 self._backlog.put_back(replace(task, due_s=now + 2 * step.delay_s, fresh=True))
@@ -229,8 +231,9 @@ class Aftermath:
         cause = self._cause(verdict, where.station if where is not None else None)
         failed_starts, same_elsewhere = 0, False
         if where is not None and where.begun_s is not None:
-            place, start = _start_of(task, verdict, where, now)
-            failed_starts, same_elsewhere = self._starts.before(place, start)
+            life_s = (where.begun_s, now)
+            chunk = (task.output, task.chunk)
+            failed_starts, same_elsewhere = self._blame.starts_before(where.station, verdict, chunk, life_s)
         return History(
             self._tries.get(_key(task), Counter()),
             worked_before=output.committed_here > 0,
@@ -250,10 +253,6 @@ class Aftermath:
         own = verdict.outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
         own = own or (verdict.outcome is Outcome.DISK_FULL and station is not None and bool(station.site.node))
         return verdict.outcome, station.number if station is not None and own else None
-
-    def _note_start(self, task: Task, verdict: Verdict, where: Where | None, now: float) -> None:
-        if where is not None and where.begun_s is not None:
-            self._starts.failed(*_start_of(task, verdict, where, now))
 
     def _learn(self, tier: Tier, station: Station | None = None) -> None:
         """Take a lesson down; of an attempt of an earlier run, whose device is not known, where all are alike."""
@@ -283,43 +282,17 @@ class Aftermath:
         else:
             raise halt
 
-    def _charge(self, station: Station, charge: Charge) -> None:
-        self._devices.failed(device_place(station), charge)
-        if station.site.node:
-            self._machines.failed(station.site.node, charge)
-
-    def _praise(self, station: Station) -> None:
-        """An attempt on the device succeeded, whether its vectors could be stored or not."""
-        self._waits.free(station.number)
-        self._starts.succeeded(*_start_places(station))
-        self._devices.succeeded(device_place(station))
-        if station.site.node:
-            self._machines.succeeded(station.site.node)
-        self._leave_out_guilty()
-
     def _leave_out_guilty(self) -> None:
         """Do without a place at which all fails that succeeds at others, and give back what that cost the chunks."""
-        if (machine := self._machines.guilty()) is not None:
-            self._stations.drop_node(machine, self._pardon(self._machines, machine, "machine"))
-        if len(self._stations.alive) > 1 and (place := self._devices.guilty()) is not None:
-            halt = self._pardon(self._devices, place, "device")
-            for station in self._stations.alive:
-                if device_place(station) == place:
-                    self._stations.drop(station, halt)
-
-    def _pardon(self, suspicion: Suspicion, place: str, kind: str) -> Halt:
-        """Forgive the chunks what the place charged them with; returns why it is left out."""
-        charges = suspicion.pardon(place)
-        for charge in charges:
-            if self._tries.get(charge.task, Counter())[charge.outcome] > 0:
-                self._tries[charge.task][charge.outcome] -= 1
-        return Halt(
-            ExitCode.MACHINE,
-            f"workers keep failing on one {kind}, and succeed on others",
-            why=f"{len(charges)} attempts in a row failed there and others succeeded elsewhere, "
-            f"the last failed as {charges[-1].outcome}",
-            remedy=f"look after that {kind}: chunkvisor doctor; then run the same command again",
-        )
+        for guilty in self._blame.guilty():
+            for charge in guilty.charges:
+                if self._tries.get(charge.task, Counter())[charge.outcome] > 0:
+                    self._tries[charge.task][charge.outcome] -= 1
+            if guilty.machine:
+                self._stations.drop_node(guilty.machine, guilty.halt)
+            elif len(alive := self._stations.alive) > 1:
+                for station in [each for each in alive if device_place(each) == guilty.device]:
+                    self._stations.drop(station, guilty.halt)
 
     def _succeeded(self, task: Task) -> None:
         self._barren_chunks, self._fruitless = 0, 0
@@ -352,20 +325,6 @@ class Aftermath:
 
 def _key(task: Task) -> tuple[int, int, int]:
     return task.output, task.start, task.stop
-
-
-def _start_places(station: Station) -> tuple[str, str]:
-    """(device, machine): where failed starts are counted."""
-    return device_place(station), f"machine {station.site.node}"
-
-
-def _start_of(task: Task, verdict: Verdict, where: Where, now_s: float) -> tuple[str, FailedStart]:
-    """(place, failed start): what fails on the device is the device's, and what fails before it the machine's."""
-    assert where.begun_s is not None
-    device, machine = _start_places(where.station)
-    of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
-    start = FailedStart(verdict.outcome, verdict.rule, (task.output, task.chunk), where.begun_s, now_s)
-    return machine if of_model else device, start
 
 
 def _belongs(spec: Spec, output: OutputRun, chunk: int) -> bool:
