@@ -96,6 +96,20 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace) -> None:
 
 
 @local_engine_only
+def test_a_gpu_that_stays_busy_does_not_end_the_run(gpus: Workplace) -> None:
+    """Somebody else has one of two GPUs for longer than `recovery.wait_timeout`: the other one does the work."""
+    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": [46, "CUDA-capable device(s) is/are busy or unavailable"]}
+    kwargs |= {"at": "load", "wait_s": 0.2}
+    gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs, recovery__wait_timeout=0.5)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert {event["outcome"] for event in gpus.events() if event["event"] == "attempt_failed"} == {"gpu_busy"}
+    np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
+
+
+@local_engine_only
 def test_last_words_name_the_gpus_that_were_left_out_before(gpus: Workplace) -> None:
     """Where every GPU is lost, the end of the last one names the others."""
     kwargs = {"faulty": "every", "fault": [304, "OS call failed"], "at": "load"}

@@ -179,7 +179,7 @@ class Aftermath:
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
         self._fruitless += is_fruitless(step, verdict)
         self._tell_failure(output, task, attempt, files, verdict)
-        if station is not None and not verdict.before_first_batch and verdict.outcome is not Outcome.GPU_BUSY:
+        if station is not None and verdict.past_its_start:
             self._blame.started(station)
             self._waits.got_through((Outcome.GPU_BUSY, station.number))
         self._learn_need(verdict)

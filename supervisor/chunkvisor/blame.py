@@ -44,13 +44,16 @@ class Blame:
 
     def __init__(self) -> None:
         self._machines, self._devices = Suspicion(), Suspicion()
+        self._devices_of: dict[str, set[str]] = {}
+        """Of each machine of a cluster, the devices that something was charged to."""
         self._starts = Starts()
 
     def failed(self, station: Station, charge: Charge) -> None:
         """An attempt failed there, which was charged to its chunk."""
         self._devices.failed(device_place(station), charge)
-        if station.site.node:
-            self._machines.failed(station.site.node, charge)
+        if node := station.site.node:
+            self._machines.failed(node, charge)
+            self._devices_of.setdefault(node, set()).add(device_place(station))
 
     def succeeded(self, station: Station) -> None:
         """An attempt succeeded there."""
@@ -76,9 +79,11 @@ class Blame:
     def guilty(self) -> Iterator[Guilty]:
         """Those that are to be left out; each is told once, and forgotten."""
         if (machine := self._machines.guilty()) is not None:
+            for device in self._devices_of.pop(machine, ()):  # what they charged is the machine's
+                self._devices.pardon(device)
             yield Guilty(machine, "", tuple(self._machines.pardon(machine)))
-        if (device := self._devices.guilty()) is not None:
-            yield Guilty("", device, tuple(self._devices.pardon(device)))
+        if (guilty := self._devices.guilty()) is not None:
+            yield Guilty("", guilty, tuple(self._devices.pardon(guilty)))
 
 
 def _machine_place(station: Station) -> str:

@@ -101,6 +101,11 @@ class Verdict:
         return self.phase in BEFORE_WORK and self.phase is not Phase.TOKENIZE
 
     @property
+    def past_its_start(self) -> bool:
+        """Whether it had got to its first batch."""
+        return self.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+
+    @property
     def weights_did_not_fit(self) -> bool:
         """Whether the GPU had no room for the model, whoever held it."""
         return self.rule in _WEIGHTS_DID_NOT_FIT

@@ -75,12 +75,14 @@ class Stations:
         if site.node:
             self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
         for station in self._all[-len(devices) :]:
-            if is_watched(station.device):
+            if is_watched(station.device) and not site.node:
                 self._emit("checking_device", device=str(station))
             try:
                 station.gate.open()
             except Halt as halt:
                 self.drop(station, halt)
+        if not site.node:
+            self._emit("devices_checked", count=len(self.alive))
 
     def close(self) -> None:
         """Let go of the sensors."""
