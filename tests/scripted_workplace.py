@@ -14,7 +14,8 @@ from unittest import mock
 
 import yaml
 
-from chunkvisor import policy, runner
+from chunkvisor.decide import policy
+from chunkvisor.supervise import runner
 from chunkvisor.cli import main
 from harness import ENCODERS, Ended, Workplace
 

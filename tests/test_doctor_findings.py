@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.doctor import examine, exit_code
-from chunkvisor.doctor.finding import Blame, Finding, State
-from chunkvisor.doctor.mends import before_a_run
-from chunkvisor.doctor.readings import (
+from chunkvisor.commands.doctor import examine, exit_code
+from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.mends import before_a_run
+from chunkvisor.commands.doctor.readings import (
     DriverReading,
     FolderReading,
     GpuProcess,
@@ -24,11 +24,11 @@ from chunkvisor.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.doctor.torchbuild import runs_on
-from chunkvisor.doctor.variables import allocator_problems
+from chunkvisor.commands.doctor.torchbuild import runs_on
+from chunkvisor.commands.doctor.variables import allocator_problems
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
-from chunkvisor.outcome import Verdict
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport

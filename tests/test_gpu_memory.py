@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.company import company_of, in_company
-from chunkvisor.gpuhealth import View
-from chunkvisor.outcome import Verdict
-from chunkvisor.policy import Company
+from chunkvisor.decide.company import company_of, in_company
+from chunkvisor.devices.health import View
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import Company
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import read_oom
 from harness import Workplace, expected, finish, local_engine_only, wait_for

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.observe import notices
 from chunkvisor.observe.notices import Notices
 from chunkvisor.observe.pace import Pace

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.outcome import Verdict
-from chunkvisor.policy import (
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import (
     BACKOFF_MAX_S,
     BARREN_CHUNKS,
     FRUITLESS_ATTEMPTS,

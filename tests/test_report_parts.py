@@ -16,7 +16,7 @@ from chunkvisor.observe.report.readings import Readings
 from chunkvisor.observe.report.story import Failure, Run, Story, read_story
 from chunkvisor.observe.report.timeline import Span, Tick, Timeline
 from chunkvisor.observe.report.trouble import clean
-from chunkvisor.status import OutputStatus, State, Status
+from chunkvisor.events.status import OutputStatus, State, Status
 from chunkvisor_worker.contract.exits import Outcome
 
 T0 = 1_700_000_000.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.starts import FailedStart, Starts
+from chunkvisor.decide.starts import FailedStart, Starts
 from chunkvisor_worker.contract.exits import Outcome
 
 CASES = {

@@ -2,7 +2,7 @@
 
 import math
 
-from chunkvisor.waits import Waits
+from chunkvisor.decide.waits import Waits
 from chunkvisor_worker.contract.exits import Outcome
 
 GPU, OTHER_GPU, DISK = (Outcome.GPU_BUSY, 0), (Outcome.GPU_BUSY, 1), (Outcome.DISK_FULL, None)

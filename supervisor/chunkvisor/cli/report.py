@@ -19,7 +19,7 @@ def command(workdir: Path, output: Path | None) -> None:
     Example: chunkvisor report cache/embeddings -o night.html
     """
     from chunkvisor.errors import ExitCode, Halt
-    from chunkvisor.layout import Layout
+    from chunkvisor.store.layout import Layout
     from chunkvisor.observe.report.page import write_report
 
     path = output or Layout(workdir).report

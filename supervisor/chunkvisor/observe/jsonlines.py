@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.observe.words import Weight, weight_of
+from chunkvisor.events.words import Weight, weight_of
 
 
 class JsonLines(Deaf):

@@ -6,7 +6,7 @@ It never holds up the end of a run for long: with a very long story the report i
 import contextlib
 from typing import Any
 
-from chunkvisor.layout import Layout
+from chunkvisor.store.layout import Layout
 from chunkvisor.observe.observer import Deaf
 
 _MOST_BYTES = 48 << 20

@@ -13,7 +13,7 @@ import click
 
 from chunkvisor.errors import Halt
 from chunkvisor.observe.observer import Guarded, Observer
-from chunkvisor.observe.words import Weight
+from chunkvisor.events.words import Weight
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

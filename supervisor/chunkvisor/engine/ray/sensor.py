@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from chunkvisor.engine.ray.wire import NodeUp
-from chunkvisor.gpu import Device
-from chunkvisor.gpuhealth import Reading
+from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.health import Reading
 
 
 class NodeSensor:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 from chunkvisor.engine.ray.wire import Ended, Gate, Order, Signal, Started
-from chunkvisor.outcome import NODE_LOST
+from chunkvisor.decide.outcome import NODE_LOST
 from chunkvisor_worker.contract.messages import Limits
 
 

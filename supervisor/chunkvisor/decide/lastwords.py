@@ -1,0 +1,108 @@
+"""The words with which a run ends because of its workers or its texts.
+
+Pure: it never reads a log, it only names the one to open.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import EndRun
+from chunkvisor.units import human_bytes
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+
+
+@dataclass(frozen=True, slots=True)
+class BadRows:
+    """What the config says of texts that cannot be encoded."""
+
+    fail: bool = False
+    """End the run at the first one."""
+    limit: int = 100
+    """More of them, all outputs together, end the run."""
+
+
+def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+    """The end of a run by this verdict."""
+    if step.too_large:
+        return _too_large(verdict, output, chunk, files)
+    return Halt(
+        ExitCode(step.exit_code),
+        f"halted at {output} chunk {chunk}: {verdict.outcome}",
+        why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
+        remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
+        log=files.log,
+    )
+
+
+def _before_the_first_batch(verdict: Verdict) -> str:
+    return f"{verdict.reason.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
+
+
+def _too_large(verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+    figures = verdict.figures
+    if figures is None:
+        why = f"{verdict.reason}; nvidia-smi shows nobody else on it"
+    else:
+        memory = figures.allowed_bytes or figures.total_bytes
+        why = f"the worker held {human_bytes(figures.ours_bytes)} of the GPU's {human_bytes(memory)} and wanted "
+        why += f"{human_bytes(figures.wanted_bytes)} more before its first batch, and nobody else held any to speak of"
+    return Halt(
+        ExitCode.MACHINE,
+        f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory",
+        why=why,
+        remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since the "
+        "vectors are others). Then run the same command again; what is done stays done.",
+        log=files.log,
+    )
+
+
+def last_remedy(verdict: Verdict) -> str:
+    """What a person can do when the tries are used up.
+
+    A rule's own remedy stands where the rule is about the machine, the config or the world. The others say what
+    chunkvisor does next, and there is no next.
+    """
+    if verdict.exit_code is not None and verdict.remedy:
+        return verdict.remedy
+    return _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
+
+
+_LAST_REMEDIES = {
+    Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",
+    Outcome.HOST_OOM: "Give the machine or its container more memory, or set workers.standby to 0.",
+    Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
+    Outcome.CRASHED: "Read the log: its last lines, and the attempt's fault.json beside it, say where.",
+    Outcome.HUNG: "Read the log: it has the stack; raise recovery.stall_timeout if it was only slow.",
+    Outcome.BAD_INPUT: "Mend the row in the source.",
+    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 cures many NaN.",
+    Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
+    Outcome.LOST: "Find out why the machines that worked on it were lost: their memory, their Ray logs.",
+    Outcome.DISK_FULL: "Free some space on the disk of the workdir.",
+    Outcome.GPU_BUSY: "End the other process on the GPU, or wait for it.",
+    Outcome.HUB: "Check the network, or name a local model folder.",
+}
+
+
+def too_bad(output: str, place: str, count: int, verdict: Verdict, files: AttemptFiles, bad_rows: BadRows) -> Halt:
+    """The end of a run by a text that fails alone, from `place`; it is the `count`th."""
+    if bad_rows.fail:
+        what, remedy = f"output {output}: a row cannot be encoded: {place}", "Mend or remove the row, or set "
+        remedy += "recovery.on_bad_row: quarantine."
+    else:
+        what = f"output {output}: {count} texts cannot be encoded, the last one from {place}"
+        remedy = f"So many are rarely the texts' fault; if they are, raise recovery.max_bad_rows ({bad_rows.limit})."
+    return Halt(ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log)
+
+
+def all_bad(output: str, bad: Sequence[BadText]) -> Halt:
+    """The end of a run in which no text of an output can be encoded."""
+    return Halt(
+        ExitCode.CONFIG,
+        f"output {output}: not one of its texts can be encoded",
+        why=f"{bad[-1].outcome}: {bad[-1].reason}",
+        remedy="check the source and the model; mend what is wrong, then: chunkvisor retry, and run again",
+    )
