@@ -202,8 +202,8 @@ class Bench:
 
 
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
-    from chunkvisor.store.artifact import inspect
     from chunkvisor.assemble.join import assemble
+    from chunkvisor.store.artifact import inspect
     from chunkvisor.store.layout import Layout
     from chunkvisor.store.ledger import Ledger
     from chunkvisor.store.plan import Plan

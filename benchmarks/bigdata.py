@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.artifact import chunk_key, npy_header
 from chunkvisor.store.fixed import ledger_of
-from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.layout import Layout
 
 _BLOCK = 100_000

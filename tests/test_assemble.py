@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.store import artifact
-from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble import chunkreader
-from chunkvisor.store.artifact import inspect
+from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
+from chunkvisor.store import artifact
+from chunkvisor.store.artifact import inspect
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.plan import Plan

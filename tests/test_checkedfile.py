@@ -60,7 +60,10 @@ def test_other_content(tmp_path: Path, block: int) -> None:
         calls.append(data)
         return write(fd, changed(data) if bytes(data) == BLOCKS[block] else data)
 
-    with mock.patch("chunkvisor.assemble.checkedfile.os.write", lie), pytest.raises(OSError, match="does not hold") as caught:
+    with (
+        mock.patch("chunkvisor.assemble.checkedfile.os.write", lie),
+        pytest.raises(OSError, match="does not hold") as caught,
+    ):
         write_all(tmp_path / "file")
     assert caught.value.errno == errno.EIO
     assert caught.value.filename == str(tmp_path / "file")
@@ -93,7 +96,10 @@ def test_failing_sync(tmp_path: Path, failing: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
     wanted = failing if checkedfile._SYNC_BYTES < SIZE_BYTES else 1
-    with mock.patch("chunkvisor.assemble.checkedfile.os.fsync", sync), pytest.raises(OSError, match="Input/output error"):
+    with (
+        mock.patch("chunkvisor.assemble.checkedfile.os.fsync", sync),
+        pytest.raises(OSError, match="Input/output error"),
+    ):
         write_all(tmp_path / "file")
 
 

@@ -8,8 +8,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.config.model import Config
 from chunkvisor.config.load import LoadedConfig, from_values, load
+from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode, Halt
 

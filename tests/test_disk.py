@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.store.diskneed import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.diskneed import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.parts import Parts
 from harness import expected, finish, wait_for

@@ -21,8 +21,8 @@ from chunkvisor.commands.doctor.readings import (
 from chunkvisor.commands.doctor.report import render, to_json
 from chunkvisor.commands.doctor.sample import measure
 from chunkvisor.commands.doctor.smi import parse, read_driver
-from chunkvisor.devices.gpu import Device
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase, from_json

@@ -26,9 +26,9 @@ from chunkvisor.commands.doctor.readings import (
 )
 from chunkvisor.commands.doctor.torchbuild import runs_on
 from chunkvisor.commands.doctor.variables import allocator_problems
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport

@@ -19,8 +19,8 @@ import yaml
 from pydantic import BaseModel
 
 from chunkvisor.cli import cli
-from chunkvisor.config.model import Config
 from chunkvisor.config.load import load
+from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from chunkvisor.decide.company import company_of, in_company
-from chunkvisor.devices.health import View
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import Company
+from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import read_oom
 from harness import Workplace, expected, finish, local_engine_only, wait_for

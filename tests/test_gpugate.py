@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.gate import GpuGate
+from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor.errors import ExitCode, Halt
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 

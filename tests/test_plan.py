@@ -162,8 +162,8 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit evenly spread chunks are measured, and the plan says so."""
-    from chunkvisor.config.load import load
     from chunkvisor.commands.planning import samples, survey
+    from chunkvisor.config.load import load
 
     assert MOST_TEXTS == 1_000_000
     monkeypatch.setattr(samples, "MOST_TEXTS", 10)

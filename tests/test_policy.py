@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.errors import ExitCode
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import (
     BACKOFF_MAX_S,
@@ -26,6 +25,7 @@ from chunkvisor.decide.policy import (
     backoff_s,
     decide,
 )
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase, Tier
 from chunkvisor_worker.contract.oommessage import OomFigures

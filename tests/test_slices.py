@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
+from chunkvisor.events.words import Weight
+from chunkvisor.observe.followslices import merged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take
-from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
-from chunkvisor.observe.followslices import merged
-from chunkvisor.events.words import Weight
+from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.store.slices import Slice
@@ -315,7 +315,9 @@ def test_killed_again_and_again(place: ScriptedWorkplace, tmp_path: Path) -> Non
     """The slice that joins, killed after one event after the other, still completes the whole."""
     for which in ("1/3", "3/3"):
         assert place.run_here("--slice", which).returncode == 0
-    told = sweep("chain", "after", place, tmp_path / "chain", "chunkvisor.events.journal:Journal.write", options="--slice 2/3")
+    told = sweep(
+        "chain", "after", place, tmp_path / "chain", "chunkvisor.events.journal:Journal.write", options="--slice 2/3"
+    )
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(ScriptedWorkplace(Path(told[-1]["folder"])))

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.store.layout import Layout
-from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.observe.observer import Deaf
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request

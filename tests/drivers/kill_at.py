@@ -28,8 +28,8 @@ from typing import Any
 
 import chunkvisor.cli.run
 import chunkvisor.config.load
-import chunkvisor.observe.report.page
 import chunkvisor.decide.policy
+import chunkvisor.observe.report.page
 import chunkvisor.supervise.runner
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main

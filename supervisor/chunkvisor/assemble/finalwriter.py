@@ -10,9 +10,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.store.artifact import Vectors, bad_rows, npy_header
 from chunkvisor.assemble.checkedfile import CheckedFile
 from chunkvisor.assemble.finalfiles import FinalPart, is_ours, mark_of, partial_of, parts_of, place_of, remove_final
+from chunkvisor.store.artifact import Vectors, bad_rows, npy_header
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.seal import write_sealed

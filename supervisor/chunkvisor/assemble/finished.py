@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.assemble.finalfiles import place_of, remove_final, strays
 from chunkvisor.assemble.finalwriter import FinalWriter
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.assemble.manifest import (
     describe_files,
     publish_manifest,
@@ -21,6 +19,8 @@ from chunkvisor.assemble.manifest import (
     recorded_parts,
     shards_of,
 )
+from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.outputrun import Emit
 from chunkvisor_worker.contract.files import set_aside
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.store.artifact import BLOCK_BYTES
 from chunkvisor.assemble.chunkreader import ChunkDamagedError, ChunkReader
 from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.artifact import BLOCK_BYTES
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.stamp import Stamp
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor import __version__
-from chunkvisor.assemble.join import Final
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
+from chunkvisor.assemble.join import Final
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as

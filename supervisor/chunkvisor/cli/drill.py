@@ -37,11 +37,11 @@ def command(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], ke
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
     """
-    from chunkvisor.config.load import load
     from chunkvisor.commands.drill import report
     from chunkvisor.commands.drill.drill import Drill
     from chunkvisor.commands.drill.faults import choose
     from chunkvisor.commands.drill.scratch import Scratch
+    from chunkvisor.config.load import load
 
     faults, loaded = choose(names), load(config, overrides)
     folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=_beside(loaded.config.workdir)))

@@ -7,9 +7,9 @@ quarantine.
 import shutil
 from pathlib import Path
 
+from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.errors import no_workdir
 from chunkvisor.store.layout import Layout
-from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.store.slicelock import hold_workdir
 
 

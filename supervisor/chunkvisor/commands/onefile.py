@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Config
 from chunkvisor.config.load import LoadedConfig, from_values
+from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.observe.terminal import Shown
+from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
-from chunkvisor.observe.terminal import Shown
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.supervise.session import run
 from chunkvisor.store.stamp import digest_file
+from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import sync_folder
 

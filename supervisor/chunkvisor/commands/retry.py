@@ -6,8 +6,8 @@ It never computes anything itself, and never gives up a good vector.
 import contextlib
 from pathlib import Path
 
-from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger

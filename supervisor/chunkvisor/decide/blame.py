@@ -6,11 +6,11 @@ It never leaves one out, and never forgives a chunk its tries: `aftermath` does.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.starts import Chunk, FailedStart, Starts
-from chunkvisor.devices.stations import Station, device_place
 from chunkvisor.decide.suspicion import Charge, Suspicion
+from chunkvisor.devices.stations import Station, device_place
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import LOAD
 

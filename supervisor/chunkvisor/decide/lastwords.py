@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import EndRun
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from chunkvisor.errors import ExitCode
 from chunkvisor.decide.lessons import smaller
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase, Tier
 from chunkvisor_worker.contract.rule import LOAD

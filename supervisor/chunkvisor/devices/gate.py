@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.devices.gpu import Device, ask_smi
 from chunkvisor.devices.health import (
     Demand,
@@ -26,6 +25,7 @@ from chunkvisor.devices.health import (
     parse_xids,
     unnamed_bytes,
 )
+from chunkvisor.errors import ExitCode, Halt
 
 _PAUSE_S = 2.0
 _SETTLE_S = 30.0

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor, is_watched
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor, is_watched
+from chunkvisor.devices.gpu import Device
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 
 

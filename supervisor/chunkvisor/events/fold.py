@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.layout import Layout
 from chunkvisor.events.concern import Troubles, concern_of
 from chunkvisor.events.foldrecord import FoldRecord, Named, OutputCounts, UnderWay
 from chunkvisor.events.readings import AttemptKey, Readings
 from chunkvisor.events.snapshot import OutputState, Snapshot
 from chunkvisor.events.workers import Worker, device_states, labels_of, worker_state
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.slices import Slice
 
 _WINDOW = 48

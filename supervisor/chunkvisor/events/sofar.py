@@ -11,8 +11,8 @@ from typing import Any
 
 from chunkvisor.events.fold import Fold
 from chunkvisor.events.foldrecord import FoldRecord
-from chunkvisor.events.words import Weight, weight_of, words_of
 from chunkvisor.events.tally import Tally
+from chunkvisor.events.words import Weight, weight_of, words_of
 from chunkvisor_worker.contract.messages import from_json
 
 LAST_NEWS = 5

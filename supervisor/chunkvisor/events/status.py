@@ -11,16 +11,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.runfolders import all_desks, latest, lives
+from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.errors import lines_of_end, no_workdir
-from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.events.journal import read_so_far
+from chunkvisor.events.tally import DeviceStatus, Tally
+from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.store.lock import Holder, read_holder
-from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.store.plan import Plan
+from chunkvisor.store.runfolders import all_desks, latest, lives
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.events.tally import DeviceStatus, Tally
 
 
 class State(StrEnum):

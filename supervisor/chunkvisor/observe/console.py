@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 from chunkvisor.errors import lines_of_end
 from chunkvisor.events.fold import Fold
-from chunkvisor.observe.observer import Deaf
-from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.events.readings import Readings, take_readings
 from chunkvisor.events.words import Weight, plain, weight_of, words_of
+from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.units import human_moment
 
 

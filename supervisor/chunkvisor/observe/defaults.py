@@ -6,8 +6,8 @@ It never shows anything at the terminal: who started the run decides that.
 import contextlib
 
 from chunkvisor.config.model import Config
-from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.observe.observer import Guarded, Observer
+from chunkvisor.store.layout import InvocationFiles, Layout
 
 
 def standing_observers(config: Config, layout: Layout, files: InvocationFiles | None, run_id: str) -> list[Observer]:

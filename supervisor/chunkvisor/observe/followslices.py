@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from chunkvisor.store.runfolders import latest
-from chunkvisor.store.fixed import read_fixed, read_staged
-from chunkvisor.store.layout import Layout
-from chunkvisor.observe.follow import Follower
 from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
 from chunkvisor.events.words import Weight
+from chunkvisor.observe.follow import Follower
+from chunkvisor.store.fixed import read_fixed, read_staged
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.plan import Plan
+from chunkvisor.store.runfolders import latest
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 

@@ -10,8 +10,8 @@ import time
 from typing import Any, TextIO
 
 from chunkvisor.errors import Halt
-from chunkvisor.observe.observer import Deaf
 from chunkvisor.events.words import Weight, weight_of
+from chunkvisor.observe.observer import Deaf
 
 
 class JsonLines(Deaf):

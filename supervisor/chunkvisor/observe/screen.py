@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from chunkvisor.events.snapshot import Snapshot
-from chunkvisor.observe.view import Room, view
 from chunkvisor.events.words import Weight
+from chunkvisor.observe.view import Room, view
 
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: a terminal that knows it shows all in between at once; the others ignore it."""

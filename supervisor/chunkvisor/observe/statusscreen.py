@@ -6,10 +6,10 @@ Pure: it never reads the folder; `status` and `follow` do.
 from collections.abc import Sequence
 from pathlib import Path
 
-from chunkvisor.observe.progress import percent, rates
 from chunkvisor.events.snapshot import Snapshot
 from chunkvisor.events.status import OutputStatus, SliceStatus, State, Status
 from chunkvisor.events.tally import DeviceStatus
+from chunkvisor.observe.progress import percent, rates
 from chunkvisor.units import human_time
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chunkvisor.store.artifact import BadVectorsError, Inspection, inspect
 from chunkvisor.decide.outcome import EndedBy, Evidence
+from chunkvisor.store.artifact import BadVectorsError, Inspection, inspect
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular
 from chunkvisor_worker.contract.messages import (
     Beat,

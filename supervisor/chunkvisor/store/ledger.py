@@ -10,10 +10,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from chunkvisor.store.artifact import chunk_key
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.store.modelfacts import read_facts, write_facts
+from chunkvisor.store.artifact import chunk_key
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
+from chunkvisor.store.modelfacts import read_facts, write_facts
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.slices import Slice

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.decide.bisect import BadText, Part, missing, segments
+from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chunkvisor.store.runfolders import at_work, slices_of
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import (
@@ -24,6 +23,7 @@ from chunkvisor.store.lock import (
     taken_by_run,
     write_note,
 )
+from chunkvisor.store.runfolders import at_work, slices_of
 from chunkvisor_worker.contract.files import read_bounded
 
 _AGREE_S = 10.0

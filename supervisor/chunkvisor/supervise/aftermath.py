@@ -10,18 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from chunkvisor.store.attempt import gather
-from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.decide.blame import Blame
 from chunkvisor.decide.company import company_of, in_company
-from chunkvisor.store.diskneed import DISK_ERRNOS
-from chunkvisor.errors import Halt
-from chunkvisor.supervise.joiner import Joiner
-from chunkvisor.supervise.keeper import Keeper
 from chunkvisor.decide.lastwords import BadRows, halt_of
-from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.decide.outcome import STATUS_LOST, Verdict, judge
-from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor.decide.policy import (
     Budget,
     Commit,
@@ -37,10 +29,18 @@ from chunkvisor.decide.policy import (
     decide,
     is_fruitless,
 )
-from chunkvisor.supervise.slot import Slot
-from chunkvisor.devices.stations import Station, Stations, device_place, is_devices_own, is_machines_own
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits
+from chunkvisor.devices.stations import Station, Stations, device_place, is_devices_own, is_machines_own
+from chunkvisor.errors import Halt
+from chunkvisor.store.attempt import gather
+from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.supervise.backlog import Backlog, Task
+from chunkvisor.supervise.joiner import Joiner
+from chunkvisor.supervise.keeper import Keeper
+from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.slot import Slot
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, Tier, read_message, write_message

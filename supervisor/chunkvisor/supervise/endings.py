@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.supervise.aftermath import GivenUp
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.decide.lastwords import last_remedy
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.aftermath import GivenUp
 from chunkvisor.supervise.signals import Signals
 
 

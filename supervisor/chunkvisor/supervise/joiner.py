@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor.supervise.signals import Signals
 

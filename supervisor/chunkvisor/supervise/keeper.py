@@ -9,14 +9,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
-from chunkvisor.store.attempt import free_bytes
-from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.decide.bisect import BadText, halves
-from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
-from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.decide.lastwords import BadRows, all_bad, too_bad
-from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
+from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.supervise.backlog import Backlog, Task
+from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.store.attempt import Job
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor_worker.contract.messages import Limits
 

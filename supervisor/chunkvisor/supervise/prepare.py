@@ -9,30 +9,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.assemble.join import Final, assemble
-from chunkvisor.store.attempt import Job
-from chunkvisor.config.batchlimits import resolve_limits
-from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.config.model import Config
-from chunkvisor.config.load import LoadedConfig
-from chunkvisor.engine.environment import thread_count
-from chunkvisor.errors import Halt, config_error
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
-from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.assemble.join import Final, assemble
+from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.config.batchlimits import resolve_limits
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.engine.environment import thread_count
+from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.events.journal import read_events
 from chunkvisor.ingest import stage_table
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.events.journal import read_events
+from chunkvisor.store.attempt import Job
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
-from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 
 _MAX_LINES = 100

@@ -9,25 +9,25 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from chunkvisor.supervise.aftermath import Aftermath, GivenUp
-from chunkvisor.store.attempt import Place, write_attempt
-from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.config.model import Start
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy
+from chunkvisor.decide.policy import Budget
+from chunkvisor.decide.watch import Patience, Pulse
+from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.attempt import Place, write_attempt
+from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.aftermath import Aftermath, GivenUp
+from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.keeper import check_space
-from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.store.lessonbook import LessonBook
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy
 from chunkvisor.supervise.outputrun import Emit, OutputRun
-from chunkvisor.decide.policy import Budget
-from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import GateState, Slot
-from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor_worker.contract.exits import WorkerExit
 
 _PAUSE_S = 0.25

@@ -11,20 +11,20 @@ import shutil
 from contextlib import ExitStack
 from typing import Any
 
-from chunkvisor.config.model import Config
-from chunkvisor.store.diskneed import DISK_ERRNOS
-from chunkvisor.supervise.endings import disk_halt, limit_halt
-from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.assemble.finished import discard_final
+from chunkvisor.config.model import Config
+from chunkvisor.engine.orphans import end_orphans
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.journal import Journal
-from chunkvisor.store.layout import Layout
+from chunkvisor.observe.defaults import standing_observers
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
-from chunkvisor.observe.defaults import standing_observers
-from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.supervise.signals import Signals
+from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.supervise.endings import disk_halt, limit_halt
+from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.work import Request, Run, Work
 
 _LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.status import read_output
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.outputrun import Emit, OutputRun
-from chunkvisor.events.status import read_output
 
 _ROWS = 10
 """So many of the rows without a vector are named; for each, the source is read up to its line."""

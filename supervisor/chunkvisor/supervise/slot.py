@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.watch import Patience, Pulse
+from chunkvisor.devices.stations import Station
 from chunkvisor.engine.fresh import trim_log
 from chunkvisor.engine.worker import Worker
-from chunkvisor.decide.outcome import EndedBy
-from chunkvisor.devices.stations import Station
-from chunkvisor.decide.watch import Patience, Pulse
+from chunkvisor.supervise.backlog import Task
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec, read_message
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from chunkvisor.config.model import Config
-from chunkvisor.store.fixed import Staged, read_staged
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.store.fixed import Staged, read_staged
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of
 

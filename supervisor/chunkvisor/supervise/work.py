@@ -10,33 +10,33 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from chunkvisor.config.model import EngineKind, OnBadRow, Start
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.config.model import EngineKind, OnBadRow, Start
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.policy import Budget
+from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, config_error
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessonbook import LessonBook
-from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.store.slicelock import turn
+from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import Emit, OutputRun
-from chunkvisor.decide.policy import Budget
 from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.runner import Runner, Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import end_slice, progress_of
-from chunkvisor.store.slicelock import turn
-from chunkvisor.store.slices import Slice
-from chunkvisor.decide.watch import Patience
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, Tier
 from chunkvisor_worker.contract.template import TemplateSpec

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chunkvisor.store.attempt import read_tail
 from chunkvisor.commands.doctor.readings import ProbeReading
-from chunkvisor.engine.environment import worker_environment
 from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.files import open_log
 from chunkvisor_worker.contract.messages import read_message

@@ -8,17 +8,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from chunkvisor.config.model import EngineKind
-from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.commands.doctor.children import environment_of, run_probe
 from chunkvisor.commands.doctor.host import read_host, read_hub
 from chunkvisor.commands.doctor.jobfacts import read_job
 from chunkvisor.commands.doctor.readings import Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
+from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.config.model import EngineKind
+from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import Survey, survey
 from chunkvisor.errors import Halt
-from chunkvisor.devices.gpu import Device, find_devices
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:

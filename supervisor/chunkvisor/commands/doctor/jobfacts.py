@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chunkvisor.config.model import ModelConfig
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.commands.doctor.children import run_child
 from chunkvisor.commands.doctor.host import read_folder
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, Whereabouts
 from chunkvisor.commands.doctor.sample import distinct_encodes, encode_sample
-from chunkvisor.errors import Halt
-from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.fixed import read_staged
-from chunkvisor.devices.gpu import Device
-from chunkvisor.store.layout import Layout
-from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.engine.modelsource import Snapshot
-from chunkvisor.store.seal import DamagedError, read_record
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.specs import model_spec
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.modelsource import Snapshot
+from chunkvisor.errors import Halt
 from chunkvisor.events.status import State, read_status
+from chunkvisor.store.fixed import read_staged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.seal import DamagedError, read_record
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
 

@@ -5,9 +5,9 @@ Pure: it never asks the system.
 
 from collections.abc import Iterator
 
-from chunkvisor.store.diskneed import need_bytes
 from chunkvisor.commands.doctor.finding import Finding, State
 from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Whereabouts
+from chunkvisor.store.diskneed import need_bytes
 from chunkvisor.units import human_bytes
 
 _LIBRARIES_BYTES = 1 << 30

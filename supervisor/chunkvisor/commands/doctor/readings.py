@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.engine.ray.survey import Survey
 from chunkvisor_worker.contract.probe import ProbeReport
 
 

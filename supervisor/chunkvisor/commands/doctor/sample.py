@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.attempt import Job, Place, gather, write_attempt
-from chunkvisor.config.model import Config
 from chunkvisor.commands.doctor.children import run_child
 from chunkvisor.commands.doctor.readings import SampleReading
-from chunkvisor.engine.fresh import worker_command
-from chunkvisor.devices.hostmemory import oom_kills
-from chunkvisor.decide.outcome import EndedBy, judge
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec
+from chunkvisor.decide.outcome import EndedBy, judge
+from chunkvisor.devices.hostmemory import oom_kills
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec

@@ -11,8 +11,8 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.gpus import severity
 from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted, Whereabouts
-from chunkvisor.errors import ExitCode
 from chunkvisor.decide.outcome import describe_exit
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbeReport
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log

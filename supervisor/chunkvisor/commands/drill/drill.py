@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.store.attempt import free_bytes, read_tail
+from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.drill.faults import DrillFault, Place, Provoked
 from chunkvisor.commands.drill.finding import Event, Finding, Run, Vectors, action, difference, problem, seen_as, took_s
 from chunkvisor.commands.drill.places import NotPossibleError, limited_memory, small_disk
@@ -24,13 +24,13 @@ from chunkvisor.commands.drill.saboteur import STRUCK_CHUNK, Command, in_struck_
 from chunkvisor.commands.drill.scratch import CHUNKS, ROWS, Scratch
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.ingest.table import StagedTable
 from chunkvisor.events.journal import read_events
-from chunkvisor.store.layout import Layout
-from chunkvisor.assemble.manifest import read_finished
-from chunkvisor.observe.observer import Deaf
-from chunkvisor.supervise.session import run
 from chunkvisor.events.status import read_status
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.observer import Deaf
+from chunkvisor.store.attempt import free_bytes, read_tail
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Fault, Spec, read_message

@@ -6,9 +6,9 @@ It never ends by itself: however fast the model is, whoever is to kill the run f
 import sys
 from pathlib import Path
 
-from chunkvisor.config.load import load
 from chunkvisor.commands.drill.saboteur import in_struck_chunk
 from chunkvisor.commands.drill.scratch import ROWS
+from chunkvisor.config.load import load
 from chunkvisor.errors import ChunkvisorError
 from chunkvisor.observe.console import Console
 from chunkvisor.supervise.session import run

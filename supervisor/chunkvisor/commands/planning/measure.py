@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.attempt import read_tail
 from chunkvisor.child import run_child
-from chunkvisor.ingest.table import TableFiles
-from chunkvisor.decide.outcome import Evidence, judge
-from chunkvisor.observe.histogram import Lengths
 from chunkvisor.commands.planning.samples import Sample
+from chunkvisor.decide.outcome import Evidence, judge
+from chunkvisor.ingest.table import TableFiles
+from chunkvisor.observe.histogram import Lengths
+from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message, write_message

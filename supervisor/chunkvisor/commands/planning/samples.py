@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.commands.planning.estimate import stride
 from chunkvisor.config.batchlimits import resolve_limits
-from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.config.model import Config
+from chunkvisor.config.specs import encode_spec
+from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.fixed import Fixed, read_fixed
-from chunkvisor.ingest import StagedTable, stage_table
 from chunkvisor.events.journal import read_events
+from chunkvisor.ingest import StagedTable, stage_table
+from chunkvisor.store.fixed import Fixed, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.plan import Plan
-from chunkvisor.commands.planning.estimate import stride
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.config.specs import encode_spec
 from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import psutil
 
-from chunkvisor.store.attempt import free_bytes
-from chunkvisor.config.model import Config
-from chunkvisor.config.load import LoadedConfig
-from chunkvisor.errors import config_error
-from chunkvisor.ingest import StagedTable
-from chunkvisor.events.journal import read_events
-from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.engine.modelsource import pinned_source
 from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, last_rate, loaded_bytes, memory_bytes, scaled
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.commands.planning.samples import Sample, sample_of
-from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
+from chunkvisor.engine.modelsource import pinned_source
+from chunkvisor.errors import config_error
+from chunkvisor.events.journal import read_events
 from chunkvisor.events.status import committed_chunks
+from chunkvisor.ingest import StagedTable
+from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
+from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.seal import DamagedError, read_sealed
 from chunkvisor_worker.contract.lengths import LengthsReport
 from chunkvisor_worker.contract.messages import ModelSpec
 

@@ -6,10 +6,10 @@ It never connects to anything: the engine does, once there is work.
 from collections.abc import Sequence
 
 from chunkvisor.config.model import Config
+from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.ray.engine import ClusterSettings, RayEngine
 from chunkvisor.engine.ray.readiness import this_machine, this_version
 from chunkvisor.engine.ray.wire import Model, Terms
-from chunkvisor.devices.gpu import Device
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor_worker.contract.messages import ModelSpec

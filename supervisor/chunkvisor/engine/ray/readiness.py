@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.ray.wire import Model, Terms
-from chunkvisor.errors import Halt
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.modelsource import fetch_model, resolve_local
+from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.errors import Halt
 
 
 class UnfitError(Exception):
