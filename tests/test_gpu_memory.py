@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.decide.company import company_of, in_company
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import Company
+from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import read_oom

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from chunkvisor.decide.blame import Blame
-from chunkvisor.decide.company import company_of, in_company
 from chunkvisor.decide.lastwords import BadRows, halt_of
 from chunkvisor.decide.outcome import STATUS_LOST, Verdict, judge
 from chunkvisor.decide.policy import (
@@ -31,15 +29,17 @@ from chunkvisor.decide.policy import (
 )
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits
+from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.stations import Station, Stations, device_place, is_devices_own, is_machines_own
-from chunkvisor.errors import Halt
+from chunkvisor.errors import Emit, Halt
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.supervise.backlog import Backlog, Task
+from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.keeper import Keeper
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
