@@ -20,6 +20,12 @@ SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chun
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
 """None of these may come into the supervisor's process."""
 
+ROOMS = (
+    *("cli", "testing", "api", "commands", "supervise", "observe", "events", "assemble", "ingest", "engine", "devices"),
+    *("store", "decide", "config", "child", "errors", "units", "version"),
+)
+"""The rooms, and the modules beside them, from top to bottom."""
+
 PROBED = """
 import json, sys
 from pathlib import Path
@@ -54,11 +60,23 @@ def files_of(package: Path) -> list[Path]:
 def test_supervisor_knows_only_the_contract(path: Path) -> None:
     """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
     allowed = {"duckdb"} if path.parent.name == "ingest" else set()
-    if path.parent.name == "ray" and path.name in ("bridge.py", "tending.py", "survey.py"):
+    if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
         allowed = {"ray"}
     for name in imported(path):
         assert not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith("chunkvisor_worker.contract.")
         assert name.partition(".")[0] not in set(HEAVY) - allowed
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_room_imports_only_what_stands_below_it(path: Path) -> None:
+    """Every module is in a room of the list, and imports that room and those below; none imports the package itself."""
+    room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
+    if room == "__init__":
+        return
+    below = ROOMS[ROOMS.index(room) :]
+    for name in imported(path):
+        package, _, inside = name.partition(".")
+        assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{room} imports {name}: not below it"
 
 
 @pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))
@@ -86,7 +104,7 @@ def test_supervisor_loads_nothing_heavy(workplace: Workplace) -> None:
     workplace.write_source([f"text {number}" for number in range(12)])
     workplace.write_config("misbehaving:make", model__kwargs={"plan": {"out/1": "segfault@encode"}}, chunk__size=4)
     modules, _ = probe(workplace)
-    assert "chunkvisor.runner" in modules
+    assert "chunkvisor.supervise.runner" in modules
     assert not modules.intersection(HEAVY)
 
 

@@ -1,0 +1,129 @@
+"""Decides, from what nvidia-smi says, whether a GPU may be given to the next worker.
+
+Pure: it never runs nvidia-smi and never waits; `gate` does.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+SLACK_BYTES = 512 << 20
+"""A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
+Resiliency Extension waits for the same amount)."""
+
+_LOST = 15
+"""nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
+
+_HEALTHY_ACTIONS = frozenset({"none", "n/a", "[n/a]", "unknown error", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of the GPU; in a container, nvidia-smi may name pids of the host or none."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What nvidia-smi said of one GPU; None = it did not say."""
+
+    returncode: int | None
+    """None = no answer in time, or no nvidia-smi."""
+    used_bytes: int | None = None
+    recovery_action: str | None = None
+    holders: tuple[Holder, ...] = ()
+    xids: tuple[int, ...] = ()
+    """Of this GPU, from the kernel's log, since the run began."""
+
+
+class Health(Enum):
+    """Whether a worker may have the GPU."""
+
+    GOOD = "good"
+    BUSY = "busy"
+    """Wait: memory is held."""
+    BROKEN = "broken"
+    """Nothing that we can do mends it."""
+    BLIND = "blind"
+    """NVML cannot tell; CUDA may work all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A judgement, in a word and in a sentence."""
+
+    health: Health
+    why: str = ""
+
+
+_RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+_REBOOT_XIDS = frozenset({79, 151})
+"""Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts."""
+
+
+def judge_gpu(reading: Reading, baseline_bytes: int | None, ours: frozenset[int]) -> Opinion:
+    """The opinion on a GPU whose memory in use was `baseline_bytes` before our first worker.
+
+    `ours` are the pids of our workers that compute on it now; what they hold is not held against it.
+    """
+    if reading.returncode == _LOST:
+        return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
+    if broken := sorted(_RESET_XIDS.union(_REBOOT_XIDS).intersection(reading.xids)):
+        mend = "reboot the machine" if _REBOOT_XIDS.intersection(broken) else "have the GPU reset, or reboot"
+        return Opinion(Health.BROKEN, f"the kernel's log has Xid {', '.join(map(str, broken))} of this GPU: {mend}")
+    if (action := (reading.recovery_action or "").strip()).lower() not in _HEALTHY_ACTIONS:
+        return Opinion(Health.BROKEN, f"the driver asks for a recovery action: {action}")
+    if reading.returncode != 0 or reading.used_bytes is None:
+        return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
+    own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
+    if len(own) < len(ours) or None in own:
+        return Opinion(Health.GOOD)  # how much of the memory is our own workers' cannot be told, in a container say
+    used_bytes = reading.used_bytes - sum(used or 0 for used in own)
+    if baseline_bytes is not None and used_bytes > baseline_bytes + SLACK_BYTES:
+        others = [holder for holder in reading.holders if holder.pid not in ours]
+        who = (
+            ", ".join(f"{holder.name} (pid {holder.pid})" for holder in others[:3]) or "a process that cannot be named"
+        )
+        held = (used_bytes - baseline_bytes) / 2**30
+        return Opinion(Health.BUSY, f"{held:.1f} GiB of the GPU's memory are held by {who}")
+    return Opinion(Health.GOOD)
+
+
+def parse_memory(text: str) -> int | None:
+    """Bytes in use, from `--query-gpu=memory.used --format=csv,noheader,nounits` (MiB)."""
+    match = re.search(r"^\s*(\d+)\s*$", text, re.MULTILINE)
+    return int(match[1]) << 20 if match else None
+
+
+def parse_holders(text: str) -> tuple[Holder, ...]:
+    """From `--query-compute-apps=pid,process_name,used_memory` as csv without header and units; skips odd lines."""
+    holders = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) >= 3 and fields[0].isdecimal():
+            used = int(fields[-1]) << 20 if fields[-1].isdecimal() else None
+            holders.append(Holder(int(fields[0]), ",".join(fields[1:-1]), used))
+    return tuple(holders)
+
+
+def parse_recovery_action(xml: str) -> str | None:
+    """From `nvidia-smi -q -x`: <gpu_recovery_action> of driver r570 and later; None where it is not there."""
+    match = re.search(r"<gpu_recovery_action>([^<]{0,100})</gpu_recovery_action>", xml)
+    return match[1].strip() if match else None
+
+
+def parse_xids(lines: Sequence[str], bus_id: str) -> tuple[int, ...]:
+    """Xids of the GPU at `bus_id`, from lines of the kernel's log such as `NVRM: Xid (PCI:0000:3b:00): 79, pid=…`.
+
+    The log names domain, bus and device; nvidia-smi pads the domain to eight digits and adds the function.
+    """
+    place = re.search(r"^0*([0-9a-f]{1,8}):([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?$", bus_id.lower())
+    if place is None:
+        return ()
+    # The domain counts: in some clouds every GPU has a domain of its own, and all have the same bus and device.
+    pattern = re.compile(rf"NVRM: Xid \(PCI:0*{place[1]}:{place[2]}(?:\.\d)?\): (\d+)", re.IGNORECASE)
+    return tuple(int(match[1]) for line in lines if (match := pattern.search(line)))
