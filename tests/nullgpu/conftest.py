@@ -64,5 +64,3 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu_workplace(tmp_path: Path, gpu: "NullGpu", bert: Path) -> "GpuWorkplace":
     """A folder in which a config and a source can be made, and run on `gpu`."""
     return GpuWorkplace(tmp_path, gpu, bert)
-
-

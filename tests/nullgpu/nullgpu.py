@@ -186,11 +186,15 @@ class GpuWorkplace(Workplace):
 
     def write_model_config(self, **changes: Any) -> None:
         """As `write_config`: fresh workers without standby, on every GPU; dotted keys (`__`) override."""
-        self.write_config("sentence-transformers", **{"model.name": str(self.model), "device": "cuda", "env": {}, **changes})
+        self.write_config(
+            "sentence-transformers", **{"model.name": str(self.model), "device": "cuda", "env": {}, **changes}
+        )
 
     def write_texts(self, count: int, words: int = 8) -> None:
         """Texts of so many tokens (two more with the model's own), no two alike."""
-        self.write_source([" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)])
+        self.write_source(
+            [" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)]
+        )
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """See Workplace; on the null GPUs."""
