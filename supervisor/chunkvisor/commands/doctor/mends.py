@@ -7,7 +7,8 @@ begun one.
 import re
 
 _OF_A_RUN = re.compile(
-    r"chunk is tried again|run goes on|next worker runs|bisected|fault\.json|failed tries", re.IGNORECASE
+    r"chunk is tried again|run goes on|(?:next|new) worker (?:runs|tries)|bisected|fault\.json|failed tries",
+    re.IGNORECASE,
 )
 _CONDITION = re.compile(r"^if it (?:returns|comes back), ", re.IGNORECASE)
 
