@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_LIBRARY_SOURCES = ("machine.c", "device.c", "runtime.c", "driver.c", "blas.c")
+_LIBRARY_SOURCES = ("machine.c", "device.c", "runtime.c", "driver.c", "blas.c", "files.c")
 _SOURCES = (*_LIBRARY_SOURCES, "smi.c", "machine.h", "device.h", "build.py")
 _FLAGS = ("-O1", "-g", "-std=gnu17", "-Wall", "-Wextra", "-Werror")
 

@@ -1,23 +1,24 @@
 """Null GPUs for the tests of this folder, which are collected in the null GPU's own environments only."""
 
+import hashlib
+import importlib.metadata
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-MARKER = "chunkvisor-nullgpu"
-"""A file of this name lies in the environments that environment.py makes."""
+from environment import MARKER
 
 IN_ENVIRONMENT = (Path(sys.prefix) / MARKER).exists()
 collect_ignore_glob = [] if IN_ENVIRONMENT else ["test_*.py"]
 
 if IN_ENVIRONMENT:
-    from build import Built, build
+    import tiny
+    from build import Built, build, cache_folder
     from nullgpu import GIB, GpuWorkplace, NullGpu
-    from tiny import make_bert
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,10 +54,19 @@ def gpu(make_gpu: Callable[..., "NullGpu"]) -> "NullGpu":
 
 
 @pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny random BERT."""
-    folder = tmp_path_factory.mktemp("bert")
-    make_bert(folder)
+def bert() -> Path:
+    """Folder of a tiny random BERT, made once for all sessions: to make it takes longer than most tests."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers")]
+    digest = hashlib.sha256("\0".join([Path(tiny.__file__).read_text(), *versions]).encode()).hexdigest()[:16]
+    folder = cache_folder() / "models" / digest
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+        tiny.make_bert(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            shutil.rmtree(scratch)  # another session was faster
     return folder / "model"
 
 

@@ -34,7 +34,12 @@ static bool hung;
 static void before_fork(void) { pthread_mutex_lock(&mutex); }
 static void after_fork(void) { pthread_mutex_unlock(&mutex); }
 
-__attribute__((constructor)) static void begin(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+/* A recursive mutex belongs to a thread, which the child's only one is not. */
+static void after_fork_in_child(void) {
+    mutex = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+}
+
+__attribute__((constructor)) static void begin(void) { pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
 static bool launches_block(void) {
     const char *value = getenv("CUDA_LAUNCH_BLOCKING");
@@ -68,14 +73,11 @@ static void trace(const char *name, const char *detail) {
     if (write(fd, line, (size_t)size) < 0) return;
 }
 
-/* An initialised driver keeps its device files open; here they are plain files under dev/. */
+/* An initialised driver keeps its device files open until the process ends; see files.c for where they are. */
 static void open_node(const char *name) {
-    char path[4096];
-    if (machine_folder() == NULL) return;
-    snprintf(path, sizeof path, "%s/dev", machine_folder());
-    mkdir(path, 0700);
-    snprintf(path, sizeof path, "%s/dev/%s", machine_folder(), name);
-    open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600); /* kept open until the process ends */
+    char path[64];
+    snprintf(path, sizeof path, "/dev/%s", name);
+    open(path, O_RDWR | O_CLOEXEC);
 }
 
 /* CUDA_VISIBLE_DEVICES as CUDA reads it: the first entry that names no device hides all after it. */

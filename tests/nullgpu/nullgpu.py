@@ -47,6 +47,13 @@ class NullGpu:
         """Make the folder: its own nvidia-smi, and the first control file."""
         (self.folder / "bin").mkdir(parents=True)
         (self.folder / "bin" / "nvidia-smi").symlink_to(self.built.smi)
+        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(len(self.gpus)))):
+            node = self.folder / "dev" / name
+            node.parent.mkdir(exist_ok=True)
+            node.touch()
+        module = self.folder / "proc" / "driver" / "nvidia" / "version"
+        module.parent.mkdir(parents=True)
+        module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Null GPU\n")
         self._write()
 
     def environment(self) -> dict[str, str]:
@@ -127,6 +134,13 @@ class NullGpu:
         if mode != "absent":
             link.symlink_to(self.built.smi)
             self.set(smi=_SMI.get(mode, mode))
+
+    def without_driver(self) -> None:
+        """The kernel module is not loaded: no device files, no GPU, and nvidia-smi says so."""
+        shutil.rmtree(self.folder / "dev")
+        shutil.rmtree(self.folder / "proc")
+        self.smi("broken")
+        self.fault(100, "init")
 
     def lose(self, gpu: int, code: int = 999) -> None:
         """The GPU falls off the bus: whoever uses it gets the code; nvidia-smi ends with 15."""
