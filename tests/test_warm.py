@@ -17,7 +17,7 @@ from chunkvisor.engine import warm
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.gpu import CPU
 from chunkvisor.outcome import STATUS_LOST, Evidence, judge
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
 
 PLAIN = [f"text {number}" for number in range(12)]
@@ -326,3 +326,21 @@ def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -
 def test_idle_threads_of_numpy_sleep_soon(given: dict[str, str], timeout: str) -> None:
     """OpenBLAS's threads do not spin for long beside other workers, unless the person wants them to."""
     assert worker_environment(given, CPU, "run", 1, {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == timeout
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
+    """What would abort when the failed frames are freed does not get to it: the worker leaves with its own code."""
+    workplace.write_source(PLAIN)
+    workplace.write_config(
+        "clinging:make",
+        **{"workers.start": start, "chunk.size": 6, "model.kwargs": {"notes": str(workplace.folder)}},
+    )
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert failed["outcome"] == "device_fault"
+    (worker,) = [event for event in workplace.events() if event["event"] == "worker_ended" and event["returncode"]]
+    assert worker["returncode"] == WorkerExit.DEVICE_FAULT
