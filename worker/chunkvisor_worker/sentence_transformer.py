@@ -13,7 +13,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import begin_copy, to_device
+from chunkvisor_worker.devicecopy import begin_copy, copy_weights, to_device
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
@@ -98,7 +98,8 @@ class SentenceTransformerEncoder:
             self._load(self._device, progress)
             self._tokenize(progress)
         elif self._device != "cpu":
-            self._model.to(self._device)
+            progress.phase(Phase.WEIGHTS_COPY)
+            copy_weights(self._model, self._device)
 
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first; see `Encoder.encode`.
