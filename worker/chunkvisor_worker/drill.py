@@ -4,20 +4,20 @@ It never strikes outside its own process and attempt folder, but for `oom`, whic
 is the text of `poison-row`, or the bytes that `host-limit` fills at most.
 """
 
-import contextlib
 import faulthandler
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Phase, Spec
 from chunkvisor_worker.encoder import Encoder, Indices, Progress, Vectors
-from chunkvisor_worker.job import build_encoder, run
+from chunkvisor_worker.job import build_encoder, run_and_exit
 from chunkvisor_worker.liveness import die_with_parent
 from chunkvisor_worker.sabotage import SABOTAGES, Moment, Sabotage, Scene, spoiled
 
@@ -93,14 +93,15 @@ class Saboteur:
         return self._encoder.release()
 
 
-def main(arguments: list[str]) -> int:
-    """Do the attempt with the fault in it; returns the exit code, where the process lives that long."""
+def main(arguments: list[str]) -> NoReturn:
+    """Do the attempt with the fault in it; ends the process."""
     if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
         sys.stderr.write(
             "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]\n"
             f"FAULT is one of: {', '.join(SABOTAGES)}\n"
         )
-        return WorkerExit.USAGE
+        sys.stderr.flush()
+        os._exit(WorkerExit.USAGE)
     faulthandler.enable()
     if parent_pid := os.environ.get(PARENT_PID):
         die_with_parent(int(parent_pid))
@@ -113,15 +114,12 @@ def main(arguments: list[str]) -> int:
             return encoder
         return Saboteur(encoder, sabotage, replace(scene, cuda=spec.device == "cuda"))
 
-    code = run(folder, build)
-    if sabotage.moment is Moment.AFTER and code is WorkerExit.DONE:
-        sabotage.strike(scene)
-    return code
+    def strike_at_end() -> None:
+        if sabotage.moment is Moment.AFTER:
+            sabotage.strike(scene)
+
+    run_and_exit(folder, build, strike_at_end)
 
 
 if __name__ == "__main__":
-    ended = main(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # as in __main__
-            stream.flush()
-    os._exit(ended)
+    main(sys.argv[1:])

@@ -4,6 +4,7 @@ It never decides what a fault means for the run, and never touches another folde
 """
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -35,6 +36,9 @@ from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.texts import read_texts
 
+_held: list[BaseException] = []
+"""Exceptions that must not be freed before the end: see `run_and_exit`."""
+
 
 def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
     """The encoder that the model names; imports no more than that one needs."""
@@ -50,26 +54,22 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> NoReturn:
-    """`run`, then end the process without a return to the interpreter.
+def run_and_exit(
+    folder: Path, build: Callable[[Spec], Encoder] = build_encoder, then: Callable[[], None] | None = None
+) -> NoReturn:
+    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
-    Teardown after a CUDA fault can abort and replace the exit code (pytorch#84756), hence os._exit, with the streams
-    flushed.
+    It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
+    fault that is sticky makes torch abort where pinned memory or an event is freed (pytorch#84756), and that is what
+    the frames of the traceback hold. The abort would replace the exit code.
+
+    `then` is called behind a success (a fire drill has it fail).
     """
-    code = run(folder, build)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
-            stream.flush()
-    os._exit(code)
-
-
-def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> WorkerExit:
-    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full."""
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        print(f"chunkvisor_worker: {files.spec} is missing or is no spec", flush=True)  # noqa: T201 - goes to the log
-        return WorkerExit.USAGE
+        print(f"chunkvisor_worker: {files.spec} is missing or is no spec")  # noqa: T201 - goes to the log
+        _leave(WorkerExit.USAGE)
     if spec.threads:
         # For a torch that is imported later; a worker under supervision has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -82,14 +82,24 @@ def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> Worke
         _work(build, spec, files, progress, gate)
     # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
     except BaseException as error:  # noqa: BLE001
+        gc.disable()  # a cycle, too, can hold pinned memory
         _log_traceback()
         fault = fault_of(error, progress.current, progress.batch_rows, progress.batch_tokens, progress.rows_done)
         try:
             write_message(files.fault, fault)
         except OSError:
             _log_traceback()  # a full disk: the exit code has to say it alone
-        return exit_code_of(fault)
-    return WorkerExit.DONE
+        _leave(exit_code_of(fault))
+    if then is not None:
+        then()
+    _leave(WorkerExit.DONE)
+
+
+def _leave(code: WorkerExit) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
+            stream.flush()
+    os._exit(code)
 
 
 def _work(
@@ -134,8 +144,9 @@ def _work(
 def _release(encoder: Encoder) -> bool:
     try:
         return encoder.release()
-    except Exception:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
+    except Exception as error:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
         _log_traceback()
+        _held.append(error)
         return False
 
 

@@ -148,9 +148,6 @@ class Runner:
             for station in self._stations.working(now_s):
                 if len(self._on(station)) >= places or self._engine.holding(station):
                     continue
-                # While a template loads, but one worker of each device does so: cores and memory are for no more.
-                if places > 1 and self._engine.loading(station):
-                    continue
                 if places > self._settings.per_device and not self._engine.has_room(station, workers):
                     continue
                 task = self._backlog.take(now_s, place_of(station))
