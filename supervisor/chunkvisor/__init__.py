@@ -6,6 +6,7 @@ It never imports torch, nor anything of the worker but `chunkvisor_worker.contra
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chunkvisor import testing
     from chunkvisor.api import FinalFile, QuarantinedRow, QuarantineWarning, Report, encode, run
     from chunkvisor.errors import ChunkvisorError, ExitCode
 
@@ -19,6 +20,7 @@ __all__ = [
     "__version__",
     "encode",
     "run",
+    "testing",
 ]
 
 __version__ = "0.1.0"
@@ -32,6 +34,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name == "testing":
+        return importlib.import_module("chunkvisor.testing")
     return getattr(importlib.import_module("chunkvisor.errors" if name in _IN_ERRORS else "chunkvisor.api"), name)
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import xxhash
@@ -28,12 +28,16 @@ from chunkvisor_worker.contract.messages import (
     read_message,
     write_message,
 )
+from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.encoder import Encoder, Vectors
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.texts import read_texts
+
+Build: TypeAlias = Callable[[Spec], Encoder]
+"""Makes the encoder of an attempt."""
 
 
 def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
@@ -50,20 +54,25 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> NoReturn:
+def run_and_exit(folder: Path, build: Build = build_encoder) -> NoReturn:
     """`run`, then end the process without a return to the interpreter.
 
     Teardown after a CUDA fault can abort and replace the exit code (pytorch#84756), hence os._exit, with the streams
     flushed.
     """
-    code = run(folder, build)
+    if TESTING_FAULTS in os.environ:
+        from chunkvisor_worker.provoked import run_provoked
+
+        code = run_provoked(folder, build)
+    else:
+        code = run(folder, build)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
             stream.flush()
     os._exit(code)
 
 
-def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> WorkerExit:
+def run(folder: Path, build: Build = build_encoder) -> WorkerExit:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full."""
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
@@ -92,9 +101,7 @@ def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> Worke
     return WorkerExit.DONE
 
 
-def _work(
-    build: Callable[[Spec], Encoder], spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None
-) -> None:
+def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
     count = spec.stop - spec.start
     progress.rows_total = count
     progress.phase(Phase.IMPORT)
