@@ -109,7 +109,7 @@ class TestGpu:
 
 
 def find_gpu(environment: Mapping[str, str]) -> TestGpu:
-    """The first visible GPU of this machine, or the one that the variable describes. Fails where torch cannot use it."""
+    """The first visible GPU, or the one that the variable describes. Fails where torch cannot use it."""
     given: dict[str, Any] = {}
     if path := environment.get(DESCRIPTION):
         given = json.loads(Path(path).read_text())
