@@ -34,7 +34,7 @@ class Measured:
     """Wall time of the whole process, by batch size."""
     idle_share: float
     """Of the time from the first worker's go to the last one's end: between one worker and the next."""
-    begin_share: float
+    opening_share: float
     """Of the same: workers make their context and copy the weights."""
     tokens_per_s: float
     """While batches were computed."""
@@ -101,16 +101,18 @@ def measure(folder: Path, texts: list[str], device: str, chunk: int, repeat: int
     lines = [json.loads(line) for line in (folder / "work/events.jsonl").read_text().splitlines() if line]
     events = [line for line in lines if line["run"] == lines[-1]["run"]]
     ended = [event for event in events if event["event"] == "worker_ended"]
-    busy_s, idle_s = (sum(event[key] for event in ended) for key in ("busy_s", "idle_s"))
+    total_s = sum(event["busy_s"] + event["idle_s"] for event in ended)
+    between_s = sum(event["idle_s"] - event.get("opening_s", 0.0) for event in ended)
     phases = [event["phase_s"] for event in events if event["event"] == "chunk_committed"]
-    begin_s, forward_s = (sum(each.get(phase, 0.0) for each in phases) for phase in ("cuda_init", "forward"))
+    opening_s = sum(each.get(phase, 0.0) for each in phases for phase in ("cuda_init", "weights_copy"))
+    forward_s = sum(each["forward"] for each in phases)
     ours_vectors, plain_vectors = np.load(folder / "work/out.npy"), np.load(folder / "plain.npy")
     scale = np.abs(plain_vectors).max()
     return Measured(
         float(np.median(ours)),
         {size: float(np.median(each)) for size, each in theirs.items()},
-        idle_s / (busy_s + idle_s),
-        begin_s / (busy_s + idle_s),
+        between_s / total_s,
+        opening_s / total_s,
         sum(event["tokens"] for event in ended) / forward_s,
         float(np.abs(ours_vectors - plain_vectors).max() / scale),
     )
@@ -173,7 +175,7 @@ def main() -> None:
             print(
                 f"| {len(texts):,} {title} | {found.ours_s:.1f} s | {plain} "
                 f"| {found.ours_s / min(found.theirs_s.values()):.2f} | {100 * found.idle_share:.1f} % "
-                f"| {100 * found.begin_share:.1f} % | {100 * share:.0f} % | {found.difference:.1e} |",
+                f"| {100 * found.opening_share:.1f} % | {100 * share:.0f} % | {found.difference:.1e} |",
                 flush=True,
             )
 

@@ -69,7 +69,8 @@ def why(report: pytest.TestReport) -> str:
     """Why a case was skipped or failed, in a line."""
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
-    return str(report.longrepr).strip().rpartition("\n")[2] if report.longrepr else ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash else str(report.longrepr)).strip().partition("\n")[0][:200]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

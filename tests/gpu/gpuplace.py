@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ DESCRIPTION = "CHUNKVISOR_TEST_GPU"
 """Environment variable with the path of a JSON file that describes another GPU than this machine's first.
 
 Its keys, all optional: `python` (the interpreter to run chunkvisor under), `environment` (variables of its processes),
-`device` (of the config), `arithmetic` (false = kernels do nothing). The null GPU is such a one.
+`device` (of the config), `arithmetic` (false = kernels do nothing), `troubles` (see TestGpu).
 """
 
 LIMIT_S = 280
@@ -65,6 +65,8 @@ class TestGpu:
     device: str = "cuda:0"
     arithmetic: bool = True
     """Whether kernels compute."""
+    troubles: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Where they do not: variables of the workers by which those of chunk 1, attempt 1, meet a trouble of on_gpu.py."""
     name: str = ""
     driver: str = ""
     memory_bytes: int = 0
@@ -113,16 +115,14 @@ def find_gpu(environment: Mapping[str, str]) -> TestGpu:
     given: dict[str, Any] = {}
     if path := environment.get(DESCRIPTION):
         given = json.loads(Path(path).read_text())
-    bare = TestGpu(**{key: given[key] for key in ("python", "environment", "device", "arithmetic") if key in given})
+    bare = TestGpu(**given)
     versions = json.loads(bare.call([bare.python, "-c", _VERSIONS]))
     if bare.torch_device != "cuda":
-        return TestGpu(bare.python, bare.environment, bare.device, bare.arithmetic, bare.device, versions=versions)
+        return replace(bare, name=bare.device, versions=versions)
     if versions["CUDA"].startswith("none"):
         pytest.fail(f"nvidia-smi lists a GPU, and the torch of {bare.python} is a build without CUDA", pytrace=False)
     name, driver, memory = (each.strip() for each in bare.smi("name,driver_version,memory.total").split(","))
-    return TestGpu(
-        bare.python, bare.environment, bare.device, bare.arithmetic, name, driver, int(memory) << 20, versions
-    )
+    return replace(bare, name=name, driver=driver, memory_bytes=int(memory) << 20, versions=versions)
 
 
 class GpuPlace(Workplace):

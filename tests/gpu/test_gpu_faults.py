@@ -20,8 +20,11 @@ Figure = Callable[[str], None]
 
 
 def with_trouble(place: GpuPlace, name: str, **changes: Any) -> None:
-    """A config whose plug-in meets the trouble in the first attempt at chunk 1."""
-    place.configure(**{"model__kwargs": {"trouble": {"1": name}}, **changes})
+    """A config whose plug-in meets the trouble in the first attempt at chunk 1; of a GPU without kernels, by a knob."""
+    if not place.gpu.arithmetic and name not in place.gpu.troubles:
+        pytest.skip("kernels do nothing here, and this null GPU has no knob for what they would do")
+    env = {} if place.gpu.arithmetic else dict(place.gpu.troubles[name])
+    place.configure(**{"model__kwargs": {"trouble": {"1": name}}, "env": env, **changes})
 
 
 def assert_right(place: GpuPlace) -> None:
@@ -29,7 +32,6 @@ def assert_right(place: GpuPlace) -> None:
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
-@pytest.mark.arithmetic
 def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, figure: Figure) -> None:
     """Each attempt has a process and a context of its own: after a fault the next one computes as if nothing was."""
     with_trouble(place, "assert_async")
@@ -41,12 +43,11 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, figure: F
     noted = place.noted()
     assert sorted(noted) == [(0, 1), (1, 1), (1, 2), (2, 1)]
     assert len({each["pid"] for each in noted.values()}) == len(noted)
-    assert all(each["product"] == 64**3 for each in noted.values())
+    assert all(each["product"] == 64**3 for each in noted.values()) or not place.gpu.arithmetic
     assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
     figure(f"{len(noted)} attempts, {len(noted)} contexts, one of them broken")
 
 
-@pytest.mark.arithmetic
 @pytest.mark.parametrize(
     ("trouble", "code"), [("assert_async", 710), ("index_out_of_range", 710), ("illegal_address", 700)]
 )
@@ -127,7 +128,6 @@ def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace
     )
 
 
-@pytest.mark.arithmetic
 def test_a_kernel_that_never_ends_is_ended(place: GpuPlace, figure: Figure) -> None:
     """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next one computes."""
     with_trouble(place, "spin", recovery__stall_timeout=5)

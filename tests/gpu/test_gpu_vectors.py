@@ -68,33 +68,39 @@ def test_warm_and_fresh_starts_do_the_same(place: GpuPlace, minilm_path: Path, f
 def startup_s(place: GpuPlace) -> float:
     """Seconds from a worker's start to its place at the gate, the median."""
     results = [each["phase_s"] for each in place.events() if each["event"] == "chunk_committed"]
-    waits = ("ready", "cuda_init", "forward", "write")
+    waits = ("ready", "cuda_init", "weights_copy", "forward", "write")
     return float(np.median([sum(s for phase, s in each.items() if phase not in waits) for each in results]))
 
 
 def test_the_gpu_is_hardly_idle_between_chunks(place: GpuPlace, minilm_path: Path, figure: Figure) -> None:
     """With a standby the next worker is ready when the one before ends; how long the GPU waited is measured."""
-    place.configure(minilm_path, chunk__size=200, workers={"standby": 1})
+    place.configure(minilm_path, chunk__size=300, workers={"standby": 1})
     place.write_source([f"{number}: " + TEXTS[7 + number % 185] for number in range(2400)])
 
     place.complete()
 
     ended = [each for each in place.events() if each["event"] == "worker_ended"]
-    assert len(ended) == 12
-    busy_s, idle_s = (sum(each[key] for each in ended) for key in ("busy_s", "idle_s"))
-    committed = [each["phase_s"] for each in place.events() if each["event"] == "chunk_committed"]
-    begin_s, forward_s = (sum(each.get(phase, 0.0) for each in committed) for phase in ("cuda_init", "forward"))
+    assert len(ended) == 8
+    total_s = sum(each["busy_s"] + each["idle_s"] for each in ended)
+    between_s = sum(each["idle_s"] - each.get("opening_s", 0.0) for each in ended)
+    opening_s, forward_s = phases_s(place, "cuda_init", "weights_copy"), phases_s(place, "forward")
     figure(
-        f"between chunks {idle_s:.1f} s of {busy_s + idle_s:.1f} s ({100 * idle_s / (busy_s + idle_s):.0f} %); of the "
-        f"rest, {begin_s:.1f} s were context and weights, {forward_s:.1f} s batches"
+        f"between chunks {between_s:.1f} s of {total_s:.1f} s ({100 * between_s / total_s:.0f} %); of the "
+        f"rest, {opening_s:.1f} s were contexts and weights, {forward_s:.1f} s batches"
     )
 
 
+def phases_s(place: GpuPlace, *phases: str) -> float:
+    """Seconds that the workers of all chunks spent in the phases."""
+    committed = [each["phase_s"] for each in place.events() if each["event"] == "chunk_committed"]
+    return sum(each.get(phase, 0.0) for each in committed for phase in phases)
+
+
 def test_the_drill_recovers(place: GpuPlace, minilm_path: Path, figure: Figure) -> None:
-    """The fire drill with MiniLM: out of memory and a device-side assert for real, and others."""
+    """The fire drill with MiniLM: out of memory, a crash and a device-side assert, all for real."""
     share = (2 << 30) / (place.gpu.memory_bytes or 1)
     place.configure(minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{min(1.0, share):.6f}"})
-    names = ["oom", "illegal-access", "segfault", "nan-row", *(["device-assert"] if place.gpu.arithmetic else [])]
+    names = ["oom", "segfault", *(["device-assert"] if place.gpu.arithmetic else [])]
 
     ended = place.call("drill", str(place.config_path), "--json", *(f"--fault={name}" for name in names))
 
