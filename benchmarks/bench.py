@@ -202,11 +202,11 @@ class Bench:
 
 
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
-    from chunkvisor.artifact import inspect
-    from chunkvisor.assemble import assemble
-    from chunkvisor.layout import Layout
-    from chunkvisor.ledger import Ledger
-    from chunkvisor.plan import Plan
+    from chunkvisor.assemble.join import assemble
+    from chunkvisor.store.artifact import inspect
+    from chunkvisor.store.layout import Layout
+    from chunkvisor.store.ledger import Ledger
+    from chunkvisor.store.plan import Plan
     from chunkvisor_worker.contract.messages import Facts
 
     rows, dimension = 500_000, 1024

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from chunkvisor.artifact import chunk_key, npy_header
-from chunkvisor.fixed import ledger_of
-from chunkvisor.journal import Journal, read_events
-from chunkvisor.layout import Layout
+from chunkvisor.events.journal import Journal, read_events
+from chunkvisor.store.artifact import chunk_key, npy_header
+from chunkvisor.store.fixed import ledger_of
+from chunkvisor.store.layout import Layout
 
 _BLOCK = 100_000
 _STORY = ("attempt_started", "go", "worker_ended", "chunk_committed")

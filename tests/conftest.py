@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from local_cluster import local_cluster
 
-from chunkvisor.gpu import ask_smi
+from chunkvisor.devices.gpu import ask_smi
 from harness import CLUSTER, MARK, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.

@@ -14,8 +14,9 @@ from unittest import mock
 
 import yaml
 
-from chunkvisor import policy, runner
 from chunkvisor.cli import main
+from chunkvisor.decide import policy
+from chunkvisor.supervise import runner
 from harness import ENCODERS, Ended, Workplace
 
 

@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor import artifact, assemble, chunkreader
-from chunkvisor.artifact import inspect
-from chunkvisor.chunkreader import ChunkDamagedError
+from chunkvisor.assemble import chunkreader
+from chunkvisor.assemble import join as assemble
+from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
-from chunkvisor.layout import Layout
-from chunkvisor.ledger import Ledger
-from chunkvisor.plan import Plan
-from chunkvisor.stamp import digest_file
+from chunkvisor.store import artifact
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.plan import Plan
+from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.messages import Facts
 
 DIMENSION = 3
@@ -192,7 +194,7 @@ def test_failing_disk() -> None:
             return write(fd, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
 
         with (
-            mock.patch("chunkvisor.checkedfile.os.write", lie),
+            mock.patch("chunkvisor.assemble.checkedfile.os.write", lie),
             pytest.raises(OSError, match="does not hold what was written to it") as caught,
         ):
             assemble.assemble(ledger, table, lambda: None)

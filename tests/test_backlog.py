@@ -4,9 +4,9 @@ from typing import cast
 
 import pytest
 
-from chunkvisor.backlog import Backlog, Task
-from chunkvisor.ledger import Ledger
-from chunkvisor.plan import Plan
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.plan import Plan
+from chunkvisor.supervise.backlog import Backlog, Task
 
 
 class FakeLedger:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.bisect import BadText, Part, Segment, halves, missing, segments
+from chunkvisor.decide.bisect import BadText, Part, Segment, halves, missing, segments
 from chunkvisor_worker.contract.exits import Outcome
 
 

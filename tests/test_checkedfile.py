@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from chunkvisor import checkedfile
-from chunkvisor.checkedfile import CheckedFile
+from chunkvisor.assemble import checkedfile
+from chunkvisor.assemble.checkedfile import CheckedFile
 
 BLOCKS = [b"header", b"", b"a" * 5000, b"b" * 70_000, b"c"]
 SIZE_BYTES = sum(map(len, BLOCKS))
@@ -60,7 +60,10 @@ def test_other_content(tmp_path: Path, block: int) -> None:
         calls.append(data)
         return write(fd, changed(data) if bytes(data) == BLOCKS[block] else data)
 
-    with mock.patch("chunkvisor.checkedfile.os.write", lie), pytest.raises(OSError, match="does not hold") as caught:
+    with (
+        mock.patch("chunkvisor.assemble.checkedfile.os.write", lie),
+        pytest.raises(OSError, match="does not hold") as caught,
+    ):
         write_all(tmp_path / "file")
     assert caught.value.errno == errno.EIO
     assert caught.value.filename == str(tmp_path / "file")
@@ -78,7 +81,7 @@ def test_other_size(tmp_path: Path, size_bytes: int) -> None:
             os.truncate(tmp_path / "file", size_bytes)
         return count
 
-    with mock.patch("chunkvisor.checkedfile.os.write", cut), pytest.raises(OSError, match="does not hold"):
+    with mock.patch("chunkvisor.assemble.checkedfile.os.write", cut), pytest.raises(OSError, match="does not hold"):
         write_all(tmp_path / "file")
 
 
@@ -93,7 +96,10 @@ def test_failing_sync(tmp_path: Path, failing: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
     wanted = failing if checkedfile._SYNC_BYTES < SIZE_BYTES else 1
-    with mock.patch("chunkvisor.checkedfile.os.fsync", sync), pytest.raises(OSError, match="Input/output error"):
+    with (
+        mock.patch("chunkvisor.assemble.checkedfile.os.fsync", sync),
+        pytest.raises(OSError, match="Input/output error"),
+    ):
         write_all(tmp_path / "file")
 
 
@@ -102,7 +108,7 @@ def test_no_space(tmp_path: Path) -> None:
     before = open_descriptors()
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
-        mock.patch("chunkvisor.checkedfile.os.posix_fallocate", side_effect=full),
+        mock.patch("chunkvisor.assemble.checkedfile.os.posix_fallocate", side_effect=full),
         pytest.raises(OSError, match="No space left"),
     ):
         CheckedFile(tmp_path / "file", SIZE_BYTES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
+from chunkvisor.decide.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 

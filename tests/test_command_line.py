@@ -12,7 +12,7 @@ import pytest
 
 import chunkvisor
 import chunkvisor.cli
-from chunkvisor.drill.faults import FAULTS
+from chunkvisor.commands.drill.faults import FAULTS
 from harness import Workplace
 
 COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))

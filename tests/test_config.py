@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config import Config, Dtype, OnBadRow, Section, Start
-from chunkvisor.configschema import config_schema
+from chunkvisor.config.model import Config, Dtype, OnBadRow, Section, Start
+from chunkvisor.config.schema import config_schema
 
 SCHEMA = Draft202012Validator(config_schema())
 OUTPUT = {"source": "a.csv", "column": "text"}

@@ -8,9 +8,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.config import Config
-from chunkvisor.configfile import LoadedConfig, from_values, load
-from chunkvisor.configyaml import parse
+from chunkvisor.config.load import LoadedConfig, from_values, load
+from chunkvisor.config.model import Config
+from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode, Halt
 
 DIFFER = "their vectors differ in the last digits"
@@ -272,7 +272,7 @@ def test_from_values(folder: Path) -> None:
 
 def schema_keys(model: Any = Config) -> list[str]:
     """Names of all keys."""
-    import chunkvisor.config as module
+    import chunkvisor.config.model as module
 
     sections = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, module.Section)]
     return sorted({name for section in sections for name in section.model_fields} | {"a", "", "1", "outputs.a"})

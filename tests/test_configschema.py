@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from chunkvisor.configfile import from_values
-from chunkvisor.configschema import config_schema
-from chunkvisor.configyaml import parse
+from chunkvisor.config.load import from_values
+from chunkvisor.config.schema import config_schema
+from chunkvisor.config.yaml import parse
 from chunkvisor.errors import Halt
 from harness import ROOT, Workplace
 

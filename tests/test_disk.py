@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.diskneed import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ledger import Ledger
-from chunkvisor.parts import Parts
+from chunkvisor.store.diskneed import RESERVE_BYTES, check_disk, need_bytes
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.parts import Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -75,7 +75,7 @@ def failing(times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the dimension is known the run says that the rest does not fit, keeps what is done, and goes on later."""
-    monkeypatch.setattr("chunkvisor.keeper.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("chunkvisor.supervise.keeper.free_bytes", lambda folder: 1000)
     ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
     assert "output out does not fit on the disk" in ended.stderr

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.doctor import cgroup
-from chunkvisor.doctor.children import environment_of, run_child
-from chunkvisor.doctor.finding import Blame, Finding, State
-from chunkvisor.doctor.host import read_folder, read_hub
-from chunkvisor.doctor.readings import (
+from chunkvisor.commands.doctor import cgroup
+from chunkvisor.commands.doctor.children import environment_of, run_child
+from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.host import read_folder, read_hub
+from chunkvisor.commands.doctor.readings import (
     DriverReading,
     GpuProcess,
     GpuReading,
     SampleReading,
 )
-from chunkvisor.doctor.report import render, to_json
-from chunkvisor.doctor.sample import measure
-from chunkvisor.doctor.smi import parse, read_driver
-from chunkvisor.gpu import Device
-from chunkvisor.outcome import Verdict
+from chunkvisor.commands.doctor.report import render, to_json
+from chunkvisor.commands.doctor.sample import measure
+from chunkvisor.commands.doctor.smi import parse, read_driver
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase, from_json

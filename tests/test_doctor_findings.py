@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.doctor import examine, exit_code
-from chunkvisor.doctor.finding import Blame, Finding, State
-from chunkvisor.doctor.readings import (
+from chunkvisor.commands.doctor import examine, exit_code
+from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.readings import (
     DriverReading,
     FolderReading,
     GpuProcess,
@@ -22,11 +22,11 @@ from chunkvisor.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.doctor.torchbuild import runs_on
-from chunkvisor.doctor.variables import allocator_problems
+from chunkvisor.commands.doctor.torchbuild import runs_on
+from chunkvisor.commands.doctor.variables import allocator_problems
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
-from chunkvisor.outcome import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport

@@ -19,9 +19,9 @@ import yaml
 from pydantic import BaseModel
 
 from chunkvisor.cli import cli
-from chunkvisor.config import Config
-from chunkvisor.configfile import load
-from chunkvisor.configyaml import parse
+from chunkvisor.config.load import load
+from chunkvisor.config.model import Config
+from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from harness import ENCODERS, ROOT, Workplace, expected

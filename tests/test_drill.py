@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.drill import places
-from chunkvisor.drill.faults import FAULTS, DrillFault, Place, Provoked, choose
-from chunkvisor.drill.finding import Event, Run, action, problem, seen_as, took_s
-from chunkvisor.drill.report import row, summary
+from chunkvisor.commands.drill import places
+from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Place, Provoked, choose
+from chunkvisor.commands.drill.finding import Event, Run, action, problem, seen_as, took_s
+from chunkvisor.commands.drill.report import row, summary
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.status import State
+from chunkvisor.events.status import State
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.sabotage import SABOTAGES, simulated
 from harness import ROOT, Workplace, wait_for
@@ -204,7 +204,7 @@ def test_half_precision_may_differ_more() -> None:
 
 def test_the_table_names_what_was_skipped_and_why() -> None:
     """A skipped fault is in the table with its reason, and does not count as recovered."""
-    from chunkvisor.drill.finding import Finding
+    from chunkvisor.commands.drill.finding import Finding
 
     skipped = Finding("host-limit", Provoked.SKIPPED, problem="no cgroup")
     good = Finding("hang", Provoked.REAL, "hung", "retried", 3.0, 0.0)

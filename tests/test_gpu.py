@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.devices.gpu import CPU, Device, ask_smi, find_devices, parse_devices, select_visible
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.gpu import CPU, Device, ask_smi, find_devices, parse_devices, select_visible
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"

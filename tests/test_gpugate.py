@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor.devices.gate import GpuGate
+from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.gpu import CPU, Device
-from chunkvisor.gpugate import GpuGate
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 

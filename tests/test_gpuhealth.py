@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.gpuhealth import (
+from chunkvisor.devices.health import (
     SLACK_BYTES,
     Health,
     Holder,

@@ -19,26 +19,26 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.config import Config, ModelConfig
-from chunkvisor.configfile import load
+from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quarantined
+from chunkvisor.commands.verify import verify
+from chunkvisor.config.load import load
+from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.engine.modelsource import Snapshot, resolve_local
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.facts import read_facts
-from chunkvisor.fixed import ledger_of, read_fixed, read_staged
+from chunkvisor.events.journal import read_events
+from chunkvisor.events.status import read_status
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.journal import read_events
-from chunkvisor.layout import Layout
-from chunkvisor.lessonbook import LessonBook
-from chunkvisor.lock import read_holder, taken_by_run
-from chunkvisor.manifest import read_finished, read_manifest, read_quarantined
-from chunkvisor.modelsource import Snapshot, resolve_local
-from chunkvisor.parts import read_quarantine
-from chunkvisor.seal import DamagedError, digest_of, read_record, write_sealed
-from chunkvisor.status import read_status
-from chunkvisor.verify import verify
+from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.store.lock import read_holder, taken_by_run
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.parts import read_quarantine
+from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
 from harness import expected

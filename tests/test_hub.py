@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config import ModelConfig
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.decide.policy import Budget
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.modelsource import ModelSource, resolve_hub
-from chunkvisor.policy import Budget
 from harness import Workplace, wait_for
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

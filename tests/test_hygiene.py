@@ -54,7 +54,7 @@ def files_of(package: Path) -> list[Path]:
 def test_supervisor_knows_only_the_contract(path: Path) -> None:
     """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
     allowed = {"duckdb"} if path.parent.name == "ingest" else set()
-    if path.parent.name == "ray" and path.name in ("bridge.py", "tending.py", "survey.py"):
+    if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
         allowed = {"ray"}
     for name in imported(path):
         assert not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith("chunkvisor_worker.contract.")
@@ -86,7 +86,7 @@ def test_supervisor_loads_nothing_heavy(workplace: Workplace) -> None:
     workplace.write_source([f"text {number}" for number in range(12)])
     workplace.write_config("misbehaving:make", model__kwargs={"plan": {"out/1": "segfault@encode"}}, chunk__size=4)
     modules, _ = probe(workplace)
-    assert "chunkvisor.runner" in modules
+    assert "chunkvisor.supervise.runner" in modules
     assert not modules.intersection(HEAVY)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config import Config
-from chunkvisor.identity import Identity, differences, from_json, identity_of
+from chunkvisor.config.model import Config
+from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 
 BASE: dict[str, Any] = {
     "workdir": "/w",

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from chunkvisor import journal as journal_module
-from chunkvisor.journal import Journal, newest_mark, read_events, read_so_far
-from chunkvisor.observe.fold import Fold
+from chunkvisor.events import journal as journal_module
+from chunkvisor.events.fold import Fold
+from chunkvisor.events.journal import Journal, newest_mark, read_events, read_so_far
+from chunkvisor.events.sofar import SoFar
 from chunkvisor.observe.follow import Follower
-from chunkvisor.observe.sofar import SoFar
 
 COUNT = 60
 DULL = {"ending", "slice", "_nodes"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.lessonbook import LessonBook
-from chunkvisor.lessons import STREAK, Lesson, apply, confirm, learn, smaller
-from chunkvisor.outcome import Verdict
+from chunkvisor.decide.lessons import STREAK, Lesson, apply, confirm, learn, smaller
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Tier
 

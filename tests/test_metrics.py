@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config import Config
+from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
 from chunkvisor.observe import extras
 from chunkvisor.observe.extras import require_extras

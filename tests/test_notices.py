@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.layout import InvocationFiles, Layout
 from chunkvisor.observe import notices
 from chunkvisor.observe.notices import Notices
 from chunkvisor.observe.pace import Pace
+from chunkvisor.store.layout import InvocationFiles, Layout
 from harness import Workplace, wait_for
 
 pytest.importorskip("apprise", reason="apprise is not installed (extra: notify)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from chunkvisor.outcome import NEARLY_FULL_BYTES, EndedBy, Evidence, describe_exit, judge
+from chunkvisor.decide.outcome import NEARLY_FULL_BYTES, EndedBy, Evidence, describe_exit, judge
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor import pickrows
-from chunkvisor.pickrows import expect_rows, pick_rows
+from chunkvisor.store import pickrows
+from chunkvisor.store.pickrows import expect_rows, pick_rows
 
 ROWS, WIDTH = 3000, 3
 
@@ -61,7 +61,7 @@ def test_expected(path: Path, rows: list[int], expected: list[tuple[int, int]]) 
         assert (fd >= 0, advice) == (True, os.POSIX_FADV_WILLNEED)
         asked.append((offset // mmap.PAGESIZE, -(-size // mmap.PAGESIZE)))
 
-    with mock.patch("chunkvisor.pickrows.os.posix_fadvise", ask):
+    with mock.patch("chunkvisor.store.pickrows.os.posix_fadvise", ask):
         expect_rows(path, 5, 4 * WIDTH, np.array(rows, dtype=np.int64))
     assert asked == expected
 
@@ -78,7 +78,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 512 << 20)
     program = (
-        "import resource, sys, numpy as np; from pathlib import Path; from chunkvisor.pickrows import pick_rows\n"
+        "import resource, sys, numpy as np; from pathlib import Path; from chunkvisor.store.pickrows import pick_rows\n"
         "rows = np.random.default_rng(0).permutation(np.arange(0, 32 << 20, 2048))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for _ in range(2): pick_rows(Path(sys.argv[1]), '<f4', 0, 4, rows)\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chunkvisor.planning.samples import MOST_TEXTS
+from chunkvisor.commands.planning.samples import MOST_TEXTS
 from harness import Workplace
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
@@ -162,8 +162,8 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit evenly spread chunks are measured, and the plan says so."""
-    from chunkvisor.configfile import load
-    from chunkvisor.planning import samples, survey
+    from chunkvisor.commands.planning import samples, survey
+    from chunkvisor.config.load import load
 
     assert MOST_TEXTS == 1_000_000
     monkeypatch.setattr(samples, "MOST_TEXTS", 10)

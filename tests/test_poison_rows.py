@@ -301,7 +301,7 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
     (tmp_path / "each").mkdir()
     command = [sys.executable, str(DRIVER), "each", "after", str(template.folder), str(tmp_path / "each")]
     ended = subprocess.run(
-        [*command, "chunkvisor.journal:Journal.write"],
+        [*command, "chunkvisor.events.journal:Journal.write"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -386,8 +386,8 @@ def test_undamaged(halfway: Halfway, tmp_path: Path) -> None:
 
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that turns out damaged when its chunk is put together is computed again by the same run."""
-    from chunkvisor.bisect import Part
-    from chunkvisor.parts import Parts
+    from chunkvisor.decide.bisect import Part
+    from chunkvisor.store.parts import Parts
 
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t1", "value_error!")

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.errors import ExitCode
-from chunkvisor.outcome import Verdict
-from chunkvisor.policy import (
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import (
     BACKOFF_MAX_S,
     BARREN_CHUNKS,
     FRUITLESS_ATTEMPTS,
@@ -24,6 +23,7 @@ from chunkvisor.policy import (
     backoff_s,
     decide,
 )
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase, Tier
 

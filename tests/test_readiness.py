@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.config import ModelConfig
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.ray.readiness import (
     UnfitError,
     check_shared,
@@ -18,7 +19,6 @@ from chunkvisor.engine.ray.readiness import (
 )
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import Model, Terms
-from chunkvisor.modelsource import resolve_local
 from chunkvisor_worker.contract.messages import ModelSpec, from_json, to_json
 from chunkvisor_worker.contract.template import TemplateSpec
 

@@ -70,7 +70,7 @@ def _npy(vectors: np.ndarray) -> bytes:
 def test_killed_after_each_event(tmp_path: Path) -> None:
     """A run killed right after any event of its journal leaves a folder in which the next run completes."""
     told = sweep(
-        "each", "after", eventful(tmp_path / "template"), tmp_path / "each", "chunkvisor.journal:Journal.write"
+        "each", "after", eventful(tmp_path / "template"), tmp_path / "each", "chunkvisor.events.journal:Journal.write"
     )
     for line in told:
         assert line["returncode"] == 0, line
@@ -82,7 +82,7 @@ def test_killed_after_each_event(tmp_path: Path) -> None:
 @local_engine_only
 @pytest.mark.parametrize(
     "targets",
-    [("chunkvisor.journal:Journal.write",), ("os:replace", "os:rename", "os:fsync", "os:rmdir")],
+    [("chunkvisor.events.journal:Journal.write",), ("os:replace", "os:rename", "os:fsync", "os:rmdir")],
     ids=["events", "renames and syncs"],
 )
 def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...]) -> None:
@@ -144,7 +144,7 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_result_without_a_judge(tmp_path: Path) -> None:
     """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.aftermath:Aftermath.conclude")
+    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.supervise.aftermath:Aftermath.conclude")
     assert [line["returncode"] for line in told] == [0, 0]
     killed = ScriptedWorkplace(Path(told[0]["folder"]))
     np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))

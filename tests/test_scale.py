@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.artifact import inspect
-from chunkvisor.attempt import Job, Place, write_attempt
-from chunkvisor.layout import Layout
-from chunkvisor.ledger import Ledger
-from chunkvisor.plan import Plan
-from chunkvisor.status import committed_chunks
+from chunkvisor.events.status import committed_chunks
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.plan import Plan
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec, read_message
 from harness import Workplace, expected

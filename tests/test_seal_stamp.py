@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.stamp import Stamp, digest_file, stamp_as, stamp_file
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.store.stamp import Stamp, digest_file, stamp_as, stamp_file
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.layout import InvocationFiles
-from chunkvisor.observe import gpuprobe, sensors
+from chunkvisor.devices import gpuprobe
+from chunkvisor.devices.gpuprobe import GpuProbe, parse
+from chunkvisor.devices.processes import Processes
+from chunkvisor.observe import sensors
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.gpuprobe import GpuProbe, parse
-from chunkvisor.observe.processes import Processes
 from chunkvisor.observe.sensors import Sensors
+from chunkvisor.store.layout import InvocationFiles
 from harness import Workplace, wait_for
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.finalfiles import parts_of
+from chunkvisor.assemble.finalfiles import parts_of
 from harness import ROOT, expected
 from scripted_workplace import ScriptedWorkplace
 
@@ -228,10 +228,10 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
     calls = len(place.calls())
     driver = ROOT / "tests" / "drivers" / "kill_at.py"
     targets = [
-        "chunkvisor.finalwriter:set_aside",
-        "chunkvisor.finalwriter:sync_folder",
-        "chunkvisor.finished:set_aside",
-        "chunkvisor.finished:remove_final",
+        "chunkvisor.assemble.finalwriter:set_aside",
+        "chunkvisor.assemble.finalwriter:sync_folder",
+        "chunkvisor.assemble.finished:set_aside",
+        "chunkvisor.assemble.finished:remove_final",
     ]
     ended = subprocess.run(
         [sys.executable, str(driver), "each", when, str(place.folder), str(tmp_path / "scratch"), *targets],

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.facts import read_facts
-from chunkvisor.layout import Layout
-from chunkvisor.ledger import Ledger
-from chunkvisor.lock import opened, take
-from chunkvisor.observe.snapshot import Concern, OutputState, Snapshot
-from chunkvisor.observe.together import merged
-from chunkvisor.observe.words import Weight
-from chunkvisor.plan import Plan
-from chunkvisor.slicelock import hold_workdir
-from chunkvisor.slices import Slice
+from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
+from chunkvisor.events.words import Weight
+from chunkvisor.observe.followslices import merged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.lock import opened, take
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.plan import Plan
+from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
 from harness import expected, finish, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
@@ -251,7 +251,7 @@ def test_orphans_of_the_same_slice_are_ended(place: ScriptedWorkplace) -> None:
 SLOW_SOURCE = """
 import os, time
 from pathlib import Path
-from chunkvisor import prepare
+from chunkvisor.supervise import prepare
 
 stage = prepare.stage_table
 
@@ -315,7 +315,9 @@ def test_killed_again_and_again(place: ScriptedWorkplace, tmp_path: Path) -> Non
     """The slice that joins, killed after one event after the other, still completes the whole."""
     for which in ("1/3", "3/3"):
         assert place.run_here("--slice", which).returncode == 0
-    told = sweep("chain", "after", place, tmp_path / "chain", "chunkvisor.journal:Journal.write", options="--slice 2/3")
+    told = sweep(
+        "chain", "after", place, tmp_path / "chain", "chunkvisor.events.journal:Journal.write", options="--slice 2/3"
+    )
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(ScriptedWorkplace(Path(told[-1]["folder"])))
@@ -378,7 +380,7 @@ def test_first_facts_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ledgers[0].fix_facts(facts)
     for ledger, dimension in ((ledgers[1], 8), (ledgers[2], 16)):
         unseen = iter([None])  # when it looks, the facts are not there yet
-        monkeypatch.setattr("chunkvisor.ledger.read_facts", lambda layout, unseen=unseen: next(unseen, facts))
+        monkeypatch.setattr("chunkvisor.store.ledger.read_facts", lambda layout, unseen=unseen: next(unseen, facts))
         found = replace(facts, dimension=dimension, versions={"numpy": "2"})
         with contextlib.nullcontext() if dimension == 8 else pytest.raises(Halt, match="of 8 and of 16 numbers"):
             ledger.fix_facts(found)

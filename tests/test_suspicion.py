@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.suspicion import Charge, Suspicion
+from chunkvisor.decide.suspicion import Charge, Suspicion
 from chunkvisor_worker.contract.exits import Outcome
 
 CASES = {

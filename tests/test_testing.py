@@ -10,7 +10,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor import testing
-from chunkvisor.drill.faults import FAULTS
+from chunkvisor.commands.drill.faults import FAULTS
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS, as_variable
 from harness import ENCODERS, Workplace, expected, local_engine_only

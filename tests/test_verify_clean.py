@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.seal import read_sealed, write_sealed
-from chunkvisor.stamp import digest_file
+from chunkvisor.store.seal import read_sealed, write_sealed
+from chunkvisor.store.stamp import digest_file
 from harness import expected, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from chunkvisor.observe.snapshot import Concern, DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.events.snapshot import Concern, DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.events.words import Weight
 from chunkvisor.observe.view import Room, view
-from chunkvisor.observe.words import Weight
 
 GIB = 1 << 30
 

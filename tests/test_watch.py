@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.watch import Patience, Pulse
+from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 PATIENCE = Patience(startup_s=100, stall_s=10)

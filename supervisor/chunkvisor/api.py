@@ -18,15 +18,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.configfile import LoadedConfig, from_values, load
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.manifest import recorded_parts, shards_of
+from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
-from chunkvisor.finalfiles import place_of
-from chunkvisor.layout import Layout
-from chunkvisor.manifest import recorded_parts, shards_of
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.seal import read_sealed
-from chunkvisor.session import run as run_session
-from chunkvisor.work import Request
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.seal import read_sealed
+from chunkvisor.supervise.session import run as run_session
+from chunkvisor.supervise.work import Request
 
 Event: TypeAlias = Callable[[str, dict[str, Any]], None]
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run."""

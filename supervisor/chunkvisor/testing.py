@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.drill.faults import FAULTS, Place
+from chunkvisor.commands.drill.faults import FAULTS, Place
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import write_message

@@ -28,7 +28,7 @@ import numpy as np
 from damage import Vandal
 from processes import MARK, Killer, none_left
 
-from chunkvisor.journal import read_events
+from chunkvisor.events.journal import read_events
 from harness import Workplace, expected
 
 RATE = 0.5

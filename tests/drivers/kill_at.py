@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import chunkvisor.cli.run
-import chunkvisor.configfile
+import chunkvisor.config.load
+import chunkvisor.decide.policy
 import chunkvisor.observe.report.page
-import chunkvisor.policy
-import chunkvisor.runner
-import chunkvisor.session
+import chunkvisor.supervise.runner
+import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
-chunkvisor.policy.BACKOFF_S = 0.01
-chunkvisor.runner._PAUSE_S = 0.02
+chunkvisor.decide.policy.BACKOFF_S = 0.01
+chunkvisor.supervise.runner._PAUSE_S = 0.02
 # Compiled once for all runs.
 chunkvisor.observe.report.page._template()
 

@@ -10,7 +10,7 @@ from ingest_files import Stage, write_texts
 
 from chunkvisor.ingest import table as staged_table
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.seal import DamagedError
+from chunkvisor.store.seal import DamagedError
 
 FILES = ["texts.bin", "offsets.bin", "row_text.bin", "first_row.bin", "table.json"]
 

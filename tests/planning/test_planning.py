@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.planning.draw import WIDTH, bar, draw
-from chunkvisor.planning.estimate import disk_bytes, final_bytes, last_rate, loaded_bytes, memory_bytes, scaled, stride
-from chunkvisor.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.planning.histogram import distribution, longest_texts
-from chunkvisor.planning.modelfolder import read_model_folder
+from chunkvisor.commands.planning.draw import WIDTH, bar, draw
+from chunkvisor.commands.planning.estimate import (
+    disk_bytes,
+    final_bytes,
+    last_rate,
+    loaded_bytes,
+    memory_bytes,
+    scaled,
+    stride,
+)
+from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.modelfolder import read_model_folder
+from chunkvisor.observe.histogram import distribution, longest_texts
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ def command(workdir: Path) -> None:
     \b
     Example: chunkvisor clean cache/embeddings
     """
-    from chunkvisor.clean import clean
+    from chunkvisor.commands.clean import clean
     from chunkvisor.units import human_bytes
 
     removed, freed_bytes = clean(workdir)

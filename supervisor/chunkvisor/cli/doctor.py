@@ -20,7 +20,7 @@ def command(config: Path | None, as_json: bool) -> None:
     \b
     Example: chunkvisor doctor embeddings.yaml
     """
-    from chunkvisor.doctor import examine, exit_code, gather, render, to_json
+    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, lambda step: click.echo(f"{step} …", err=True)))
     if as_json:

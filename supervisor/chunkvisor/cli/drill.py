@@ -13,7 +13,7 @@ from chunkvisor.errors import ExitCode, Halt
 
 
 def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from chunkvisor.drill.faults import FAULTS
+    from chunkvisor.commands.drill.faults import FAULTS
 
     return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
 
@@ -37,11 +37,11 @@ def command(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], ke
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
     """
-    from chunkvisor.configfile import load
-    from chunkvisor.drill import report
-    from chunkvisor.drill.drill import Drill
-    from chunkvisor.drill.faults import choose
-    from chunkvisor.drill.scratch import Scratch
+    from chunkvisor.commands.drill import report
+    from chunkvisor.commands.drill.drill import Drill
+    from chunkvisor.commands.drill.faults import choose
+    from chunkvisor.commands.drill.scratch import Scratch
+    from chunkvisor.config.load import load
 
     faults, loaded = choose(names), load(config, overrides)
     folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=_beside(loaded.config.workdir)))

@@ -52,7 +52,7 @@ def command(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.onefile import OneFile, encode, state_beside
+    from chunkvisor.commands.onefile import OneFile, encode, state_beside
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")

@@ -39,7 +39,7 @@ def set_option(help_text: str) -> Callable[[_Function], _Function]:
 def _refuse_config(ctx: click.Context, _param: click.Parameter, workdir: Path) -> Path:
     """A config in the place of its workdir is an easy slip. Raises Halt (78), naming the workdir."""
     if workdir.is_file() and not ctx.resilient_parsing:
-        from chunkvisor.configfile import load
+        from chunkvisor.config.load import load
 
         try:
             remedy = f"give the folder that it calls workdir: {load(workdir).config.workdir}"
@@ -69,6 +69,6 @@ def _complete_folder(_ctx: click.Context, _param: click.Parameter, incomplete: s
 
 def _complete_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
     """The keys of the config but for those of its outputs, whose names only the file knows."""
-    from chunkvisor.configfile import dotted_keys
+    from chunkvisor.config.load import dotted_keys
 
     return [CompletionItem(f"{key}=") for key in dotted_keys() if key.startswith(incomplete)]

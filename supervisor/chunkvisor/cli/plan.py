@@ -22,8 +22,8 @@ def command(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_j
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
     """
-    from chunkvisor.configfile import load
-    from chunkvisor.planning import draw, survey
+    from chunkvisor.commands.planning import draw, survey
+    from chunkvisor.config.load import load
 
     # As an exception, so that children are ended and the temporary folder is removed.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))

@@ -15,7 +15,7 @@ def command(workdir: Path) -> None:
     \b
     Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
     """
-    from chunkvisor.retry import retry
+    from chunkvisor.commands.retry import retry
 
     count = retry(workdir)
     if count:

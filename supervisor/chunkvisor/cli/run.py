@@ -8,7 +8,7 @@ import click
 from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode
 from chunkvisor.observe.terminal import options, shown
-from chunkvisor.slices import Slice
+from chunkvisor.store.slices import Slice
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Slice | None:
@@ -47,11 +47,11 @@ def command(
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
-    from chunkvisor.configfile import load
+    from chunkvisor.config.load import load
     from chunkvisor.observe.observer import Guarded, Observers
     from chunkvisor.observe.systemd import service_manager
-    from chunkvisor.session import run
-    from chunkvisor.work import Request
+    from chunkvisor.supervise.session import run
+    from chunkvisor.supervise.work import Request
 
     if of_slice is not None and from_scratch:
         raise click.UsageError(

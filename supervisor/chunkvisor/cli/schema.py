@@ -13,6 +13,6 @@ def command() -> None:
     Example: chunkvisor schema > chunkvisor.schema.json
     and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
     """
-    from chunkvisor.configschema import config_schema
+    from chunkvisor.config.schema import config_schema
 
     click.echo(json.dumps(config_schema(), indent=2))

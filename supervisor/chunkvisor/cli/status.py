@@ -18,10 +18,10 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.glance import glance
-    from chunkvisor.observe.together import follower_of
+    from chunkvisor.events.status import read_status
+    from chunkvisor.observe.followslices import follower_of
+    from chunkvisor.observe.statusscreen import glance
     from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
-    from chunkvisor.status import read_status
 
     if as_json and not watch:
         click.echo(json.dumps(read_status(workdir).to_json(), indent=2))

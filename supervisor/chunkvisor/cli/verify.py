@@ -16,7 +16,7 @@ def command(workdir: Path) -> None:
     \b
     Example: chunkvisor verify cache/embeddings
     """
-    from chunkvisor.verify import verify
+    from chunkvisor.commands.verify import verify
 
     good = bad = 0
     for finding in verify(workdir):

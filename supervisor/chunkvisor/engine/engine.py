@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import Halt
-from chunkvisor.stations import Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 

@@ -5,7 +5,7 @@ Pure: it never reads or changes the supervisor's own environment; the caller han
 
 from collections.abc import Mapping
 
-from chunkvisor.gpu import CPU, Device
+from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor_worker.contract.environment import PARENT_PID, RUN_ID
 
 _FIXED = {

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.worker import Lifeline
-from chunkvisor.hostmemory import KillCount
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Limits, Spec
 

@@ -6,7 +6,7 @@ It never judges an attempt: of a warm worker it learns only whether its template
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chunkvisor.config import Start
+from chunkvisor.config.model import Start
 from chunkvisor.engine.fresh import FreshWorker
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
 from chunkvisor.engine.worker import Worker

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
+from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.worker import Lifeline, readable
-from chunkvisor.hostmemory import KillCount
-from chunkvisor.outcome import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Fault, Limits, from_json, read_message, to_json, write_message

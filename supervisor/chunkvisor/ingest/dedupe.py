@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from chunkvisor.ingest.spool import Batch, SpoolFiles, bins_at_once, write_all
 from chunkvisor.ingest.table import TableFiles
-from chunkvisor.pickrows import pick_rows
+from chunkvisor.store.pickrows import pick_rows
 
 _BYTES_PER_ROW = 512
 """Of the memory limit; 90 are in use at a time while hashes are sorted, and the interpreter wants its share."""

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.sources import Format, Signature, resolve, signature
-from chunkvisor.pickrows import pick_rows
-from chunkvisor.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.stamp import Stamp, stamp_file
+from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.store.stamp import Stamp, stamp_file
 
 _VERSION = 1
 _ITEM_BYTES = 8

@@ -9,11 +9,11 @@ import time
 from typing import Any, TextIO
 
 from chunkvisor.errors import lines_of_end
-from chunkvisor.observe.fold import Fold
+from chunkvisor.events.fold import Fold
+from chunkvisor.events.readings import Readings, take_readings
+from chunkvisor.events.words import Weight, plain, weight_of, words_of
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
-from chunkvisor.observe.readings import Readings, take_readings
-from chunkvisor.observe.words import Weight, plain, weight_of, words_of
 from chunkvisor.units import human_moment
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from chunkvisor.config import Config, EngineKind
+from chunkvisor.config.model import Config, EngineKind
 from chunkvisor.errors import config_error
 
 _CHECK_S = 20.0

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.desks import lives
-from chunkvisor.journal import newest_mark, parse_event
-from chunkvisor.layout import Layout
-from chunkvisor.lock import read_holder
-from chunkvisor.observe.readings import Readings, take_readings
-from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.observe.words import Weight, weight_of, words_of
-from chunkvisor.slices import Slice
+from chunkvisor.events.journal import newest_mark, parse_event
+from chunkvisor.events.readings import Readings, take_readings
+from chunkvisor.events.snapshot import Snapshot
+from chunkvisor.events.words import Weight, weight_of, words_of
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import read_holder
+from chunkvisor.store.runfolders import lives
+from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20

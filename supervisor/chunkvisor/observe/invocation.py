@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.store.layout import InvocationFiles, Layout
 
 KEPT = 50
 """So many folders stay; older ones are removed, but for those that a person has renamed."""

@@ -10,8 +10,8 @@ import time
 from typing import Any, TextIO
 
 from chunkvisor.errors import Halt
+from chunkvisor.events.words import Weight, weight_of
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.observe.words import Weight, weight_of
 
 
 class JsonLines(Deaf):

@@ -7,12 +7,12 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
-from chunkvisor.observe.fold import Fold
+from chunkvisor.events.fold import Fold
+from chunkvisor.events.readings import Readings, take_readings
+from chunkvisor.events.words import Weight, weight_of, words_of
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.progress import closing_line
-from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.screen import News, Screen
-from chunkvisor.observe.words import Weight, weight_of, words_of
 
 REFRESH_S = 0.5
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from chunkvisor.errors import ExitCode, lines_of_end
-from chunkvisor.layout import InvocationFiles, Layout
 from chunkvisor.observe.boundedlines import BoundedLines
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.pace import Pace
+from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import human_time
 
 END_S = 10.0

@@ -3,7 +3,7 @@
 Pure: it never decides when a line is due but by the figures it is given.
 """
 
-from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.events.snapshot import Snapshot
 from chunkvisor.units import human_time
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1

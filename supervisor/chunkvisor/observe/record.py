@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from chunkvisor.config import Config
-from chunkvisor.facts import read_facts
-from chunkvisor.layout import InvocationFiles, Layout
+from chunkvisor.config.model import Config
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Deaf
 from chunkvisor.observe.secretless import without_secrets
 from chunkvisor.observe.surroundings import surroundings
+from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.modelfacts import read_facts
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_atomic
 

@@ -6,8 +6,8 @@ It never holds up the end of a run for long: with a very long story the report i
 import contextlib
 from typing import Any
 
-from chunkvisor.layout import Layout
 from chunkvisor.observe.observer import Deaf
+from chunkvisor.store.layout import Layout
 
 _MOST_BYTES = 48 << 20
 """Of journal and sensors; about five seconds of reading on a slow core."""

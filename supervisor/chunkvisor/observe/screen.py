@@ -14,9 +14,9 @@ from typing import TextIO, TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.events.snapshot import Snapshot
+from chunkvisor.events.words import Weight
 from chunkvisor.observe.view import Room, view
-from chunkvisor.observe.words import Weight
 
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: a terminal that knows it shows all in between at once; the others ignore it."""

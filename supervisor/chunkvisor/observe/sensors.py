@@ -7,12 +7,12 @@ import json
 import time
 from typing import Any
 
-from chunkvisor.layout import InvocationFiles
+from chunkvisor.devices.gpuprobe import GpuProbe
+from chunkvisor.devices.processes import Processes
+from chunkvisor.events.readings import AttemptKey
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.gpuprobe import GpuProbe
 from chunkvisor.observe.observer import Deaf
-from chunkvisor.observe.processes import Processes
-from chunkvisor.observe.readings import AttemptKey
+from chunkvisor.store.layout import InvocationFiles
 
 INTERVAL_S = 5.0
 LINES = 3000

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TextIO, TypeVar
 import click
 
 from chunkvisor.errors import Halt
+from chunkvisor.events.words import Weight
 from chunkvisor.observe.observer import Guarded, Observer
-from chunkvisor.observe.words import Weight
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from chunkvisor.events.snapshot import DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.events.words import Weight, plain
 from chunkvisor.observe.progress import percent, rates
-from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.observe.words import Weight, plain
 from chunkvisor.units import human_bytes, human_time
 
 _STYLES = {Weight.NEWS: "green", Weight.CARE: "yellow", Weight.LOSS: "red"}

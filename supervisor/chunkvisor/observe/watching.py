@@ -13,12 +13,12 @@ from pathlib import Path
 
 import click
 
+from chunkvisor.events.status import State, read_status
+from chunkvisor.observe.followslices import Looking
 from chunkvisor.observe.live import REFRESH_S
 from chunkvisor.observe.progress import heartbeat_s, progress_line
 from chunkvisor.observe.screen import Screen
 from chunkvisor.observe.terminal import can_draw
-from chunkvisor.observe.together import Looking
-from chunkvisor.status import State, read_status
 from chunkvisor.units import human_moment
 
 _JSON_LOOK_S = 1.0

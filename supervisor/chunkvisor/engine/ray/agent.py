@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.attempt import read_tail
 from chunkvisor.engine.environment import thread_count
+from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.engine.ray.nodeworkers import Node, NodeWorkers
 from chunkvisor.engine.ray.readiness import UnfitError, check_shared, check_version, devices_of, model_path
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
-from chunkvisor.orphans import end_orphans
+from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular, read_bounded
 from chunkvisor_worker.contract.messages import from_json, to_json
 

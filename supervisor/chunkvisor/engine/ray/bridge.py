@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from chunkvisor.engine.ray.tending import Tended
+from chunkvisor.engine.ray.agentproxy import Tended
 from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, NodeGone, Order, Report
 from chunkvisor_worker.contract.messages import from_json, to_json
 

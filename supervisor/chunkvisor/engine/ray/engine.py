@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.decide.policy import backoff_s
+from chunkvisor.devices.gate import is_watched
+from chunkvisor.devices.health import Reading
+from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Demand
 from chunkvisor.engine.fresh import keep_log_end
 from chunkvisor.engine.ray.link import Link
@@ -30,10 +34,6 @@ from chunkvisor.engine.ray.wire import (
 from chunkvisor.engine.ray.worker import RayWorker
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.gpugate import is_watched
-from chunkvisor.gpuhealth import Reading
-from chunkvisor.policy import backoff_s
-from chunkvisor.stations import Site, Station, Stations
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.attempt import free_bytes
-from chunkvisor.config import Start
-from chunkvisor.diskneed import DISK_ERRNOS
+from chunkvisor.config.model import Start
+from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
+from chunkvisor.devices.gate import SmiSensor, is_watched
+from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.health import Reading
+from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import keep_log_end, trim_log, worker_command
 from chunkvisor.engine.ray.wire import (
@@ -41,11 +44,8 @@ from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import Halt
-from chunkvisor.gpu import Device
-from chunkvisor.gpugate import SmiSensor, is_watched
-from chunkvisor.gpuhealth import Reading
-from chunkvisor.hostmemory import room_for_one_more
-from chunkvisor.outcome import NEARLY_FULL_BYTES
+from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chunkvisor.config import ModelConfig
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.engine.modelsource import fetch_model, resolve_local
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import Halt
-from chunkvisor.gpu import Device, find_devices
-from chunkvisor.modelsource import fetch_model, resolve_local
 
 
 class UnfitError(Exception):

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from chunkvisor.orphans import end_orphans
+from chunkvisor.engine.orphans import end_orphans
 
 _PREFIX = f"chunkvisor-{os.getuid()}-"
 _LOCK = "lock"

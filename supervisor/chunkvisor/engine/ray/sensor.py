@@ -6,9 +6,9 @@ It never waits for nvidia-smi, which runs on the node.
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.health import Reading
 from chunkvisor.engine.ray.wire import NodeUp
-from chunkvisor.gpu import Device
-from chunkvisor.gpuhealth import Reading
 
 
 class NodeSensor:

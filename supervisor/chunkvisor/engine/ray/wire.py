@@ -6,9 +6,9 @@ It never touches a socket, and nothing of Ray.
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.health import Reading
 from chunkvisor.errors import ExitCode
-from chunkvisor.gpu import Device
-from chunkvisor.gpuhealth import Reading
 from chunkvisor_worker.contract.messages import Beat, Limits
 from chunkvisor_worker.contract.template import TemplateSpec
 

@@ -6,8 +6,8 @@ It never asks the node: what is known of the worker has been told.
 import signal
 from collections.abc import Callable
 
+from chunkvisor.decide.outcome import NODE_LOST
 from chunkvisor.engine.ray.wire import Ended, Gate, Order, Signal, Started
-from chunkvisor.outcome import NODE_LOST
 from chunkvisor_worker.contract.messages import Limits
 
 

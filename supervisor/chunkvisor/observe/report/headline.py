@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chunkvisor.errors import ExitCode
+from chunkvisor.events.status import State, Status
 from chunkvisor.observe.report.story import Story
-from chunkvisor.status import State, Status
 from chunkvisor.units import human_time
 
 _AGAIN = "Run the same command again to go on; what is done stays done."

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from chunkvisor.ingest.table import TableFiles
-from chunkvisor.layout import OutputLayout
-from chunkvisor.planning.histogram import Distribution, distribution
+from chunkvisor.observe.histogram import Distribution, distribution
+from chunkvisor.store.layout import OutputLayout
 
 _SAMPLE = 200_000
 _BLOCK = 10_000

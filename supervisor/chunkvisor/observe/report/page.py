@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor import __version__
-from chunkvisor.desks import all_desks
-from chunkvisor.facts import read_facts
-from chunkvisor.journal import read_events
-from chunkvisor.layout import InvocationFiles, Layout
-from chunkvisor.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.events.journal import read_events
+from chunkvisor.events.status import State, Status, read_status
 from chunkvisor.observe.report.bands import kind_of
 from chunkvisor.observe.report.figures import Figures
 from chunkvisor.observe.report.headline import headline
@@ -26,8 +24,10 @@ from chunkvisor.observe.report.lengths import Lengths, lengths_of
 from chunkvisor.observe.report.readings import read_readings
 from chunkvisor.observe.report.story import Story, read_story
 from chunkvisor.observe.report.trouble import clean, troubles
-from chunkvisor.seal import DamagedError
-from chunkvisor.status import State, Status, read_status
+from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.runfolders import all_desks
+from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import human_bytes, human_moment, human_time
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, write_atomic

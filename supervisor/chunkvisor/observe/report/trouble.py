@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from chunkvisor.attempt import read_tail
-from chunkvisor.lastwords import last_remedy
-from chunkvisor.layout import Layout
+from chunkvisor.decide.lastwords import last_remedy
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor.observe.report.bands import Kind, kind_of
 from chunkvisor.observe.report.story import Failure, Story
-from chunkvisor.outcome import Verdict
+from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.masking import masked

@@ -1,0 +1,98 @@
+"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give the order of the rows.
+
+It never reads or writes a row, and never removes a file that is not one of these.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.seal import DamagedError, read_sealed
+
+MOST_SHARDS = 10_000
+"""Their names have four digits, so that names sort as numbers do."""
+
+_SHARD_NAME = re.compile(r"\d{4}\.npy")
+
+
+@dataclass(frozen=True, slots=True)
+class FinalPart:
+    """One file of a final."""
+
+    path: Path
+    start: int
+    """Its first row."""
+    stop: int
+    """One past its last row."""
+
+    @property
+    def rows(self) -> int:
+        """Number of its rows, at least 1."""
+        return self.stop - self.start
+
+
+def place_of(layout: OutputLayout, shards: int | None) -> Path:
+    """The file, or the folder of the shards."""
+    return layout.final if shards is None else layout.shards
+
+
+def partial_of(layout: OutputLayout, shards: int | None) -> Path:
+    """The same while it is being made; in the same folder, so that one rename publishes it."""
+    return layout.partial if shards is None else layout.partial_shards
+
+
+def parts_of(place: Path, rows: int, shards: int | None) -> list[FinalPart]:
+    """The files of a final at `place`, in the order of their rows.
+
+    Rows are split evenly: no shard has more than one row more than another. There are no empty shards, so that fewer
+    rows than shards make fewer shards.
+    """
+    if shards is None:
+        return [FinalPart(place, 0, rows)]
+    count = min(shards, rows)
+    bounds = [rows * number // count for number in range(count + 1)]
+    return [FinalPart(place / f"{number:04d}.npy", *bounds[number : number + 2]) for number in range(count)]
+
+
+def remove_final(place: Path) -> None:
+    """Remove a file, or the shards in a folder and the folder if nothing else is in it. Raises OSError."""
+    if place.is_symlink() or not place.is_dir():
+        place.unlink(missing_ok=True)
+        return
+    for path in place.iterdir():
+        if _SHARD_NAME.fullmatch(path.name):
+            path.unlink()
+    with contextlib.suppress(OSError):  # somebody has put something of his own there
+        place.rmdir()
+
+
+def mark_of(place: Path) -> list[int]:
+    """Size and modification time (ns): they stay when a file or folder is renamed, or copied with its times."""
+    found = place.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def is_ours(layout: OutputLayout, place: Path) -> bool:
+    """Whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
+    try:
+        record = read_sealed(layout.published)
+    except DamagedError:
+        return False
+    return record is not None and place.exists() and mark_of(place) in record.get("marks", [])
+
+
+def strays(place: Path, parts: list[FinalPart]) -> Iterator[Path]:
+    """What is in or beneath the folder of the shards and would be read as rows, though it is none of them.
+
+    embedding-reader takes every `**/*.npy`, in the order of their paths (its get_file_list.py).
+    """
+    own = {part.path for part in parts}
+    for root, folders, names in os.walk(place):
+        for name in (*folders, *names):
+            path = Path(root, name)
+            if name.endswith(".npy") and path not in own:
+                yield path

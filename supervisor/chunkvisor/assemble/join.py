@@ -1,0 +1,122 @@
+"""Joins the chunks of an output into its final file or its shards, in bounded memory.
+
+It never shows a file before it is complete and verified.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.chunkreader import ChunkDamagedError, ChunkReader
+from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.artifact import BLOCK_BYTES
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.stamp import Stamp
+
+_ROWS_AT_ONCE = 1 << 18
+_BLOCKS_AT_ONCE = 64
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What was published."""
+
+    stamps: tuple[Stamp, ...]
+    """Of its file, or of each of its shards."""
+    dimension: int
+    zero_rows: int
+    """Rows that are zero throughout; only blank texts have such vectors."""
+    bad_rows: list[tuple[int, int]]
+    """(row, number of its text) of every row that has no vector and is NaN, in order."""
+
+
+def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], shards: int | None = None) -> Final:
+    """Write, verify and publish the final file, or so many shards of it.
+
+    Row i gets the vector of text `row_text[i]`. Texts are numbered in the order of their first row, so the chunks are
+    read once, from the first to the last; a row whose text came before gets its vector from what is already
+    written. Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError.
+    """
+    assert ledger.facts is not None
+    layout, dimension = ledger.layout, ledger.facts.dimension
+    per_block = max(1, BLOCK_BYTES // (4 * dimension))
+    with FinalWriter(layout, table.rows, dimension, shards) as writer, ChunkReader(ledger) as chunks:
+        bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
+        room, spare = (np.empty((per_block, dimension), dtype="<f4") for _ in range(2))
+        for rows in _blocks(table, per_block, writer.expect):
+            block, new = room[: len(rows.ids)], spare[: rows.fresh]
+            if rows.fresh == len(rows.ids):
+                chunks.fill(block)  # no text of the block came before, so its ids rise by one from row to row
+            elif rows.fresh:
+                chunks.fill(new)
+                # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
+                np.take(new, rows.ids - rows.seen, axis=0, out=block, mode="clip")
+            if len(rows.old):
+                block[rows.old] = writer.read(rows.old_from)
+            hits = np.flatnonzero(np.isin(rows.ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
+            nan_rows += [(rows.first + int(row), int(rows.ids[row])) for row in hits]
+            if len(others := np.setxor1d(writer.write(block), hits)):
+                chunk = int(rows.ids[others[0]]) // ledger.plan.chunk_size
+                raise ChunkDamagedError(chunk, "has other rows without a vector than its record says")
+            on_block()
+        assert chunks.at_end
+        stamps = writer.publish()
+    return Final(stamps, dimension, writer.zero_rows, nan_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Which vectors a block of rows has."""
+
+    first: int
+    """Its first row."""
+    ids: Numbers
+    """Of the rows' texts."""
+    seen: int
+    """So many texts have a row before the block."""
+    fresh: int
+    """So many more have one in it."""
+    old: Numbers
+    """Positions of the rows whose text came before the block."""
+    old_from: Numbers
+    """First rows of those texts."""
+
+
+def _blocks(table: StagedTable, per_block: int, expect: Callable[[Numbers], None]) -> Iterator[_Block]:
+    """All rows, in blocks of so many; what is read back for a block is expected long before."""
+    before: list[_Block] = []
+    for blocks in _stretches(table, per_block):
+        if before:
+            old_from = np.concatenate([block.old_from for block in blocks])
+            expect(old_from[old_from < before[0].first])
+        yield from before
+        before = blocks
+    yield from before
+
+
+def _stretches(table: StagedTable, per_block: int) -> Iterator[list[_Block]]:
+    """The same, several blocks at a time, so that the table is not asked for each."""
+    seen, at_once = 0, per_block * max(1, min(_BLOCKS_AT_ONCE, _ROWS_AT_ONCE // per_block))
+    for start in range(0, table.rows, at_once):
+        ids = table.row_text(start, min(start + at_once, table.rows))
+        # Texts are numbered as they come: what is the greatest number so far tells how many there were.
+        upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)
+        cuts = range(per_block, len(ids), per_block)
+        pieces = np.split(ids, cuts)
+        bounds = [seen, *(int(piece[-1]) for piece in np.split(upto, cuts))]
+        old = [np.flatnonzero(piece < there) for piece, there in zip(pieces, bounds, strict=False)]
+        firsts = table.first_rows_of(np.concatenate([piece[rows] for piece, rows in zip(pieces, old, strict=True)]))
+        old_from = np.split(firsts, np.cumsum([len(rows) for rows in old[:-1]]))
+        yield [
+            _Block(start + number * per_block, piece, there, after - there, rows, from_rows)
+            for number, (piece, (there, after), rows, from_rows) in enumerate(
+                zip(pieces, itertools.pairwise(bounds), old, old_from, strict=True)
+            )
+        ]
+        seen = bounds[-1]

@@ -1,0 +1,224 @@
+"""The record of a finished output: its manifest beside the final file, and a copy in its state folder.
+
+It never takes a final file for good by its name alone: its stamp, or its digest, has to hold.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chunkvisor import __version__
+from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
+from chunkvisor.assemble.join import Final
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
+from chunkvisor.store.stamp import Stamp, stamp_as
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, from_json
+
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the rows of an output come from."""
+
+    rows: int
+    distinct_texts: int
+    digest: str
+    """Of the texts and their order."""
+    files: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One of a manifest's quarantined rows."""
+
+    row: int
+    outcome: str
+    reason: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One of a manifest's shards."""
+
+    file: str
+    """Relative to the manifest."""
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """What is read of a manifest; it has more, for people and for other programs."""
+
+    rows: int
+    dimension: int
+    digest: str
+    fingerprint: str
+    zero_rows: int
+    quarantined: tuple[_Row, ...]
+    shards: tuple[_Shard, ...] | None = None
+    """None = the final is one file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DoneRecord:
+    manifest: dict[str, Any]
+    final: tuple[Stamp, ...]
+    """Of its file, or of each of its shards."""
+
+
+def build_manifest(
+    layout: OutputLayout,
+    shards: int | None,
+    fingerprint: str,
+    final: Final,
+    facts: Facts,
+    model: ModelSpec,
+    encode: EncodeSpec,
+    origin: Origin,
+    quarantined: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The manifest as plain values; sizes and counts are plain numbers."""
+    return {
+        "rows": origin.rows,
+        "dimension": final.dimension,
+        "dtype": "float32",
+        **describe_files(layout, shards, origin.rows, final.stamps),
+        "fingerprint": fingerprint,
+        "quarantined": quarantined,
+        "distinct_texts": origin.distinct_texts,
+        "zero_rows": final.zero_rows,
+        "model": {
+            "name": model.name,
+            "revision": model.revision,
+            "dtype": facts.dtype or model.dtype,
+            "max_length": facts.max_length if facts.max_length is not None else model.max_length,
+            "encoder": model.encoder,
+        },
+        "encode": {
+            "normalize": encode.normalize,
+            "prompt": encode.prompt,
+            "prompt_name": encode.prompt_name,
+            "truncate_dim": encode.truncate_dim,
+        },
+        "source": {"files": origin.files, "digest": origin.digest},
+        "versions": {"chunkvisor": __version__, **facts.versions},
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def describe_files(layout: OutputLayout, shards: int | None, rows: int, stamps: Sequence[Stamp]) -> dict[str, Any]:
+    """The manifest's `digest`, and `shards` where there are any; `digest` is then that of the list of theirs."""
+    digests = [f"sha256:{stamp.digest}" for stamp in stamps]
+    if shards is None:
+        return {"digest": digests[0]}
+    parts = parts_of(place_of(layout, shards), rows, shards)
+    listed = [
+        {"file": str(part.path.relative_to(layout.workdir)), "rows": part.rows, "digest": digest}
+        for part, digest in zip(parts, digests, strict=True)
+    ]
+    return {"digest": f"sha256:{digest_of(digests)}", "shards": listed}
+
+
+def shards_of(manifest: dict[str, Any]) -> int | None:
+    """Number of the shards that the manifest describes; None = one file."""
+    return len(manifest["shards"]) if "shards" in manifest else None
+
+
+def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
+    """(file, its sha256 in hex) of all that the manifest describes."""
+    shards = shards_of(manifest)
+    records = [manifest] if shards is None else manifest["shards"]
+    parts = parts_of(place_of(layout, shards), manifest["rows"], shards)
+    return [(part, record["digest"].removeprefix("sha256:")) for part, record in zip(parts, records, strict=True)]
+
+
+def publish_manifest(layout: OutputLayout, manifest: dict[str, Any], stamps: Sequence[Stamp]) -> None:
+    """Write the manifest and the record of the finished output. Raises OSError."""
+    write_sealed(layout.manifest, manifest)
+    write_sealed(layout.done, asdict(_DoneRecord(manifest, tuple(stamps))))
+
+
+def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
+    """The manifest of a finished output whose final files are whole; None where it is not finished, or damaged.
+
+    A lost or damaged record is written anew from its twin. A final file is read only if it was touched since it
+    was recorded. Raises OSError.
+    """
+    done, manifest = _unless_damaged(_read_done, layout), _unless_damaged(read_manifest, layout)
+    record = done.manifest if done is not None else manifest
+    if record is None:
+        return None
+    files = recorded_parts(layout, record)
+    stamps = done.final if done is not None else [Stamp(digest, _size(part.path), 0, 0, 0) for part, digest in files]
+    if len(stamps) != len(files):
+        return None
+    stamped = [(stamp, part.path) for stamp, (part, _) in zip(stamps, files, strict=True)]
+    if not all(stamp.holds(path) for stamp, path in stamped):
+        return None
+    if manifest != record or done is None or not all(stamp.untouched(path) for stamp, path in stamped):
+        publish_manifest(layout, record, [stamp_as(path, stamp.digest) for stamp, path in stamped])
+    return record
+
+
+def read_recorded(layout: OutputLayout) -> dict[str, Any] | None:
+    """The manifest, from either record and whether or not its files are whole; None where neither can be read."""
+    done = _unless_damaged(_read_done, layout)
+    return done.manifest if done is not None else _unless_damaged(read_manifest, layout)
+
+
+def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
+    """The manifest beside the final file, or None where there is none. Raises DamagedError, OSError."""
+    content = read_sealed(layout.manifest)
+    if content is not None:
+        _check(content, layout.manifest)
+    return content
+
+
+def read_quarantined(layout: OutputLayout) -> list[dict[str, Any]] | None:
+    """The quarantined rows of a finished output; None where it is not finished. Raises DamagedError, OSError.
+
+    Its files are not looked at, but something has to be in their place.
+    """
+    done = _read_done(layout)
+    if done is None or not place_of(layout, shards_of(done.manifest)).exists():
+        return None
+    return list(done.manifest["quarantined"])
+
+
+def _read_done(layout: OutputLayout) -> _DoneRecord | None:
+    done = read_record(_DoneRecord, layout.done)
+    if done is not None:
+        _check(done.manifest, layout.done)
+    return done
+
+
+def _check(manifest: dict[str, Any], path: Path) -> None:
+    needed = from_json(_Needed, json.dumps(manifest))
+    if needed is None or ("shards" in manifest and not _cut_evenly(needed)):
+        raise DamagedError(str(path))
+
+
+def _cut_evenly(manifest: _Needed) -> bool:
+    """Whether the shards are those that we would make: paths come from us, not from a file."""
+    shards = manifest.shards or ()
+    parts = parts_of(Path(), manifest.rows, len(shards)) if shards and manifest.rows > 0 else []
+    named = [(Path(shard.file).name, shard.rows) for shard in shards]
+    return bool(parts) and named == [(part.path.name, part.rows) for part in parts]
+
+
+def _unless_damaged(read: Callable[[OutputLayout], _Read], layout: OutputLayout) -> _Read | None:
+    try:
+        return read(layout)
+    except DamagedError:
+        return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1

@@ -1,0 +1,77 @@
+"""Gathers all readings: asks the driver, the machine and, in child processes, torch and a worker.
+
+It never judges (`findings` does), and raises nothing for a fault of the machine: a fault is a reading.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from chunkvisor.commands.doctor.children import environment_of, run_probe
+from chunkvisor.commands.doctor.host import read_host, read_hub
+from chunkvisor.commands.doctor.jobfacts import read_job
+from chunkvisor.commands.doctor.readings import Readings, Wanted
+from chunkvisor.commands.doctor.smi import read_driver, read_smi
+from chunkvisor.commands.doctor.variables import READ
+from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.config.model import EngineKind
+from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.engine.ray.survey import Survey, survey
+from chunkvisor.errors import Halt
+
+
+def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
+    """Read everything; with a config, its job, too. `say` is told of the steps that take a while.
+
+    Raises OSError where not even a temporary folder or a child process is to be had.
+    """
+    loaded: LoadedConfig | None = None
+    config_problem = no_device = None
+    if config_path is not None:
+        try:
+            loaded = load(config_path)
+        except Halt as halt:
+            config_problem = (halt.what, halt.remedy)
+    devices: tuple[Device, ...] = ()
+    cluster: Survey | None = None
+    if loaded is not None:
+        if loaded.config.engine.kind is EngineKind.RAY:
+            say("asking the cluster")
+            cluster = survey(loaded.config.engine.address)
+        try:
+            devices = find_devices(loaded.config.device)
+        except Halt as halt:
+            # The workers of a cluster need none here.
+            no_device = (f"{halt.what}: {halt.why}", halt.remedy) if cluster is None else None
+    extra = loaded.config.env if loaded is not None else {}
+    environment = environment_of(os.environ, devices, extra)
+    # Before the children: the memory of a process that has just ended is not free at once.
+    smi, driver = read_smi(), read_driver()
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
+        say("asking torch")
+        folder = Path(scratch)
+        probe = run_probe(environment, folder)
+        job = read_job(loaded, devices, environment, folder, say) if loaded is not None else None
+    return Readings(
+        wanted=_wanted(loaded) if devices or cluster is None else Wanted.ANYTHING,
+        chosen=tuple(device.uuid for device in devices if device.uuid),
+        no_device=no_device,
+        config_problem=config_problem,
+        own={name: os.environ[name] for name in READ if name in os.environ},
+        workers={name: environment[name] for name in READ if name in environment},
+        from_config=frozenset(extra),
+        smi=smi,
+        driver=driver,
+        probe=probe,
+        host=read_host(),
+        hub=read_hub(os.environ),
+        job=job,
+        cluster=cluster,
+    )
+
+
+def _wanted(loaded: LoadedConfig | None) -> Wanted:
+    if loaded is None:
+        return Wanted.ANYTHING
+    return Wanted.CPU if "cpu" in loaded.config.device else Wanted.CUDA

@@ -1,0 +1,222 @@
+"""Findings on driver and GPUs, as nvidia-smi and the kernel show them.
+
+Pure: it never runs nvidia-smi; what torch says of the same GPUs is `torchbuild`'s.
+"""
+
+from collections.abc import Iterator
+
+from chunkvisor.commands.doctor.finding import Finding, State
+from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted
+from chunkvisor.devices.gpu import Device, select_visible
+from chunkvisor.units import human_bytes
+
+_GIVE_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
+_REBOOT = "reboot, or unload and load the nvidia kernel modules"
+# nvidia-smi's exit codes (its manual, RETURN VALUE).
+_SMI_CODES = {
+    4: ("this user may not ask the driver", "add the user to the group that owns /dev/nvidia*; " + _GIVE_ACCESS),
+    6: ("nvidia-smi finds no GPU", _GIVE_ACCESS),
+    8: ("a power cable of the GPU is not attached", "attach it"),
+    9: ("the driver is not loaded", "load it: modprobe nvidia; after an update of the kernel, install the driver anew"),
+    12: ("the library of NVML is missing", "install the driver's libraries; " + _GIVE_ACCESS),
+    14: ("the GPU's infoROM is damaged", "have the GPU checked"),
+    15: ("a GPU has fallen off the bus", "reboot; if it comes again, have the GPU, its power and its slot checked"),
+}
+_SMI_TEXTS = {
+    "version mismatch": ("the driver's libraries and its kernel module are of different versions", _REBOOT),
+    "Unknown Error": (
+        "the container has lost its access to the GPU",
+        "create the container anew; on the host: " + _REBOOT,
+    ),
+    "Insufficient Permissions": _SMI_CODES[4],
+    "couldn't communicate with the NVIDIA driver": _SMI_CODES[9],
+}
+_OTHERS_BYTES = 512 << 20
+"""Less than this, held by others, does not matter: a desktop or the driver itself."""
+_LARGE_SHARE = 0.5
+_NAMES_SHOWN = 5
+_NO_ACTION = ("", "none", "n/a", "[n/a]", "unknown error")
+
+
+def severity(wanted: Wanted, state: State = State.FAULT) -> State:
+    """A GPU fault counts in full where the config asks for a GPU, and as a warning at most where there is no config."""
+    if wanted is Wanted.CPU:
+        return State.NOTE
+    return State.WARNING if wanted is Wanted.ANYTHING and state is State.FAULT else state
+
+
+def check_gpus(readings: Readings) -> Iterator[Finding]:
+    """Findings `driver`, `nvml`, `gpu`, `visible-gpus`, and of every GPU `mig`, `gpu-health` and `gpu-memory`."""
+    if readings.wanted is Wanted.CPU:
+        yield Finding("gpu", State.NOTE, "the config asks for the CPU: GPUs are not looked at")
+        return
+    found = [*_check_driver(readings), *_check_visible(readings)]
+    yield from found
+    if readings.no_device is not None and all(finding.state is not State.FAULT for finding in found):
+        yield Finding("gpu", State.FAULT, *readings.no_device)
+    for gpu in readings.smi.gpus:
+        if gpu.uuid in readings.chosen or not any(uuid.startswith("GPU-") for uuid in readings.chosen):
+            yield from _check_mig(gpu, readings)
+            yield from _check_health(gpu, readings.wanted)
+            yield from _check_memory(gpu, readings.wanted)
+
+
+def _check_driver(readings: Readings) -> Iterator[Finding]:
+    smi, driver, wanted = readings.smi, readings.driver, readings.wanted
+    if driver.forbidden:
+        meaning = f"this user cannot open {', '.join(driver.forbidden)}: CUDA will see no GPU"
+        yield Finding("driver", severity(wanted), meaning, _SMI_CODES[4][1])
+    elif driver.module is not None and not driver.nodes:
+        meaning = f"the driver {driver.module} is loaded, but there is no /dev/nvidia* here"
+        yield Finding("driver", severity(wanted), meaning, _GIVE_ACCESS)
+    elif driver.module is None and not driver.nodes and smi.returncode is None and not smi.line:
+        state = State.FAULT if wanted is Wanted.CUDA else State.NOTE
+        mend = "install or load the driver; " + _GIVE_ACCESS + "; or write `device: cpu`"
+        yield Finding("driver", state, "there is no NVIDIA driver, and so no GPU, here", mend)
+        return
+    elif version := smi.driver or driver.module:
+        yield Finding("driver", State.OK, f"NVIDIA driver {version}" + (f", for CUDA {smi.cuda}" if smi.cuda else ""))
+    yield _check_nvml(readings)
+
+
+def _check_nvml(readings: Readings) -> Finding:
+    smi = readings.smi
+    if smi.returncode == 0:
+        return Finding("nvml", State.OK, f"nvidia-smi answers, and lists {_count(len(smi.gpus), 'GPU')}")
+    if smi.returncode is None and smi.line:
+        mend = "reboot; if it comes again, have the GPU checked"
+        return Finding("nvml", severity(readings.wanted), f"nvidia-smi hangs ({smi.line}): the driver is stuck", mend)
+    if smi.returncode is None:
+        meaning, mend = "nvidia-smi is not on PATH", "install the driver's tools, or put them on PATH"
+    else:
+        texts = (entry for text, entry in _SMI_TEXTS.items() if text.lower() in smi.line.lower())
+        unknown = (f"nvidia-smi fails with exit code {smi.returncode}", _REBOOT)
+        meaning, mend = next(texts, None) or _SMI_CODES.get(smi.returncode, unknown)
+        meaning += f" (nvidia-smi: {smi.line})" if smi.line else ""
+    report = readings.probe.report
+    if report is not None and report.gpus:
+        meaning += "; CUDA works all the same, but nobody can see who holds the GPU's memory, and up to torch 2.13 "
+        meaning += "running out of it looks like an NVML assertion"
+        return Finding("nvml", State.WARNING, meaning, mend)
+    return Finding("nvml", severity(readings.wanted), meaning, mend)
+
+
+def _check_visible(readings: Readings) -> Iterator[Finding]:
+    value = readings.own.get("CUDA_VISIBLE_DEVICES")
+    if value is None or readings.smi.returncode != 0:
+        return
+    check, wanted, gpus = "visible-gpus", readings.wanted, readings.smi.gpus
+    entries = [part.strip() for part in value.split(",")]
+    mend = "unset CUDA_VISIBLE_DEVICES, or name in it what `nvidia-smi -L` lists"
+    if not value.strip() or value.strip() == "-1":
+        state = State.FAULT if wanted is Wanted.CUDA else State.NOTE
+        yield Finding(check, state, f"CUDA_VISIBLE_DEVICES is {value!r}: it hides every GPU", mend)
+    elif len(set(entries)) < len(entries):
+        meaning = f"CUDA_VISIBLE_DEVICES={value} names a GPU twice: CUDA then shows none"
+        yield Finding(check, severity(wanted), meaning, mend)
+    elif len({_kind(entry) for entry in entries}) > 1:
+        meaning = (
+            f"CUDA_VISIBLE_DEVICES={value} mixes numbers and ids: torch stops reading at the first of another kind"
+        )
+        yield Finding(check, State.WARNING, meaning, mend)
+    else:
+        seen = select_visible([Device("cuda", gpu.uuid, gpu.name) for gpu in gpus], value)
+        if len(seen) == len(entries):
+            yield Finding(check, State.OK, f"CUDA_VISIBLE_DEVICES={value} shows {_count(len(seen), 'GPU')}")
+        else:
+            bad = entries[len(seen)]
+            state = State.WARNING if seen else severity(wanted)
+            meaning = f"CUDA_VISIBLE_DEVICES={value}: {bad!r} names no GPU here, which hides it and all after it"
+            yield Finding(check, state, meaning, mend)
+
+
+def _check_mig(gpu: GpuReading, readings: Readings) -> Iterator[Finding]:
+    if not gpu.mig:
+        return
+    name = _name(gpu)
+    if gpu.mig_slices == 0:
+        mend = "create one (nvidia-smi mig -cgi … -C), or turn MIG off (nvidia-smi -mig 0); both need root"
+        yield Finding(
+            "mig", severity(readings.wanted), f"{name} is in MIG mode, but has no slice: CUDA sees no GPU", mend
+        )
+    elif not readings.own.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        meaning = f"{name} is in MIG mode: its memory is that of one slice, and which one CUDA takes is its own choice"
+        mend = "set CUDA_VISIBLE_DEVICES to the MIG-… id of one slice, as `nvidia-smi -L` lists them"
+        yield Finding("mig", State.WARNING, meaning, mend)
+    else:
+        yield Finding("mig", State.OK, f"{name} is in MIG mode, and CUDA_VISIBLE_DEVICES names a slice")
+
+
+def _check_health(gpu: GpuReading, wanted: Wanted) -> Iterator[Finding]:
+    check, name = "gpu-health", _name(gpu)
+    bad = list(_ailments(gpu))
+    if bad:
+        worst = State.FAULT if any(state is State.FAULT for state, _ in bad) else State.WARNING
+        mend = "ask the administrator to reset the GPU (nvidia-smi -r, with nobody on it) or to reboot; "
+        mend += "if it comes again, to have it replaced"
+        yield Finding(check, severity(wanted, worst), f"{name}: " + "; ".join(text for _, text in bad), mend)
+    elif gpu.recovery_action.lower() != "none" and gpu.ecc_uncorrectable is None:
+        yield Finding(check, State.NOTE, f"{name} tells nothing of its health; desktop GPUs and old drivers do not")
+    else:
+        yield Finding(check, State.OK, f"{name} reports no memory error and asks for no reset")
+
+
+def _ailments(gpu: GpuReading) -> Iterator[tuple[State, str]]:
+    if gpu.recovery_action.lower() not in _NO_ACTION:
+        # Peer-to-peer traffic between GPUs, which no worker here has.
+        state = State.WARNING if "P2P" in gpu.recovery_action else State.FAULT
+        yield state, f"the driver asks for a recovery action: {gpu.recovery_action}"
+    if gpu.remap_failed:
+        yield State.FAULT, "a faulty row of its memory could not be replaced by a spare one"
+    if gpu.remap_pending:
+        yield State.WARNING, "a faulty row of its memory waits for a reset to be replaced"
+    if gpu.ecc_uncorrectable:
+        yield (
+            State.WARNING,
+            f"{_count(gpu.ecc_uncorrectable, 'uncorrectable memory error')} since the driver was loaded",
+        )
+
+
+def _check_memory(gpu: GpuReading, wanted: Wanted) -> Iterator[Finding]:
+    check, name = "gpu-memory", _name(gpu)
+    if "Prohibited" in gpu.compute_mode:
+        yield Finding(
+            check, severity(wanted), f"{name}: its compute mode forbids CUDA", "nvidia-smi -c DEFAULT, as root"
+        )
+        return
+    used = f"{human_bytes(gpu.used_bytes)} of {human_bytes(gpu.total_bytes)}"
+    if gpu.processes and "Exclusive" in gpu.compute_mode:
+        meaning = f"{name} admits one process at a time, and {_who(gpu)} has it"
+        yield Finding(check, severity(wanted), meaning, "wait for it, end it, or: nvidia-smi -c DEFAULT, as root")
+    elif gpu.used_bytes < _OTHERS_BYTES:
+        yield Finding(check, State.OK, f"{name}: {used} in use")
+    elif gpu.processes and all(process.is_worker for process in gpu.processes):
+        yield Finding(check, State.NOTE, f"{name}: {used} in use, by a run of chunkvisor: {_who(gpu)}")
+    else:
+        who = _who(gpu) if gpu.processes else "processes that cannot be seen from here (of a container, or of its host)"
+        state = State.WARNING if gpu.used_bytes > _LARGE_SHARE * gpu.total_bytes else State.NOTE
+        mend = "end what is not needed (nvidia-smi shows it), choose another GPU (`device: cuda:N`), or smaller batches"
+        yield Finding(check, state, f"{name}: {used} in use before a run begins, by {who}", mend)
+
+
+def _who(gpu: GpuReading) -> str:
+    shown = [
+        f"pid {process.pid}"
+        + (f" {process.name}" if process.name else "")
+        + (f" ({human_bytes(process.used_bytes)})" if process.used_bytes else "")
+        for process in sorted(gpu.processes, key=lambda process: -(process.used_bytes or 0))
+    ]
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return ", ".join(shown[:_NAMES_SHOWN]) + more
+
+
+def _kind(entry: str) -> str:
+    return entry[:3] if entry.startswith(("GPU", "MIG")) else ""
+
+
+def _name(gpu: GpuReading) -> str:
+    return f"{gpu.name or 'GPU'} ({gpu.uuid[:12]})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)

@@ -1,0 +1,122 @@
+"""Findings on the config's model: whether it is here, its tokenizer fits, and a worker makes sound vectors with it.
+
+Pure: it never loads a model; what a worker made of the sample is handed in.
+"""
+
+from collections.abc import Iterator
+
+from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.machine import check_folder
+from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Whereabouts
+from chunkvisor.errors import ExitCode
+from chunkvisor.units import human_bytes
+from chunkvisor_worker.contract.exits import Outcome
+
+_ROUNDING = 1e-3
+"""Two vectors of one text that differ by less, relative to their largest component, differ by rounding: half
+precision has about three digits."""
+_TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
+
+
+def check_model(readings: Readings) -> Iterator[Finding]:
+    """Findings `hub-cache`, `hub-token`, and with a config `model`, `tokenizer` and `encoding`."""
+    job = readings.job
+    if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
+        yield from _check_hub(readings.hub, job)
+    if job is None:
+        return
+    yield _check_whereabouts(job, readings.hub)
+    if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
+        return
+    if job.busy_pid is not None:
+        meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
+        yield Finding("encoding", State.NOTE, meaning)
+    elif not job.samples:
+        yield Finding("encoding", State.NOTE, "no sample was encoded: what stands above is in the way")
+    for sample in job.samples:
+        yield from _check_sample(sample, job)
+
+
+def _check_hub(hub: HubReading, job: JobReading | None) -> Iterator[Finding]:
+    needed = job is not None and job.whereabouts is Whereabouts.HUB
+    bad = check_folder("hub-cache", "the cache of the model hub", hub.cache)
+    if bad is not None and needed:
+        yield Finding("hub-cache", bad.state, bad.meaning, f"{bad.mend}: HF_HOME names it")
+    elif bad is not None:
+        yield Finding("hub-cache", State.NOTE, f"{bad.meaning}: no model can be downloaded")
+    elif hub.cache.free_bytes is not None:
+        text = f"models are downloaded to {hub.cache.path}, which has {human_bytes(hub.cache.free_bytes)} free"
+        yield Finding("hub-cache", State.OK, text)
+    if hub.has_token:
+        yield Finding("hub-token", State.OK, "an access token of the hub is set")
+    else:
+        mend = "private and gated models need one: set HF_TOKEN, or run: hf auth login"
+        yield Finding("hub-token", State.NOTE, "no access token of the hub is set", mend)
+
+
+def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
+    check, size = "model", f", {human_bytes(job.weights_bytes)} of weights" if job.weights_bytes else ""
+    match job.whereabouts:
+        case Whereabouts.PLUGIN:
+            return Finding(check, State.OK, f"a plug-in encoder makes of {job.model!r} what it likes")
+        case Whereabouts.FOLDER:
+            return Finding(check, State.OK, f"{job.model} is a local folder{size}")
+        case Whereabouts.CACHED:
+            return Finding(check, State.OK, f"{job.model} is in the local cache{size}")
+        case Whereabouts.HUB if hub.offline:
+            meaning = f"{job.model} is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
+            mend = (
+                f"unset HF_HUB_OFFLINE for the first run, or fetch it before, where there is a network: {_fetch(job)}"
+            )
+            return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG)
+        case Whereabouts.HUB:
+            meaning = f"{job.model} is not in the local cache: the first run downloads it, if the hub has it"
+            return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {_fetch(job)}")
+        case Whereabouts.NOWHERE:
+            mend = "check model.name: the folder of a model (relative to the config file), or its hub id"
+            return Finding(check, State.FAULT, job.problem, mend, Blame.CONFIG)
+
+
+def _fetch(job: JobReading) -> str:
+    return f"hf download {job.model}"
+
+
+def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
+    verdict, who = sample.verdict, f" ({sample.where})" if sample.where else ""
+    is_plugin = job.whereabouts is Whereabouts.PLUGIN
+    if verdict.rule == _TOKENIZER:
+        yield Finding("tokenizer", State.FAULT, f"{verdict.reason}{who}", verdict.remedy, Blame.CONFIG)
+        return
+    if verdict.outcome is not Outcome.COMMITTED:
+        text = f"a worker got three short texts{who} and failed: {verdict.outcome}: {verdict.reason}"
+        if sample.log_line:
+            text += f"\nlast line of its log: {sample.log_line}"
+        mend = verdict.remedy or ("mend the plug-in encoder" if is_plugin else "run the config with --max-rows 10")
+        yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
+        return
+    if not is_plugin:
+        yield Finding("tokenizer", State.OK, f"the tokenizer fits the embedding table and knows words{who}")
+    blame = Blame.CONFIG if is_plugin else Blame.MACHINE
+    if sample.difference > _ROUNDING:
+        text = f"the same text, encoded twice{who}, gives vectors that differ by {sample.difference:.2g} of their size"
+        mend = (
+            "a plug-in must be deterministic: eval() on its model, no dropout" if is_plugin else "have the GPU checked"
+        )
+        yield Finding("encoding", State.FAULT, text, mend, blame)
+    elif not sample.tells_apart:
+        text = f"two different texts get the same vector{who}: the texts do not reach the model"
+        mend = "check the plug-in encoder" if is_plugin else "download the model again, with all its tokenizer files"
+        yield Finding("encoding", State.WARNING, text, mend, Blame.CONFIG)
+    else:
+        digits = "to the last digit" if sample.difference == 0 else "up to rounding"
+        text = f"a text encoded twice gives the same vector of {sample.dimension} dimensions, {digits}{who}"
+        yield Finding("encoding", State.OK, text)
+
+
+def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:
+    verdict = sample.verdict
+    if verdict.exit_code is not None:
+        return Blame.CONFIG if verdict.exit_code == ExitCode.CONFIG else Blame.MACHINE
+    # What a plug-in raises, or vectors that are none, no mend of the machine will change.
+    config = verdict.outcome in (Outcome.BAD_OUTPUT, Outcome.BAD_INPUT, Outcome.SETUP)
+    return Blame.CONFIG if config or (is_plugin and verdict.outcome is Outcome.CRASHED) else Blame.MACHINE

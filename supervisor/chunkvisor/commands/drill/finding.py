@@ -1,0 +1,154 @@
+"""Tells from the events of a drill's runs what the fault was taken for, what was done about it, and whether it helped.
+
+Pure: it never looks at a file, a process or a clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.commands.drill.faults import DrillFault, Provoked
+from chunkvisor.errors import ExitCode
+
+Vectors = npt.NDArray[np.float32]
+
+TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
+"""Largest difference to the undisturbed vectors, as a share of their largest value, by the type of the weights: about
+ten units in the last place, since another batch is rounded otherwise."""
+
+TOLERANCE_FLOAT32 = 1e-5
+
+_ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a run told."""
+
+    name: str
+    details: dict[str, Any]
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a drill."""
+
+    code: int
+    words: str
+    """Why it ended so, where it did not end with 0."""
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    fault: str
+    provoked: Provoked
+    seen_as: str = ""
+    action: str = ""
+    extra_s: float | None = None
+    """What the struck chunk took longer than undisturbed, from the fault's beginning to its vectors."""
+    difference: float | None = None
+    """Largest difference to the undisturbed vectors; 0 = the same, byte for byte."""
+    problem: str = ""
+    """Why this was no recovery, or why the fault was skipped; empty = all is well."""
+
+    @property
+    def recovered(self) -> bool:
+        """Whether the run recovered, or ended as it must."""
+        return self.provoked is not Provoked.SKIPPED and not self.problem
+
+
+def seen_as(events: Sequence[Event]) -> str:
+    """What the first failed attempt was taken for; `committed` where its vectors counted all the same."""
+    for event in events:
+        if event.name in ("attempt_failed", "part_failed"):
+            return str(event.details["outcome"])
+        if event.name == "late_crash":
+            return "committed"
+    return ""
+
+
+def took_s(runs: Sequence[Run], chunk: int) -> float | None:
+    """Seconds from the moment a worker began to compute the chunk, failed to, or was killed, until it was done.
+
+    The start of the first worker is not in it: it is as long with a fault as without, and varies more than the rest.
+    """
+    times = {"begin": 0.0, "done": 0.0}
+    for event in (event for run in runs for event in run.events if event.details.get("chunk") == chunk):
+        if event.name == "chunk_committed":
+            times["done"] = event.time_s
+        elif event.name in ("go", "attempt_failed", "killed"):
+            times["begin"] = times["begin"] or event.time_s
+    return times["done"] - times["begin"] if all(times.values()) else None
+
+
+def action(runs: Sequence[Run], batch_rows: int) -> str:
+    """What the runs did about the fault; `batch_rows` are those of the batch that failed, 0 = unknown."""
+    events = [event for run in runs for event in run.events]
+    told = {event.name: event.details for event in events}
+    failed = sum(event.name in ("attempt_failed", "part_failed") for event in events)
+    if "quarantined" in told:
+        return f"row quarantined, found in {failed} tries"
+    if "late_crash" in told:
+        return "its vectors were kept"
+    if runs[0].code not in _ENDED:
+        return f"ended with {runs[0].code}; run again"
+    if "waiting" in told:
+        waited_s = sum(event.details["delay_s"] for event in events if event.name == "waiting")
+        return f"waited {waited_s:.0f} s, retried"
+    if "limits_lowered" in told:
+        return f"batch {f'of {batch_rows} rows ' if batch_rows else ''}cut to {told['limits_lowered']['rows']}"
+    if "chunk_split" in told:
+        parts = told["chunk_split"].get("parts", 1)
+        return "row retried alone" if parts == 1 else f"texts taken apart, {parts} tries"
+    return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
+
+
+def problem(
+    fault: DrillFault,
+    seen: str,
+    runs: Sequence[Run],
+    good: Vectors | None,
+    found: Vectors | None,
+    poisoned: Sequence[int],
+    dtype: str,
+) -> str:
+    """What went otherwise than it must; empty where nothing did.
+
+    `good` and `found` are the vectors of the undisturbed and of the struck run, (rows, dimension); `poisoned` the
+    rows that can have none; `dtype` that of the weights.
+    """
+    first, last = runs[0], runs[-1]
+    if seen != fault.seen_as:
+        return f"seen as {seen or 'nothing at all'}, not as {fault.seen_as}: {first.words}".rstrip(": ")
+    if first.code != fault.exit_code:
+        return f"the run ended with {first.code}, not with {int(fault.exit_code)}: {first.words}".rstrip(": ")
+    if last.code not in _ENDED:
+        return f"the same run again ended with {last.code}: {last.words}"
+    if good is None or found is None:
+        return "there is no final file"
+    if found.shape != good.shape:
+        return f"the final file has shape {found.shape}, not {good.shape}"
+    lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
+    if lost != list(poisoned):
+        return f"rows {lost[:10]} have no vectors" + (f", rows {list(poisoned)[:10]} should not" if poisoned else "")
+    if (off := difference(good, found)) > limit(good, dtype):
+        return f"vectors differ by up to {off:.1e}"
+    return ""
+
+
+def difference(good: Vectors, found: Vectors) -> float:
+    """Largest difference in the rows that have vectors; 0 = the same bytes."""
+    there = np.isfinite(found).all(axis=1)
+    return float(np.abs(good[there] - found[there]).max(initial=0.0))
+
+
+def limit(good: Vectors, dtype: str) -> float:
+    """How much vectors may differ."""
+    return TOLERANCE.get(dtype, TOLERANCE_FLOAT32) * max(1.0, float(np.abs(good).max(initial=0.0)))

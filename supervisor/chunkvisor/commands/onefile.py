@@ -1,0 +1,204 @@
+"""`chunkvisor encode`: one source, one final file where the person wants it, the state in a folder of its own.
+
+It never loops over chunks and knows no recovery: `session` does the work, as for any config.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.config.load import LoadedConfig, from_values
+from chunkvisor.config.model import Config
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.observe.terminal import Shown
+from chunkvisor.store.identity import Identity, differences, from_json, identity_of
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import hold
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.store.stamp import digest_file
+from chunkvisor.supervise.session import run
+from chunkvisor.supervise.work import Request
+from chunkvisor_worker.contract.files import sync_folder
+
+OUTPUT = "embeddings"
+"""Name of the one output in the state folder."""
+
+_MADE_FROM = "made_from"
+"""Key of the manifest by which a later call knows that the file beside it is what it would make."""
+
+_FILE = "file"
+"""Key of the manifest: size in bytes and mtime in nanoseconds of the file, which spares reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """What is asked for."""
+
+    values: Mapping[str, Any]
+    """Config but for `workdir`; `outputs` has the one output OUTPUT."""
+    out: Path
+    """Absolute; ends in .npy."""
+    workdir: Path
+    """Absolute; all state."""
+    folder: Path
+    """Relative paths in `values` start here."""
+    overrides: tuple[str, ...] = ()
+    keep: bool = False
+    """Keep the state, chunks included, once the file is complete."""
+    from_scratch: bool = False
+    """Discard earlier state, and replace the file if it is there."""
+
+    @property
+    def manifest(self) -> Path:
+        """Beside the final file."""
+        return self.out.with_suffix(".json")
+
+
+def state_beside(out: Path) -> Path:
+    """Where the state of a file is kept unless the person says otherwise."""
+    return out.with_name(f"{out.name}.chunkvisor")
+
+
+def encode(wanted: OneFile, observer: Shown) -> ExitCode:
+    """Make the file. Raises Halt where it does not end well; OSError."""
+    values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": {**wanted.values.get("chunk", {})}}
+    if wanted.keep:
+        values["chunk"]["keep"] = True
+    config = from_values(values, wanted.folder, wanted.overrides)
+    if config.outputs[OUTPUT].shards is not None:
+        raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
+    made_from = _made_from(config)
+    if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
+        bad = len(manifest["quarantined"])
+        observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
+        _remove_state(wanted)
+        return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
+    wanted.out.parent.mkdir(parents=True, exist_ok=True)
+    wanted.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
+    quarantined = None
+    try:
+        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
+    except Halt as halt:
+        if halt.code is not ExitCode.QUARANTINED:
+            raise
+        quarantined = halt
+    _publish(wanted, made_from)
+    if quarantined is not None:
+        raise quarantined  # the state stays: `retry` has only the bad texts computed again
+    _remove_state(wanted)
+    observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
+    return ExitCode.COMPLETE
+
+
+def _made_from(config: Config) -> dict[str, Any]:
+    """What shapes the vectors, as far as it is known without reading source or model."""
+    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
+    model = Path(config.model.name)
+    revision = config.model.revision or ""
+    if not config.model.is_plugin and model.is_dir():
+        files = sorted(path for path in model.rglob("*") if path.is_file())
+        stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+        revision = digest_of(stats)
+    return identity_of(config, OUTPUT, revision, source, 0).to_json()
+
+
+def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the file if it is there and is what this call would make; None where there is work to do.
+
+    Raises Halt (78) where another file is in its place.
+    """
+    if not wanted.out.exists():
+        return None
+    remedy = "choose another name by -o, or replace it by adding --from-scratch"
+    try:
+        manifest = read_sealed(wanted.manifest)
+    except (DamagedError, OSError):
+        manifest = None
+    before = from_json((manifest or {}).get(_MADE_FROM))
+    if manifest is None or before is None:
+        raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
+    if changes := differences(before, Identity(dict(made_from))):
+        what = f"{wanted.out} is there already, made with other settings:\n"
+        raise config_error(what + "\n".join(f"  {change}" for change in changes), remedy=remedy)
+    state = Layout(wanted.workdir).output(OUTPUT)
+    if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
+        return None  # a kill came between the two renames; or `retry` may have been called since
+    stat = wanted.out.stat()
+    if (
+        manifest[_FILE] != [stat.st_size, stat.st_mtime_ns]
+        and f"sha256:{digest_file(wanted.out)}" != manifest["digest"]
+    ):
+        raise config_error(f"{wanted.out} has changed since it was made", remedy=remedy)
+    return manifest
+
+
+def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
+    """Put manifest and file in their places, one rename each; the file last, for it says that all is done."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    try:
+        with hold(layout.lock, ""):
+            manifest = json.loads(output.manifest.read_bytes())
+            manifest.pop("seal")
+            stat = output.final.stat()
+            more = {_MADE_FROM: dict(made_from), _FILE: [stat.st_size, stat.st_mtime_ns]}
+            write_sealed(wanted.manifest, manifest | more)
+            _move(output.final, wanted.out)
+    except FileNotFoundError:
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{output.final} is gone: another run of the same command has finished at the same time",
+            remedy="run the same command again to see that all is well",
+        ) from None
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.with_name(f".{target.name}.partial")
+        with open(source, "rb") as file, open(partial, "wb", opener=_private) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        shutil.copystat(source, partial)
+        partial.replace(target)
+        source.unlink()
+    sync_folder(target.parent)
+
+
+def _remove_state(wanted: OneFile) -> None:
+    """Remove what we have put into the state folder, by name, and the folder if nothing else is in it."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    if wanted.keep or not layout.lock.exists():
+        return
+    with hold(layout.lock, ""):
+        shutil.rmtree(output.state, ignore_errors=True)
+        for path in (output.manifest, output.final, output.partial):
+            path.unlink(missing_ok=True)
+        if layout.outputs.exists():
+            try:
+                layout.outputs.rmdir()
+            except OSError:
+                return  # it is the workdir of other jobs, too
+        for path in (layout.events, layout.model, layout.lessons, layout.report, layout.lock):
+            path.unlink(missing_ok=True)
+        for folder in (layout.fetch, layout.template, layout.invocations):
+            shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        layout.workdir.rmdir()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

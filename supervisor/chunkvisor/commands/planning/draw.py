@@ -1,0 +1,125 @@
+"""A forecast as lines of plain text for a terminal or a pipe, 80 columns wide.
+
+Pure: it never prints and never colours.
+"""
+
+import textwrap
+from collections.abc import Iterator
+
+from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
+from chunkvisor.observe.histogram import Bin
+from chunkvisor.units import human_bytes, human_time
+
+WIDTH = 80
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LABEL_CHARS, _COUNT_CHARS = 17, 20
+_WORDS = {Unit.TOKENS: "tokens", Unit.ESTIMATED_TOKENS: "tokens (estimated)", Unit.CHARACTERS: "characters"}
+
+
+def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
+    """The lines; without `blocks`, bars are made of ASCII, for a stream that cannot encode more."""
+    for name, output in forecast.outputs.items():
+        yield from _draw_output(name, output, blocks=blocks)
+        yield ""
+    said = [("disk", _disk(forecast)), ("memory", _memory(forecast)), ("time", _time(forecast))]
+    for label, text in [*said, *(("note", note) for note in forecast.notes)]:
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"{label:8}", subsequent_indent=" " * 8)
+
+
+def bar(share: float, width: int, *, blocks: bool = True) -> str:
+    """A bar of `share` (0 to 1) of `width` characters; anything above 0 shows."""
+    if not blocks:
+        return "#" * max(round(share * width), share > 0)
+    eighths = max(round(share * width * 8), share > 0)
+    whole, rest = divmod(int(eighths), 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
+
+def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
+    repeats = f", {_percent(output.duplicate_share)} of the rows repeat a text" if output.duplicate_share else ""
+    yield f"{name}: {output.rows:,} rows, {output.distinct_texts:,} distinct texts{repeats}"
+    lengths = output.lengths
+    yield ""
+    yield (
+        f"  {_WORDS[output.length_unit]} of a text: median {lengths.median:,}, 95 % up to {lengths.p95:,}, "
+        f"longest {lengths.longest:,}"
+    )
+    most = max((each.count for each in lengths.bins), default=0)
+    for each in lengths.bins:
+        yield _row(each, most, lengths.count, blocks=blocks)
+        if each.high == output.max_length and lengths.truncated:
+            marked = f" max_length {output.max_length:,}: longer texts are cut "
+            yield "  " + marked.center(WIDTH - 2, "─" if blocks else "-")
+    if output.max_length is not None:
+        yield f"  {_truncated(output)}"
+    for number, text in enumerate(output.longest):
+        yield f"  {'longest' if not number else '':9}{text.length:>8,}  {_end_of(text.place, WIDTH - 21)}"
+    yield ""
+    if output.batches is not None and output.padding_share is not None:
+        yield f"  {'batches':9}{output.batches:,}; {_percent(output.padding_share)} of the work is padding"
+    yield f"  {'a batch':9}{_limits(output)}"
+    done = f", {output.chunks_done:,} of them done" if output.chunks_done else ""
+    why = f"; {output.chunk_size_reason}" if output.chunk_size_reason else ""
+    yield f"  {'chunks':9}{output.chunks:,} of {output.chunk_size:,} texts{done}{why}"
+    if output.dimension is None:
+        yield f"  {'file':9}{output.rows:,} rows; the dimension is unknown until a run has made a chunk"
+    else:
+        size = human_bytes(output.final_bytes or 0)
+        yield f"  {'file':9}{output.rows:,} rows x {output.dimension:,}, {size}"
+
+
+def _row(each: Bin, most: int, total: int, *, blocks: bool) -> str:
+    label = f"{each.low:,} - {each.high:,}"
+    width = WIDTH - 2 - _LABEL_CHARS - 2 - _COUNT_CHARS
+    drawn = bar(each.count / most if most else 0, width, blocks=blocks)
+    return f"  {label:>{_LABEL_CHARS}}  {drawn:<{width}}{each.count:>12,}{_percent(each.count / total):>8}"
+
+
+def _truncated(output: OutputForecast) -> str:
+    if not output.lengths.truncated:
+        return f"no text is longer than the {output.max_length:,} tokens that the model reads"
+    share = _percent(output.lengths.truncated / output.lengths.count)
+    return f"{share} of the texts are cut, and with them {_percent(output.lengths.lost_share)} of all tokens"
+
+
+def _limits(output: OutputForecast) -> str:
+    # A row cap of as many rows as tokens caps nothing, see `resolve_limits`.
+    rows = f"{output.batch_rows:,} texts" if output.batch_rows != output.batch_tokens else ""
+    tokens = f"{output.batch_tokens:,} padded tokens" if output.batch_tokens is not None else ""
+    return "at most " + " and ".join(filter(None, [rows, tokens]))
+
+
+def _disk(forecast: Forecast) -> str:
+    free = f"; {human_bytes(forecast.free_disk_bytes)} are free" if forecast.free_disk_bytes is not None else ""
+    if forecast.peak_disk_bytes is None or forecast.final_disk_bytes is None:
+        return f"unknown: the model's dimension is{free}"
+    peak, final = human_bytes(forecast.peak_disk_bytes), human_bytes(forecast.final_disk_bytes)
+    return f"up to {peak} more on the way, {final} of final files{free}"
+
+
+def _memory(forecast: Forecast) -> str:
+    if forecast.host_memory_bytes is None or forecast.weights_bytes is None:
+        return "unknown: the size of the weights is"
+    each = " for each GPU" if forecast.per_gpu else ""
+    need, total = human_bytes(forecast.host_memory_bytes), human_bytes(forecast.total_memory_bytes)
+    reckoning = f"{forecast.workers} x (1 GiB + {human_bytes(forecast.weights_bytes)} of weights)"
+    return f"about {need} of {total}{each}, an estimate: {reckoning}"
+
+
+def _time(forecast: Forecast) -> str:
+    if forecast.time_s is None:
+        return "unknown until a run has a rate; try one with --max-rows in a workdir of its own"
+    if not forecast.time_s:
+        return "nothing is left to be done"
+    return f"about {human_time(forecast.time_s)} at the {forecast.texts_per_s or 0:,.1f} texts/s of the last run"
+
+
+def _end_of(place: str, width: int) -> str:
+    return place if len(place) <= width else f"...{place[3 - width :]}"
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    return f"{100 * share:.1f} %"

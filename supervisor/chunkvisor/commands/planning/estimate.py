@@ -1,0 +1,57 @@
+"""Reckons disk, host memory and time from counts and sizes.
+
+Pure: it never asks the file system; who calls says what is there.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from chunkvisor.store.diskneed import RESERVE_BYTES, need_bytes
+
+LIBRARIES_BYTES = 1 << 30
+"""About what torch and transformers take in a process, beside the weights."""
+
+_HEADER_BYTES = 128
+_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def final_bytes(rows: int, dimension: int) -> int:
+    """Size of a final file: float32, with numpy's header."""
+    return 4 * rows * dimension + _HEADER_BYTES
+
+
+def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int) -> int:
+    """What an output still needs at most: its staged texts, the chunks to come, and the final file beside them."""
+    return need_bytes(rows, texts_left, dimension) - RESERVE_BYTES + table_bytes
+
+
+def loaded_bytes(stored_bytes: int, stored_dtype: str | None, dtype: str) -> int:
+    """Size of weights in memory: as they are stored, unless another dtype is asked for and the stored one is known."""
+    if dtype == "auto" or stored_dtype not in _SIZES_BYTES:
+        return stored_bytes
+    return stored_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[stored_dtype]
+
+
+def memory_bytes(weights_bytes: int, workers: int) -> int:
+    """Host memory of so many workers: each loads the weights there before it moves them to its device."""
+    return workers * (LIBRARIES_BYTES + weights_bytes)
+
+
+def last_rate(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Texts a second over all devices, as the last commit that had a rate tells it."""
+    rate = None
+    for event in events:
+        value = event.get("texts_per_s")
+        if event.get("event") == "chunk_committed" and isinstance(value, int | float) and value > 0:
+            rate = float(value)
+    return rate
+
+
+def stride(chunks: int, chunk_size: int, most_texts: int) -> int:
+    """Which chunks are looked at: every so-manieth, so that about `most_texts` texts are; 1 = all."""
+    return max(1, -(-chunks * chunk_size // most_texts)) if chunks > 1 else 1
+
+
+def scaled(count: int, measured: int, total: int) -> int:
+    """A count among the measured texts, as it would be among all."""
+    return round(count * total / measured) if measured else 0

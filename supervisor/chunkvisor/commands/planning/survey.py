@@ -1,0 +1,225 @@
+"""Gathers what a forecast is made of: tables, lengths, sizes, what earlier runs have left.
+
+It never writes into the workdir, and never asks a GPU anything.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, last_rate, loaded_bytes, memory_bytes, scaled
+from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
+from chunkvisor.commands.planning.modelfolder import ModelFolder, read_model_folder
+from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.specs import model_spec
+from chunkvisor.engine.modelsource import pinned_source
+from chunkvisor.errors import config_error
+from chunkvisor.events.journal import read_events
+from chunkvisor.events.status import committed_chunks
+from chunkvisor.ingest import StagedTable
+from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
+from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor_worker.contract.lengths import LengthsReport
+from chunkvisor_worker.contract.messages import ModelSpec
+
+
+def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
+    """Find out what a run of the config would do. Raises Halt where the source or the model folder is wrong; OSError.
+
+    `say` gets a line where a step may take a while.
+    """
+    config = loaded.config
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
+        scratch = Path(name)
+        samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}
+        return _Survey(config, samples, scratch).forecast(say)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    lengths: Lengths
+    unit: Unit
+    report: LengthsReport | None = None
+
+
+class _Survey:
+    """The tables are there; the rest follows from them."""
+
+    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path) -> None:
+        self._config = config
+        self._layout = Layout(config.workdir)
+        self._samples = samples
+        self._scratch = scratch
+        self._notes: list[str] = []
+
+    def forecast(self, say: Callable[[str], None]) -> Forecast:
+        config = self._config
+        say("counting tokens" if not config.model.is_plugin else "measuring texts")
+        folder, measured = self._measure()
+        model = read_model_folder(folder) if folder else ModelFolder()
+        outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
+        weights = self._weights(model)
+        per_gpu = "cuda" in config.device
+        workers = (config.workers.per_device + config.workers.standby) * (1 if per_gpu else len(config.device))
+        rate = last_rate(read_events(self._layout.events))
+        disk = [each.disk_bytes for each in outputs.values()]
+        finals = [each.final_bytes for each in outputs.values()]
+        return Forecast(
+            outputs=outputs,
+            peak_disk_bytes=_sum(disk),
+            final_disk_bytes=_sum(finals),
+            free_disk_bytes=free_bytes(_nearest(config.workdir)),
+            weights_bytes=weights,
+            workers=workers,
+            per_gpu=per_gpu,
+            host_memory_bytes=memory_bytes(weights, workers) if weights is not None else None,
+            total_memory_bytes=int(psutil.virtual_memory().total),
+            texts_per_s=rate,
+            time_s=sum(each.texts_left for each in outputs.values()) / rate if rate else None,
+            notes=tuple(self._notes),
+        )
+
+    def _measure(self) -> tuple[Path | None, list[_Measured]]:
+        """Folder of the model, where there is one, and the lengths of each output."""
+        model, samples = self._config.model, list(self._samples.values())
+        if model.is_plugin:
+            self._notes.append("lengths are in characters: only the plug-in encoder itself knows its tokens")
+            return None, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
+        spec = self._model()
+        folder = self._scratch / "lengths"
+        folder.mkdir(mode=0o700)
+        try:
+            answer, lengths = count_tokens(spec, samples, folder)
+        except UncountableError as error:
+            self._notes.append(f"lengths are in characters, tokens could not be counted: {error}")
+            known = Path(spec.path) if spec.path else None
+            return known, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
+        if any(report.estimated for report in answer.reports):
+            self._notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
+        found = [
+            _Measured(each, Unit.ESTIMATED_TOKENS if report.estimated else Unit.TOKENS, report)
+            for each, report in zip(lengths, answer.reports, strict=True)
+        ]
+        return Path(answer.path), found
+
+    def _model(self) -> ModelSpec:
+        model = self._config.model
+        spec = model_spec(model, None, model.revision)
+        if Path(model.name).is_dir():
+            if not any((Path(model.name) / name).exists() for name in ("config.json", "modules.json")):
+                raise config_error(
+                    f"{model.name} holds no model: it has neither config.json nor modules.json",
+                    remedy="check model.name: the folder of a model, or its hub id",
+                )
+            return replace(spec, path=model.name)
+        if model.name.startswith(("/", "./", "../", "~")):
+            raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
+        pinned = pinned_source(self._layout.model, model)
+        if pinned is not None and pinned.path and Path(pinned.path).is_dir():
+            return replace(spec, path=pinned.path, revision=pinned.revision)
+        return spec
+
+    def _weights(self, model: ModelFolder) -> int | None:
+        if model.weights_bytes is not None:
+            return loaded_bytes(model.weights_bytes, model.dtype, str(self._config.model.dtype))
+        if not self._config.model.is_plugin:
+            self._notes.append("the size of the weights is unknown until a run has downloaded them")
+        return None
+
+    def _output(self, name: str, measured: _Measured, model: ModelFolder) -> OutputForecast:
+        sample, layout = self._samples[name], self._layout.output(name)
+        table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
+        done = self._done(name)
+        texts_left = plan.distinct - plan.texts_in(done)
+        dimension = self._dimension(layout, sample, model)
+        if count < plan.distinct:
+            which = f"those of every {sample.every:,}th chunk"
+            self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
+        max_length = report.max_length if report else None
+        disk = None
+        if not texts_left:
+            disk = 0
+        elif dimension is not None:
+            disk = disk_bytes(table.rows, texts_left, dimension, self._table_bytes(table))
+        return OutputForecast(
+            rows=table.rows,
+            distinct_texts=table.distinct,
+            duplicate_share=1 - table.distinct / table.rows,
+            chunks=plan.count,
+            chunks_done=done.count(1),
+            chunk_size=plan.chunk_size,
+            chunk_size_reason=sample.size_reason,
+            texts_left=texts_left,
+            texts_measured=count,
+            length_unit=measured.unit,
+            max_length=max_length,
+            lengths=distribution(measured.lengths, max_length),
+            longest=tuple(_long_texts(sample, measured.lengths)),
+            batch_rows=sample.limits.rows,
+            batch_tokens=sample.limits.tokens,
+            batches=scaled(report.batches, count, plan.distinct) if report else None,
+            padding_share=1 - report.tokens / report.padded_tokens if report and report.padded_tokens else None,
+            dimension=dimension,
+            final_bytes=final_bytes(table.rows, dimension) if dimension is not None else None,
+            disk_bytes=disk,
+        )
+
+    def _done(self, name: str) -> bytearray:
+        """One byte a chunk: 1 where a run would find it done."""
+        sample, layout = self._samples[name], self._layout.output(name)
+        if sample.begun is not None and not sample.ours:
+            self._notes.append(f"{name}: the workdir holds work on another source or other rows; a run would refuse it")
+        if not sample.ours:
+            return bytearray(sample.plan.count)
+        try:
+            finished = read_quarantined(layout) is not None
+        except DamagedError:
+            finished = False  # a run may mend it
+        return bytearray(b"\1") * sample.plan.count if finished else committed_chunks(layout, sample.plan)
+
+    def _dimension(self, layout: OutputLayout, sample: Sample, model: ModelFolder) -> int | None:
+        try:
+            facts = read_sealed(layout.facts)
+        except DamagedError:
+            facts = None
+        if facts is not None:
+            return int(facts["facts"]["dimension"])
+        return sample.encode.truncate_dim or model.dimension
+
+    def _table_bytes(self, table: StagedTable) -> int:
+        """Of a table that the run is still to stage."""
+        if self._layout.outputs in table.folder.parents:
+            return 0
+        return sum(path.stat().st_size for path in table.folder.iterdir())
+
+
+def _long_texts(sample: Sample, lengths: Lengths) -> list[LongText]:
+    numbers = sample.texts()
+    found = []
+    for position in longest_texts(lengths):
+        # All chunks looked at are full but the last one.
+        chunk, offset = divmod(position, sample.plan.chunk_size)
+        row = int(sample.table.first_row(numbers[chunk][offset], numbers[chunk][offset] + 1)[0])
+        path, line = sample.table.line_of(row)
+        place = f"{path}:{line}" if line is not None else f"{path}, row {sample.table.locate(row)[1]}"
+        found.append(LongText(int(lengths[position]), row, place))
+    return found
+
+
+def _sum(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())

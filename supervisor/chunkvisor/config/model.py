@@ -1,0 +1,373 @@
+"""The configuration of a run as validated, frozen models.
+
+It never reads a file: `configfile` reads the YAML and puts errors into words. A wrong value raises
+pydantic.ValidationError, with the errors of `configvalue` beside pydantic's own for missing and unknown keys.
+"""
+
+import os
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from chunkvisor.config.values import (
+    SENTENCE_TRANSFORMERS,
+    Addresses,
+    Devices,
+    Encoder,
+    EnvName,
+    EnvValue,
+    FilePath,
+    Flag,
+    Folder,
+    Memory,
+    Name,
+    NotNegative,
+    OneToSixteen,
+    OutputName,
+    PlainValues,
+    Positive,
+    PositiveAutoOrNull,
+    PositiveOrAuto,
+    PositiveOrNull,
+    Seconds,
+    Shards,
+    Sources,
+    UpToEight,
+    empty,
+    expected,
+    joined,
+    refused,
+)
+from chunkvisor.store.layout import RESERVED_NAMES
+
+_OWNED_KWARGS = {
+    "dtype": "use the key model.dtype",
+    "torch_dtype": "use the key model.dtype",
+    "revision": "use the key model.revision",
+    "trust_remote_code": "use the key model.trust_remote_code",
+    "device": "use the key device",
+    "device_map": "use the key device",
+    "token": "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor",
+    "use_auth_token": "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor",
+}
+
+
+class Dtype(StrEnum):
+    """Of the model's weights on the device; AUTO is the checkpoint's own."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class EngineKind(StrEnum):
+    """Where workers run."""
+
+    LOCAL = "local"
+    """On this machine."""
+    RAY = "ray"
+    """On the nodes of a Ray cluster."""
+
+
+class Start(StrEnum):
+    """How a worker starts."""
+
+    FRESH = "fresh"
+    """A new interpreter."""
+    WARM = "warm"
+    """Forked from a template process that has loaded the model; a retry is fresh all the same."""
+    AUTO = "auto"
+    """WARM where it works, FRESH where it does not."""
+
+
+class OnBadRow(StrEnum):
+    """What to do with a row that the model cannot encode."""
+
+    QUARANTINE = "quarantine"
+    FAIL = "fail"
+
+
+def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConfig"]:
+    seen: dict[str, str] = {}
+    for name in outputs:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            raise refused(f"{other} and {name} would be the same file where letter case does not count; rename one")
+    if not outputs:
+        raise refused("at least one output is needed")
+    owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
+    for name, output in outputs.items():
+        for file in (f"{name}.json", f"{name}.npy" if output.shards is None else name):
+            if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":
+                raise refused(f"{name} would need the name {file} in the workdir, which {owner} has; rename it")
+    return outputs
+
+
+class Section(BaseModel):
+    """What all sections have in common: unknown keys are refused, nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_given(cls, value: Any) -> Any:
+        return empty(value)
+
+
+class ModelConfig(Section):
+    """`model`: which model makes the vectors."""
+
+    encoder: Encoder = Field(
+        default=SENTENCE_TRANSFORMERS, description='"sentence-transformers", or "package.module:factory" of a plug-in.'
+    )
+    name: Annotated[Name, expected("the name of a model or of a local folder", text=True)] = Field(
+        description="Hub id or local folder; a plug-in gets it as it stands."
+    )
+    revision: Annotated[Name | None, expected("a branch, tag or commit hash, or null", text=True)] = Field(
+        default=None,
+        description="Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch.",
+    )
+    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Field(
+        default=Dtype.AUTO, description="Type of the weights on the device; auto = the checkpoint's own."
+    )
+    max_length: PositiveOrNull = Field(
+        default=None, description="Longer texts are cut after so many tokens; null = the model's own limit."
+    )
+    trust_remote_code: Flag = Field(
+        default=False, description="Run code that comes with the model; only for models you trust."
+    )
+    kwargs: PlainValues = Field(
+        default={}, description="More arguments for the model's constructor, such as attn_implementation."
+    )
+
+    @property
+    def is_plugin(self) -> bool:
+        """The encoder is the person's own code."""
+        return self.encoder != SENTENCE_TRANSFORMERS
+
+    @field_validator("kwargs")
+    @classmethod
+    def _no_owned_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.data.get("encoder") == SENTENCE_TRANSFORMERS and (owned := sorted(_OWNED_KWARGS.keys() & kwargs)):
+            raise refused("; ".join(f"{name} is not for here: {_OWNED_KWARGS[name]}" for name in owned))
+        return kwargs
+
+    @field_validator("name")
+    @classmethod
+    def _local_folder(cls, name: str, info: ValidationInfo) -> str:
+        if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
+            return name
+        try:
+            folder = joined(name, info)
+        except ValueError:
+            raise refused("a name cannot hold this character") from None
+        return folder if os.path.isdir(folder) else name  # noqa: PTH112 - Path.is_dir raises for long names
+
+
+class EncodeConfig(Section):
+    """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
+
+    batch_size: PositiveOrAuto = Field(
+        default="auto", description="Rows in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in)."
+    )
+    batch_tokens: PositiveAutoOrNull = Field(
+        default="auto",
+        description="Padded tokens in a batch, at most; null = rows alone decide (then batch_size auto is 32).",
+    )
+    normalize: Flag = Field(default=False, description="Scale every vector to length 1.")
+    prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = Field(
+        default=None, description="Put before every text; not together with prompt_name."
+    )
+    prompt_name: Annotated[Name | None, expected("the name of one of the model's prompts, or null", text=True)] = Field(
+        default=None, description="One of the model's own prompts, by name; not together with prompt."
+    )
+    truncate_dim: PositiveOrNull = Field(default=None, description="Keep only so many leading dimensions; null = all.")
+
+    @field_validator("prompt_name")
+    @classmethod
+    def _one_prompt(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and info.data.get("prompt") is not None:
+            raise refused("prompt and prompt_name are both given; keep one of them", of_section=True)
+        return name
+
+
+class ChunkConfig(Section):
+    """`chunk`: the unit of work that one worker process does."""
+
+    size: PositiveOrAuto = Field(
+        default=1000, description="Distinct texts in a chunk; auto = as many as a worker does in about 40 s."
+    )
+    keep: Flag = Field(default=False, description="Keep the chunk files once the final file is verified.")
+
+
+class OutputChunkConfig(Section):
+    """`outputs.*.chunk`: overrides `chunk.size` for one output."""
+
+    size: PositiveAutoOrNull = Field(
+        default=None, description="Distinct texts in a chunk of this output; null = chunk.size."
+    )
+
+
+class WorkersConfig(Section):
+    """`workers`: how worker processes are started."""
+
+    start: Annotated[Start, expected('"fresh", "warm" or "auto"')] = Field(
+        default=Start.AUTO,
+        description="fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the "
+        "model; auto = warm where that works. A retry is always fresh.",
+    )
+    standby: UpToEight = Field(
+        default=1, description="Workers prepared ahead, per device: the next chunk need not wait for imports."
+    )
+    per_device: OneToSixteen = Field(default=1, description="Workers that compute on one device at a time.")
+
+
+class EngineConfig(Section):
+    """`engine`: where workers run."""
+
+    kind: Annotated[EngineKind, expected('"local" or "ray"')] = Field(
+        default=EngineKind.LOCAL, description="local = on this machine; ray = on the nodes of a Ray cluster."
+    )
+    address: Annotated[Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = Field(
+        default="auto", description="Address of the Ray cluster; auto = the one that this machine belongs to."
+    )
+    shared: Flag = Field(
+        default=False, description="The nodes see the workdir under the same path: nothing is sent to and fro."
+    )
+
+
+class RecoveryConfig(Section):
+    """`recovery`: what is tried, and for how long, before rows or the run are given up."""
+
+    attempts: Positive = Field(
+        default=3, description="Tries of a chunk for one cause; halving after GPU OOM is counted apart."
+    )
+    min_batch_size: Positive = Field(default=1, description="Halving after GPU OOM stops at so many rows.")
+    startup_timeout: Seconds = Field(
+        default=600.0, description="Seconds from the start of a worker to its first batch."
+    )
+    stall_timeout: Seconds = Field(default=300.0, description="Seconds without progress after which a worker is ended.")
+    wait_timeout: Seconds = Field(default=600.0, description="Seconds to wait for a busy GPU, a full disk or the hub.")
+    on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = Field(
+        default=OnBadRow.QUARANTINE, description="quarantine = the row becomes NaN and is listed; fail = the run halts."
+    )
+    max_bad_rows: NotNegative = Field(
+        default=100,
+        description="More quarantined rows than this are the config's fault, not the data's: the run halts.",
+    )
+
+
+class IngestConfig(Section):
+    """`ingest`: how sources are read."""
+
+    memory_limit: Memory = Field(
+        default=ByteSize(1 << 30), description='Memory for reading the sources, in bytes or like "1GiB".'
+    )
+
+
+class MetricsConfig(Section):
+    """`metrics`: figures for a monitoring system."""
+
+    textfile: FilePath | None = Field(
+        default=None, description="File kept up to date in Prometheus' text format; null = none."
+    )
+
+
+class OutputConfig(Section):
+    """`outputs.*`: one final file; row i of it is row i of its source."""
+
+    source: Sources = Field(
+        description="File, glob pattern or list of them: .csv .tsv .jsonl .ndjson .parquet .txt, plain or .gz or .zst."
+    )
+    template: Annotated[Name | None, expected("a template: text with columns in braces", text=True)] = Field(
+        default=None,
+        description='Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text.',
+    )
+    sql: Annotated[Name | None, expected("an SQL expression over the columns", text=True)] = Field(
+        default=None, description="SQL expression over the columns, in DuckDB's dialect."
+    )
+    # After the other two, so that its validator sees them.
+    column: Annotated[Name | None, expected("the name of a column", text=True)] = Field(
+        default=None,
+        validate_default=True,
+        description="Column whose text is encoded; a .txt source has one, called text.",
+    )
+    skip_blank: Flag = Field(default=False, description="Blank lines of a .txt source are no rows.")
+    shards: Shards = Field(
+        default=None,
+        description="Number of files to spread the rows over, in a folder of the output's name; null = one file.",
+    )
+    encode: EncodeConfig = Field(default=EncodeConfig(), description="Overrides of encode.* for this output.")
+    chunk: OutputChunkConfig = Field(default=OutputChunkConfig(), description="Override of chunk.size for this output.")
+
+    @field_validator("column")
+    @classmethod
+    def _one_text(cls, column: str | None, info: ValidationInfo) -> str | None:
+        if not {"source", "template", "sql"} <= info.data.keys():
+            return column  # one of them is wrong itself, and says so
+        others = {name: info.data[name] for name in ("template", "sql")}
+        given = [name for name, value in {"column": column, **others}.items() if value is not None]
+        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", source, re.I) for source in info.data["source"]):
+            return "text"
+        if not given:
+            raise refused("which text is to be encoded? One of column, template and sql is needed", of_section=True)
+        if len(given) > 1:
+            raise refused(f"{' and '.join(given)} are given; keep one of them", of_section=True)
+        return column
+
+
+class Config(Section):
+    """A whole config file; all paths in it are absolute."""
+
+    workdir: Folder = Field(description="Folder of all state and all final files.")
+    model: ModelConfig = Field(description="Which model makes the vectors.")
+    encode: EncodeConfig = Field(default=EncodeConfig(), description="How texts become vectors.")
+    chunk: ChunkConfig = Field(default=ChunkConfig(), description="The unit of work that one worker process does.")
+    device: Devices = Field(
+        default=("cuda",),
+        description="cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself.",
+    )
+    workers: WorkersConfig = Field(default=WorkersConfig(), description="How worker processes are started.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="Where workers run.")
+    recovery: RecoveryConfig = Field(
+        default=RecoveryConfig(), description="What is tried before rows or the run are given up."
+    )
+    env: Annotated[dict[EnvName, EnvValue], BeforeValidator(empty)] = Field(
+        default={}, description="More environment for the workers."
+    )
+    ingest: IngestConfig = Field(default=IngestConfig(), description="How sources are read.")
+    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Figures for a monitoring system.")
+    notify: Addresses = Field(
+        default=(), description="Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."
+    )
+    outputs: Annotated[dict[OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)] = Field(
+        description="The final files, one entry each."
+    )
+
+    def effective_encode(self, output: str) -> EncodeConfig:
+        """`encode` with the overrides of that output; an own prompt replaces a general prompt_name, and vice versa."""
+        override = self.outputs[output].encode
+        update = {name: getattr(override, name) for name in override.model_fields_set}
+        if update.get("prompt") is not None:
+            update["prompt_name"] = None
+        elif update.get("prompt_name") is not None:
+            update["prompt"] = None
+        return self.encode.model_copy(update=update)
+
+    def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
+        """Distinct texts in a chunk of that output."""
+        return self.outputs[output].chunk.size or self.chunk.size

@@ -1,0 +1,83 @@
+"""The words with which a run ends because of its workers or its texts.
+
+Pure: it never reads a log, it only names the one to open.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import EndRun
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+
+
+@dataclass(frozen=True, slots=True)
+class BadRows:
+    """What the config says of texts that cannot be encoded."""
+
+    fail: bool = False
+    """End the run at the first one."""
+    limit: int = 100
+    """More of them, all outputs together, end the run."""
+
+
+def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+    """The end of a run by this verdict."""
+    return Halt(
+        ExitCode(step.exit_code),
+        f"halted at {output} chunk {chunk}: {verdict.outcome}",
+        why=verdict.reason,
+        remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
+        log=files.log,
+    )
+
+
+def last_remedy(verdict: Verdict) -> str:
+    """What a person can do when the tries are used up.
+
+    A rule's own remedy stands where the rule is about the machine, the config or the world. The others say what
+    chunkvisor does next, and there is no next.
+    """
+    if verdict.exit_code is not None and verdict.remedy:
+        return verdict.remedy
+    return _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
+
+
+_LAST_REMEDIES = {
+    Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",
+    Outcome.HOST_OOM: "Give the machine or its container more memory, or set workers.standby to 0.",
+    Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
+    Outcome.CRASHED: "Read the log: its last lines, and the attempt's fault.json beside it, say where.",
+    Outcome.HUNG: "Read the log: it has the stack; raise recovery.stall_timeout if it was only slow.",
+    Outcome.BAD_INPUT: "Mend the row in the source.",
+    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 cures many NaN.",
+    Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
+    Outcome.LOST: "Find out why the machines that worked on it were lost: their memory, their Ray logs.",
+    Outcome.DISK_FULL: "Free some space on the disk of the workdir.",
+    Outcome.GPU_BUSY: "End the other process on the GPU, or wait for it.",
+    Outcome.HUB: "Check the network, or name a local model folder.",
+}
+
+
+def too_bad(output: str, place: str, count: int, verdict: Verdict, files: AttemptFiles, bad_rows: BadRows) -> Halt:
+    """The end of a run by a text that fails alone, from `place`; it is the `count`th."""
+    if bad_rows.fail:
+        what, remedy = f"output {output}: a row cannot be encoded: {place}", "Mend or remove the row, or set "
+        remedy += "recovery.on_bad_row: quarantine."
+    else:
+        what = f"output {output}: {count} texts cannot be encoded, the last one from {place}"
+        remedy = f"So many are rarely the texts' fault; if they are, raise recovery.max_bad_rows ({bad_rows.limit})."
+    return Halt(ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log)
+
+
+def all_bad(output: str, bad: Sequence[BadText]) -> Halt:
+    """The end of a run in which no text of an output can be encoded."""
+    return Halt(
+        ExitCode.CONFIG,
+        f"output {output}: not one of its texts can be encoded",
+        why=f"{bad[-1].outcome}: {bad[-1].reason}",
+        remedy="check the source and the model; mend what is wrong, then: chunkvisor retry, and run again",
+    )

@@ -1,0 +1,229 @@
+"""Turns the verdict on an attempt, and the history around it, into the next step.
+
+Pure: it never looks at a file, a process or a clock. The table at the end of the module is the whole policy.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from chunkvisor.decide.lessons import smaller
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import ExitCode
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Tier
+from chunkvisor_worker.contract.rule import BEFORE_WORK
+
+BACKOFF_S = 0.5
+"""Pause before the second try; it doubles with each further one."""
+
+BACKOFF_MAX_S = 60.0
+
+SEEN_TWICE = 2
+"""A fault that a text can cause is taken for its doing when it comes back."""
+
+FRUITLESS_ATTEMPTS = 20
+"""So many failed attempts in a row, whatever they were at, end the run: it is not the texts."""
+
+LOST_MACHINES = 10
+"""A chunk under which so many machines were lost is given up: it may be what kills them."""
+
+BARREN_CHUNKS = 3
+"""So many chunks given up in a row, without a commit between them, are no fault of the chunks: the run stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the config allows."""
+
+    attempts: int = 3
+    """Tries of a chunk for one cause."""
+    min_batch_size: int = 1
+    wait_timeout_s: float = 600
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What came before this verdict."""
+
+    tries: Mapping[Outcome, int] = field(default_factory=dict)
+    """Charged failures of this chunk, by outcome."""
+    worked_before: bool = False
+    """Whether this run has committed a chunk of this output."""
+    waited_s: float = 0
+    """How long the run has waited, without progress, for a world that is not ready."""
+    barren_chunks: int = 0
+    """Chunks given up since the last success of the run."""
+    fruitless: int = 0
+    """Attempts of the run that failed since the last success."""
+    texts: int = 2
+    """Texts in the attempt."""
+    taken_apart: bool = False
+    """Whether the attempt was at a part of a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The vectors are good: publish them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try the chunk again in a new process."""
+
+    delay_s: float = 0
+    tier: Tier | None = None
+    """Narrower limits; None = as before."""
+    lesson: bool = True
+    """Whether they hold for all chunks from now on, or for this try alone."""
+    charged: bool = True
+    """Whether it counts as a try of the chunk for this outcome."""
+    blocking_launches: bool = False
+    """Run the next try with CUDA_LAUNCH_BLOCKING=1, so that its traceback names the kernel that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The world is not ready: start nothing for a while, then try again; no chunk is charged."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Take the texts apart: keep the good rows and try each of the bad ones alone, or try both halves."""
+
+    bad_rows: tuple[int, ...] = ()
+    """Positions of the bad rows; empty = not known, so halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """The text fails alone: it gets no vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Give the chunk up in this run; the others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Every further worker would fail: end the run."""
+
+    exit_code: ExitCode
+
+
+Step = Commit | Retry | Wait | Split | Quarantine | SetAside | EndRun
+
+
+def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
+    """The next step; total: every verdict has one."""
+    step = _ANSWERS[verdict.outcome](verdict, history, budget)
+    if isinstance(step, SetAside) and history.barren_chunks + 1 >= BARREN_CHUNKS:
+        return EndRun(ExitCode.TRY_AGAIN)
+    fruitless = isinstance(step, Retry | Split | SetAside) and not verdict.blameless
+    if fruitless and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
+        return EndRun(ExitCode.TRY_AGAIN)
+    return step
+
+
+def backoff_s(tries: int) -> float:
+    """Pause after the given number of failures, seconds."""
+    return float(min(BACKOFF_MAX_S, BACKOFF_S * 2 ** max(0, tries - 1)))
+
+
+def _commit(_verdict: Verdict, _history: History, _budget: Budget) -> Step:
+    return Commit()
+
+
+def _retry(verdict: Verdict, history: History, budget: Budget) -> Step:
+    if verdict.row_can_cause:
+        return _suspect_rows(verdict, history, budget)
+    tries = history.tries.get(verdict.outcome, 0) + 1
+    if tries >= budget.attempts:
+        # A fault that names the run's exit code is not the chunk's.
+        return EndRun(ExitCode(verdict.exit_code)) if verdict.exit_code else SetAside()
+    return Retry(backoff_s(tries), blocking_launches=verdict.outcome is Outcome.DEVICE_FAULT)
+
+
+def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
+    """The answer to a fault that a text can cause."""
+    tries = history.tries.get(verdict.outcome, 0) + 1
+    certain = verdict.outcome is Outcome.BAD_INPUT or bool(verdict.bad_rows)
+    if history.texts == 1:
+        # What may have been chance is looked at twice before a row is lost to it.
+        return Quarantine() if certain or tries >= min(SEEN_TWICE, budget.attempts) else Retry(backoff_s(tries))
+    if verdict.bad_rows and (history.taken_apart or 2 * len(verdict.bad_rows) <= history.texts):
+        return Split(verdict.bad_rows)
+    if verdict.bad_rows:
+        # More bad than good rows in a whole chunk are not the rows' fault.
+        return Retry(backoff_s(tries)) if tries < budget.attempts else SetAside()
+    if certain or history.taken_apart or tries >= budget.attempts:
+        return Split()
+    if tries >= SEEN_TWICE:
+        tier = smaller(verdict, budget.min_batch_size) if verdict.smaller_batch_helps else None
+        # For this try alone: one bad row must not make the batches of a whole night smaller.
+        return Split() if tier is None else Retry(backoff_s(tries), tier, lesson=False)
+    return Retry(backoff_s(tries), blocking_launches=verdict.outcome is Outcome.DEVICE_FAULT)
+
+
+def _shrink(verdict: Verdict, history: History, budget: Budget) -> Step:
+    # Before the first batch none can have been too large, and a lesson would stay for the whole run.
+    of_batches = verdict.smaller_batch_helps and verdict.phase not in BEFORE_WORK
+    tier = smaller(verdict, budget.min_batch_size) if of_batches else None
+    if tier is None:
+        return _retry(verdict, history, budget)
+    return Retry(tier=tier, charged=False)
+
+
+def _lost(_verdict: Verdict, history: History, _budget: Budget) -> Step:
+    # At once and as often as it takes: `charged` counts for this outcome alone, no try for another cause is spent.
+    return Retry() if history.tries.get(Outcome.LOST, 0) + 1 < LOST_MACHINES else SetAside()
+
+
+def _interrupted(verdict: Verdict, history: History, budget: Budget) -> Step:
+    return Retry(charged=False) if verdict.asked_for else _retry(verdict, history, budget)
+
+
+def _end(default: ExitCode) -> Callable[[Verdict, History, Budget], Step]:
+    def answer(verdict: Verdict, _history: History, _budget: Budget) -> Step:
+        return EndRun(ExitCode(verdict.exit_code or default))
+
+    return answer
+
+
+def _setup(verdict: Verdict, history: History, budget: Budget) -> Step:
+    # What worked a minute ago is not set up wrongly: something passing happened to it.
+    if history.worked_before and history.tries.get(verdict.outcome, 0) + 1 < budget.attempts:
+        return _retry(verdict, history, budget)
+    return EndRun(ExitCode(verdict.exit_code or ExitCode.CONFIG))
+
+
+def _wait(default: ExitCode) -> Callable[[Verdict, History, Budget], Step]:
+    def answer(verdict: Verdict, history: History, budget: Budget) -> Step:
+        if history.waited_s >= budget.wait_timeout_s:
+            return EndRun(ExitCode(verdict.exit_code or default))
+        # A tenth more each time: seconds at first, a minute when it lasts, and never past the limit.
+        pause_s = min(BACKOFF_MAX_S, 1 + history.waited_s / 10)
+        return Wait(min(pause_s, max(0.1, budget.wait_timeout_s - history.waited_s)))
+
+    return answer
+
+
+_ANSWERS: dict[Outcome, Callable[[Verdict, History, Budget], Step]] = {
+    Outcome.COMMITTED: _commit,
+    Outcome.GPU_OOM: _shrink,
+    Outcome.HOST_OOM: _shrink,
+    Outcome.DEVICE_FAULT: _retry,
+    Outcome.CRASHED: _retry,
+    Outcome.HUNG: _retry,
+    Outcome.BAD_OUTPUT: _retry,
+    Outcome.BAD_INPUT: _retry,
+    Outcome.INTERRUPTED: _interrupted,
+    Outcome.LOST: _lost,
+    Outcome.SETUP: _setup,
+    Outcome.HARDWARE_FAULT: _end(ExitCode.MACHINE),
+    Outcome.GPU_BUSY: _wait(ExitCode.TRY_AGAIN),
+    Outcome.HUB: _wait(ExitCode.TRY_AGAIN),
+    Outcome.DISK_FULL: _wait(ExitCode.DISK),
+}

@@ -1,0 +1,149 @@
+"""The devices of a run: which of them may get work, and since when one may not.
+
+It never starts a worker, and never brings a device back that was dropped: the next run tries it again.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor
+from chunkvisor.devices.gpu import Device
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.exits import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The machine that a device belongs to."""
+
+    node: str = ""
+    """Its number in the cluster; empty = the supervisor's own machine, without a cluster."""
+    name: str = ""
+    """For people."""
+    threads: int = 0
+    """Of a worker there; 0 = as many as here."""
+    model_path: str | None = None
+    """Where the model's files are on it; None = as here."""
+
+
+HERE = Site()
+
+
+class Station:
+    """One device."""
+
+    def __init__(self, number: int, device: Device, site: Site, gate: GpuGate) -> None:
+        self.number = number
+        self.device = device
+        self.site = site
+        self.gate = gate
+        self.dropped = False
+        self.paused_until_s = 0.0
+        self.freed_s: float | None = None
+        """When the last worker that computed on it ended; None before the first."""
+
+    def __str__(self) -> str:
+        return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
+
+
+class Stations:
+    """All devices of a run; those of a cluster come and go."""
+
+    def __init__(self, wait_timeout_s: float, emit: Callable[..., None]) -> None:
+        self._all: list[Station] = []
+        self._wait_timeout_s = wait_timeout_s
+        self._emit = emit
+        self._numbered = 0
+        self._paused_until_s = 0.0
+        """For all of them: what is waited for is not a device."""
+        self.last_halt: Halt | None = None
+        """Why the last machine of a cluster that was left out was so."""
+
+    def add(
+        self, devices: Sequence[Device], site: Site = HERE, sensor_of: Callable[[Device], Sensor] = SmiSensor
+    ) -> None:
+        """Take the devices of one machine, with a look at each. Raises Halt (69) where none of ours can be used."""
+        first, self._numbered = self._numbered, self._numbered + len(devices)
+        for number, device in enumerate(devices, first):
+            gate = GpuGate(device, self._wait_timeout_s, self._emit, sensor_of)
+            self._all.append(Station(number, device, site, gate))
+        if site.node:
+            self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
+        for station in self._all[-len(devices) :]:
+            try:
+                station.gate.open()
+            except Halt as halt:
+                self.drop(station, halt)
+
+    def close(self) -> None:
+        """Let go of the sensors."""
+        for station in self._all:
+            station.gate.close()
+
+    @property
+    def alive(self) -> list[Station]:
+        """Those that are not dropped."""
+        return [station for station in self._all if not station.dropped]
+
+    def working(self, now_s: float) -> list[Station]:
+        """Those that may get work now."""
+        if now_s < self._paused_until_s:
+            return []
+        return [station for station in self.alive if now_s >= station.paused_until_s]
+
+    def pause(self, station: Station | None, delay_s: float) -> None:
+        """Start nothing for a while, on one device or (None) on all."""
+        until_s = time.monotonic() + delay_s
+        if station is None:
+            self._paused_until_s = until_s
+        else:
+            station.paused_until_s = until_s
+
+    def drop(self, station: Station, halt: Halt) -> None:
+        """Do without a device from now on. Raises `halt` where it was the last, but of a cluster."""
+        if station.dropped:
+            return
+        if len(self.alive) == 1 and not station.site.node:
+            raise halt
+        self._leave_out(station)
+        self._emit("device_dropped", device=str(station), left=len(self.alive), why=halt.why or halt.what)
+        if station.site.node:
+            self.last_halt = halt
+
+    def drop_node(self, node: str, halt: Halt, name: str = "") -> None:
+        """Do without a machine of the cluster from now on; `name` is for one that has never worked."""
+        ours = self._of(node)
+        for station in ours:
+            self._leave_out(station)
+        if ours or name:
+            name = name or ours[0].site.name
+            self._emit("node_set_aside", node=name, left=len(self.alive), why=halt.why or halt.what)
+        self.last_halt = halt
+
+    def lose(self, node: str, why: str) -> None:
+        """A machine of the cluster is gone; should it come back, it comes as a new one."""
+        ours = self._of(node)
+        for station in ours:
+            self._leave_out(station)
+            self._all.remove(station)
+        if ours:
+            self._emit("node_lost", node=ours[0].site.name, left=len(self.alive), why=why)
+
+    def _of(self, node: str) -> list[Station]:
+        return [station for station in self.alive if station.site.node == node]
+
+    def _leave_out(self, station: Station) -> None:
+        station.dropped = True
+        station.gate.close()
+
+
+def is_devices_own(exit_code: ExitCode) -> bool:
+    """Whether a halt with this code may be the matter of one device alone: the others can go on."""
+    return exit_code is ExitCode.MACHINE
+
+
+def is_machines_own(exit_code: ExitCode, verdict: Verdict) -> bool:
+    """Whether a halt may be the matter of one machine of a cluster: what is installed there, or its disk."""
+    return exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP

@@ -1,0 +1,152 @@
+"""Where the model's files are, and which revision of them: resolved once, then fixed for the workdir.
+
+It never loads a model, and asks the hub only in a child process: workers run offline.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chunkvisor.child import run_child
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.decide.outcome import Evidence, Verdict, judge
+from chunkvisor.decide.policy import Budget, History, Wait, decide
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
+from chunkvisor_worker.contract.messages import Fault, read_message
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A resolved model."""
+
+    path: str | None
+    """Local folder; None for a plug-in."""
+    revision: str | None
+    """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The commit that a workdir has fixed for a hub id."""
+
+    name: str
+    asked: str | None
+    """Branch, tag or commit of the config."""
+    path: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StampsRecord:
+    stamps: dict[str, Stamp]
+
+
+def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
+    """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
+
+    Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError where it cannot be read.
+    """
+    folder = Path(model.name)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
+    if not any(path.name == "config.json" or path.name == "modules.json" for path in files):
+        raise config_error(
+            f"{folder} holds no model: it has neither config.json nor modules.json",
+            remedy="check model.name: the folder of a model, or its hub id",
+        )
+    known = _known_stamps(cache)
+    stamps = {}
+    for path in files:
+        on_wait()
+        name = path.relative_to(folder).as_posix()
+        old = known.get(str(path))
+        stamps[name] = old if old is not None and old.untouched(path) else stamp_file(path)
+    write_sealed(cache, asdict(_StampsRecord({str(folder / name): stamp for name, stamp in stamps.items()})))
+    digest = hashlib.sha256(json.dumps([[name, stamp.digest] for name, stamp in stamps.items()]).encode())
+    return ModelSource(str(folder), f"sha256:{digest.hexdigest()}")
+
+
+def resolve_hub(
+    model: ModelConfig,
+    cache: Path,
+    scratch: Path,
+    budget: Budget,
+    pause: Callable[[float, str], None],
+    on_wait: Callable[[], None] = lambda: None,
+) -> ModelSource:
+    """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
+
+    `pause(seconds, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a second
+    meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the model is
+    not to be had.
+    """
+    pinned = pinned_source(cache, model)
+    if pinned is not None and pinned.path and Path(pinned.path).is_dir():
+        return pinned
+    revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
+    waited_s = 0.0
+    while True:
+        found, verdict = fetch_model(model.name, revision, backend, scratch, on_wait)
+        if found is not None:
+            write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
+            return ModelSource(found["path"], found["revision"])
+        assert verdict is not None
+        step = decide(verdict, History(waited_s=waited_s), budget)
+        if not isinstance(step, Wait):
+            raise Halt(
+                ExitCode(verdict.exit_code or ExitCode.CONFIG),
+                f"the model {model.name} cannot be had",
+                why=verdict.reason,
+                remedy=verdict.remedy,
+                log=AttemptFiles(scratch).log,
+            )
+        pause(step.delay_s, verdict.reason)
+        waited_s += step.delay_s
+
+
+def fetch_model(
+    name: str, revision: str | None, backend: str, scratch: Path, on_wait: Callable[[], None]
+) -> tuple[dict[str, str] | None, Verdict | None]:
+    """(`path` and `revision` of the snapshot, None), or (None, why the child that asks the hub has none).
+
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
+    """
+    files = AttemptFiles(scratch)
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    for leftover in (files.result, files.fault):
+        leftover.unlink(missing_ok=True)
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
+    returncode = run_child(command, files.log, on_wait)
+    try:
+        found = json.loads(read_bounded(files.result) or b"")
+        return {"path": str(found["path"]), "revision": str(found["revision"])}, None
+    except (ValueError, KeyError, TypeError):
+        return None, judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
+
+
+def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
+    """The commit of the hub that this workdir has fixed for the model, or None."""
+    try:
+        snapshot = read_record(Snapshot, cache)
+    except DamagedError:
+        return None
+    if snapshot is None or (snapshot.name, snapshot.asked) != (model.name, model.revision):
+        return None
+    return ModelSource(snapshot.path, snapshot.revision)
+
+
+def _known_stamps(cache: Path) -> dict[str, Stamp]:
+    try:
+        record = read_record(_StampsRecord, cache)
+    except DamagedError:
+        return {}
+    return record.stamps if record is not None else {}
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)

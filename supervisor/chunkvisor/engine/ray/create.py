@@ -1,0 +1,47 @@
+"""Makes the Ray engine of a run out of its config.
+
+It never connects to anything: the engine does, once there is work.
+"""
+
+from collections.abc import Sequence
+
+from chunkvisor.config.model import Config
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.ray.engine import ClusterSettings, RayEngine
+from chunkvisor.engine.ray.readiness import this_machine, this_version
+from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.template import TemplateSpec
+
+
+def cluster_devices(config: Config) -> tuple[Device, ...]:
+    """What stands for the devices of a cluster until its nodes have told theirs."""
+    kind = "cpu" if "cpu" in config.device else "cuda"
+    return (Device(kind, name="the Ray cluster"),)
+
+
+def ray_engine(config: Config, layout: Layout, outputs: Sequence[OutputRun], run_id: str, emit: Emit) -> RayEngine:
+    """The engine, not connected yet. Raises OSError where its folder cannot be made."""
+    layout.ray.mkdir(mode=0o700, exist_ok=True)
+    # All outputs have the same model; without one there is nothing to do.
+    job = outputs[0].job if outputs else None
+    model = job.model if job else ModelSpec(config.model.name)
+    (device,) = cluster_devices(config)
+    terms = Terms(
+        run_id=run_id,
+        version=this_version(),
+        machine=this_machine(),
+        workdir=str(layout.workdir),
+        shared=config.engine.shared,
+        device=tuple(config.device),
+        per_device=config.workers.per_device,
+        env=dict(config.env),
+        start=str(config.workers.start),
+        startup_s=config.recovery.startup_timeout,
+        model=Model(model.name, model.path, model.revision, str(model.kwargs.get("backend", "torch"))),
+        template=TemplateSpec(model, device.kind, job.import_path if job else ()),
+    )
+    log = layout.ray / "bridge.log"
+    return RayEngine(ClusterSettings(config.engine.address, terms, log, config.recovery.wait_timeout), emit)

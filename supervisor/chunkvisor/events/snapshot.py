@@ -1,0 +1,116 @@
+"""What there is to see of a run at one moment, as plain frozen values.
+
+It never says how it is shown: `view` draws it, `progress` puts it into a line.
+"""
+
+from dataclasses import dataclass
+
+from chunkvisor.events.words import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker under way."""
+
+    output: str
+    chunk: int
+    attempt: int
+    phase: str
+    """In plain words."""
+    computing: bool
+    """It has its `go`; the others are prepared ahead."""
+    texts: int = 0
+    texts_done: int = 0
+    batch_rows: int = 0
+    """Texts in the batch under way, or at most in one; 0 = not known yet."""
+    rss_bytes: int | None = None
+    silent_s: float = 0.0
+    """Since its last sign of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device and what works on it."""
+
+    label: str
+    workers: tuple[WorkerState, ...] = ()
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization: float | None = None
+    """Percent."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputState:
+    """How far an output is."""
+
+    name: str
+    rows: int
+    share: float
+    """Of its texts that are encoded, from 0 to 1; what the workers have done of their chunks counts."""
+    chunks: int
+    chunks_done: int
+    complete: bool = False
+    """It has its final file."""
+
+    @property
+    def rows_done(self) -> int:
+        """Rows whose text is encoded; estimated, since a text may stand in several rows."""
+        return int(self.rows * self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Whether to worry."""
+
+    weight: Weight
+    words: str
+
+    @property
+    def marked(self) -> str:
+        """The words, with a mark that needs no colour."""
+        return {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[self.weight] + self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at one moment."""
+
+    doing: str
+    """What happens, in words, such as "computing"."""
+    elapsed_s: float
+    concern: Concern
+    outputs: tuple[OutputState, ...] = ()
+    devices: tuple[DeviceState, ...] = ()
+    rows_per_s: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    chunks_here: int = 0
+    """Committed by this run."""
+
+    @property
+    def rows(self) -> int:
+        """Of all outputs."""
+        return sum(output.rows for output in self.outputs)
+
+    @property
+    def rows_done(self) -> int:
+        """Of all outputs."""
+        return sum(output.rows_done for output in self.outputs)
+
+    @property
+    def chunks(self) -> int:
+        """Of all outputs."""
+        return sum(output.chunks for output in self.outputs)
+
+    @property
+    def chunks_done(self) -> int:
+        """Of all outputs."""
+        return sum(output.chunks_done for output in self.outputs)
+
+    @property
+    def share(self) -> float:
+        """Of all rows that are done, from 0 to 1."""
+        return sum(output.rows * output.share for output in self.outputs) / self.rows if self.rows else 0.0

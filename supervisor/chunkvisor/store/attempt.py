@@ -1,0 +1,193 @@
+"""The folder of one attempt: fills it for the worker, and reads the evidence out of it afterwards.
+
+It never judges the evidence: `outcome` does.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chunkvisor.decide.outcome import EndedBy, Evidence
+from chunkvisor.store.artifact import BadVectorsError, Inspection, inspect
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.messages import (
+    Beat,
+    EncodeSpec,
+    Facts,
+    Fault,
+    Limits,
+    ModelSpec,
+    Result,
+    Spec,
+    read_message,
+    write_message,
+)
+
+LOG_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all attempts of one output have in common."""
+
+    run_id: str
+    fingerprint: str
+    output: str
+    model: ModelSpec
+    encode: EncodeSpec
+    import_path: tuple[str, ...]
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What tells one attempt from the others."""
+
+    chunk: int
+    attempt: int
+    start: int
+    """First distinct text."""
+    device: str
+    """"cpu" or "cuda"."""
+    threads: int = 0
+    """0 = the job's; another machine has other cores."""
+    model_path: str | None = None
+    """Where the model's files are there; None = the job's."""
+
+
+def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
+    """Write texts and spec into a new attempt folder, the texts as they come. Raises OSError.
+
+    Not synced to the disk: an attempt that a power cut took is done again. Nobody reads the texts before the spec is
+    there, so they need no rename.
+    """
+    digest, count = hashlib.sha256(), 0
+    with open(os.open(files.texts, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        for text in texts:
+            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
+    spec = Spec(
+        run_id=job.run_id,
+        fingerprint=job.fingerprint,
+        output=job.output,
+        chunk=place.chunk,
+        attempt=place.attempt,
+        start=place.start,
+        stop=place.start + count,
+        texts_digest=digest.hexdigest(),
+        device=place.device,
+        model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
+        encode=job.encode,
+        threads=place.threads or job.threads,
+        import_path=job.import_path,
+        limits=limits,
+    )
+    write_message(files.spec, spec, durable=False)
+    return spec
+
+
+def gather(
+    files: AttemptFiles,
+    spec: Spec,
+    known: Facts | None,
+    is_blank: Callable[[int], bool],
+    *,
+    returncode: int | None,
+    ended_by: EndedBy = EndedBy.ITSELF,
+    ended_why: str = "",
+    oom_kills: int = 0,
+    limits: Limits,
+) -> Evidence:
+    """All evidence of an ended attempt. Raises nothing: what cannot be read is evidence, too.
+
+    `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
+    nothing but white space: the only texts whose vectors may be zero throughout.
+    """
+    result = read_message(Result, files.result)
+    if result is not None and not _answers(result, spec):
+        result = None
+    evidence = Evidence(
+        returncode,
+        ended_by,
+        ended_why,
+        result=result,
+        fault=read_message(Fault, files.fault),
+        beat=read_message(Beat, files.beat),
+        log_tail=read_tail(files.log),
+        oom_kills=oom_kills,
+        disk_free_bytes=free_bytes(files.folder),
+        limits=limits,
+    )
+    if result is not None:
+        problem, bad_rows = _problem(files.vectors, result, known, is_blank)
+        evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows)
+    return evidence
+
+
+def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last bytes of a log, as text; empty where there is none."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Space that the user may still fill on the folder's file system; None where it cannot be told."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def _answers(result: Result, spec: Spec) -> bool:
+    asked = (spec.fingerprint, spec.output, spec.chunk, spec.start, spec.stop)
+    return asked == (result.fingerprint, result.output, result.chunk, result.start, result.stop)
+
+
+def _problem(
+    vectors: Path, result: Result, known: Facts | None, is_blank: Callable[[int], bool]
+) -> tuple[str | None, tuple[int, ...]]:
+    """What is wrong with the vectors, and which rows are, where nothing else is and they are few enough to list."""
+    try:
+        found = inspect(vectors)
+    except BadVectorsError as error:
+        return str(error), ()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}", ()
+    if (problem := _mismatch(found, result, known)) is not None:
+        return problem, ()
+    zero = [row for row in found.zero if not is_blank(row)]
+    bad = tuple(sorted(found.not_finite + zero))
+    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
+    rows = found.shape.rows
+    if found.not_finite_count:
+        what = f"have NaN or infinity in {found.not_finite_count} of {rows} rows (text {found.not_finite[0]} first)"
+        return what, bad if listed else ()
+    if zero:
+        return f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)", bad if listed else ()
+    return None, ()
+
+
+def _mismatch(found: Inspection, result: Result, known: Facts | None) -> str | None:
+    rows = result.stop - result.start
+    if found.digest != result.digest:
+        return "are not the ones that the result speaks of (another digest)"
+    if found.shape.rows != rows:
+        return f"are {found.shape.rows} for {rows} texts"
+    if found.shape.dimension != result.facts.dimension:
+        return f"have dimension {found.shape.dimension}, the result says {result.facts.dimension}"
+    if known is not None and found.shape.dimension != known.dimension:
+        wrong = f"have dimension {found.shape.dimension}, the chunks before have {known.dimension}"
+        return f"{wrong} (if it is those that are wrong: --from-scratch)"
+    if known is not None and result.facts.dtype != known.dtype:
+        return f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}"
+    return None

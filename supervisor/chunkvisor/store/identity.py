@@ -1,0 +1,134 @@
+"""Identity: everything that shapes the vectors of one output, and its fingerprint.
+
+It never reads a file or asks the hub: revision, digest and row count are handed in. What only changes how the work is
+done (folders, batches, chunks, devices, workers, retries) is not in it, so that it may change at any resume.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from chunkvisor.config.model import Config
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.store.seal import digest_of
+
+_ENV = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # they choose other kernels, hence other last digits
+_ROWS = "source.rows"
+_DIGEST = "source.digest"
+_NAME = "model.name"
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Dotted names and plain values, in the order in which they are shown."""
+
+    values: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the canonical JSON, as hex; a local model counts by its revision, a digest, not by its place."""
+        return digest_of({name: value for name, value in self.values.items() if name != _NAME or not self._is_local})
+
+    @property
+    def _is_local(self) -> bool:
+        # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
+        # may mean anything, and no revision stands for it.
+        name = self.values.get(_NAME)
+        return self.values.get("model.encoder") == SENTENCE_TRANSFORMERS and str(name).startswith("/")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the source."""
+        return int(self.values[_ROWS])
+
+    @property
+    def source_digest(self) -> str:
+        """Digest of the staged source."""
+        return str(self.values[_DIGEST])
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain mapping that survives JSON."""
+        return dict(self.values)
+
+
+def from_json(content: object) -> Identity | None:
+    """The identity that `to_json` gave, or None where `content` is no such thing."""
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        return None
+    rows = content.get(_ROWS)
+    whole = isinstance(rows, int) and not isinstance(rows, bool)
+    whole = whole and all(isinstance(content.get(name), str) for name in (_NAME, "model.encoder", _DIGEST))
+    return Identity(dict(content)) if whole else None
+
+
+def identity_of(config: Config, output_name: str, revision: str, table_digest: str, rows: int) -> Identity:
+    """The identity of one output.
+
+    `revision` is the resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
+    `table_digest` and `rows` tell the staged source apart from another. Raises KeyError for an unknown output.
+    """
+    model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
+    values: dict[str, Any] = {
+        _NAME: model.name,
+        "model.revision": revision,
+        "model.dtype": model.dtype.value,
+        "model.max_length": model.max_length,
+        "model.kwargs": model.kwargs,
+        "model.encoder": model.encoder,
+        "model.trust_remote_code": model.trust_remote_code,
+        "encode.normalize": encode.normalize,
+        "encode.prompt": encode.prompt,
+        "encode.prompt_name": encode.prompt_name,
+        "encode.truncate_dim": encode.truncate_dim,
+        "column": output.column,
+        "template": output.template,
+        "sql": output.sql,
+        "skip_blank": output.skip_blank,
+        _ROWS: rows,
+        _DIGEST: table_digest,
+    }
+    return Identity(values | {f"env.{name}": config.env[name] for name in _ENV if name in config.env})
+
+
+def differences(old: Identity, new: Identity) -> list[str]:
+    """One sentence for each thing that would give other vectors; empty exactly where the fingerprints are equal."""
+    if old.fingerprint == new.fingerprint:
+        return []
+    sentences = []
+    for name in dict.fromkeys((*new.values, *old.values)):
+        before, now = old.values.get(name), new.values.get(name)
+        if name == _DIGEST or (name == _NAME and old._is_local and new._is_local):
+            continue
+        if name == _ROWS:
+            sentences += _source_difference(old, new)
+        elif (name in old.values) != (name in new.values) or digest_of(before) != digest_of(now):
+            was, is_now = _shown_pair(_words(before), _words(now))
+            sentences.append(f"{name}: {was} before, {is_now} now")
+    return sentences
+
+
+def _source_difference(old: Identity, new: Identity) -> list[str]:
+    before, now = old.values.get(_ROWS), new.values.get(_ROWS)
+    if before != now:
+        return [f"source: {before:,} rows before, {now:,} now"]
+    same = old.values.get(_DIGEST) == new.values.get(_DIGEST)
+    return [] if same else ["source: same number of rows, other content"]
+
+
+def _words(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _shown_pair(before: str, now: str) -> tuple[str, str]:
+    """Both, shortened in the middle; where the difference itself would be lost, from shortly before it."""
+    if _shortened(before) != _shortened(now):
+        return _shortened(before), _shortened(now)
+    at = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
+    start = max(0, at - 10)
+    return f"…{before[start : start + _SHOWN_CHARS]}…", f"…{now[start : start + _SHOWN_CHARS]}…"
+
+
+def _shortened(text: str) -> str:
+    half = _SHOWN_CHARS // 2
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:half]}…{text[-half:]}"

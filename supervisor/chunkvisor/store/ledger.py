@@ -1,0 +1,246 @@
+"""What is done and known of one output, as its folder says.
+
+It never keeps anything that the folder does not: a new process reads the same.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.store.artifact import chunk_key
+from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
+from chunkvisor.store.modelfacts import read_facts, write_facts
+from chunkvisor.store.parts import Parts, read_quarantine
+from chunkvisor.store.plan import Plan
+from chunkvisor.store.slices import Slice
+from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
+from chunkvisor_worker.contract.messages import Facts
+
+_HEADER_BYTES = 128
+"""numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
+
+
+class Ledger:
+    """Committed chunks, bad texts and model facts of one output, or of a slice's share of it."""
+
+    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str, of_slice: Slice | None = None) -> None:
+        """Of a slice, nothing is seen or touched but what belongs to its chunks, and the facts, which all share."""
+        self.layout = layout
+        self.plan = plan
+        self.fingerprint = fingerprint
+        self.share = range(plan.count) if of_slice is None else of_slice.chunks(plan.count)
+        """The chunks that are ours."""
+        self._slice = of_slice
+        self._facts: Facts | None = None
+        self._committed = bytearray(plan.count)
+        self._parts: dict[int, Parts] = {}
+        self.chunks_done = 0
+        """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
+        self.texts_done = 0
+        self.bad: dict[int, BadText] = {}
+        """Texts of committed chunks that have no vector, by number."""
+
+    def load(self) -> None:
+        """Read the folder; whatever is damaged or does not belong is removed, and so computed again.
+
+        Raises OSError.
+        """
+        for folder in (self.layout.chunks, self.layout.attempts):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._facts = read_facts(self.layout)
+        self._committed = bytearray(self.plan.count)
+        for number, path in self.chunk_files():
+            fits = number in self.share and not self._committed[number] and self._size_fits(number, path)
+            if fits:
+                self._committed[number] = 1
+            else:
+                self.discard(number)
+        if self.facts is None and any(self._committed):
+            # The facts were lost; the chunk that is computed again brings them back.
+            self.discard(self._committed.rindex(1))
+        self._load_quarantine()
+        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the first worker found out about the model, of whichever slice."""
+        if self._facts is None and self._slice is not None:
+            self._facts = read_facts(self.layout)
+        return self._facts
+
+    def mine(self, chunk: int) -> bool:
+        """Whether the chunk is ours to look after; for the whole, so is one that the plan does not have."""
+        return self._slice is None or chunk in self.share
+
+    def committed(self, chunk: int) -> bool:
+        """Whether the chunk's vectors are in place."""
+        return bool(self._committed[chunk])
+
+    @property
+    def left(self) -> int:
+        """Number of our chunks that are still to do."""
+        return len(self.share) - self.chunks_done
+
+    @property
+    def texts(self) -> int:
+        """Distinct texts in our chunks."""
+        return self.plan.bounds(self.share[-1])[1] - self.plan.bounds(self.share[0])[0] if self.share else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is committed, and the output can be joined; a slice cannot know that by itself."""
+        return self._slice is None and not self.left
+
+    def parts(self, chunk: int) -> Parts:
+        """What is known of a chunk that is being taken apart."""
+        if chunk not in self._parts:
+            self._parts[chunk] = Parts(self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint)
+        return self._parts[chunk]
+
+    @property
+    def bad_count(self) -> int:
+        """Bad texts found so far, those of chunks not yet committed among them."""
+        return len(self.bad) + sum(len(parts.bad) for parts in self._parts.values())
+
+    def bad_texts(self) -> list[BadText]:
+        """They, in order."""
+        return sorted((*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad)), key=_place)
+
+    def next_pending(self, start: int) -> int | None:
+        """The first chunk from `start` on that is not committed; None where there is none."""
+        found = self._committed.find(0, max(start, self.share.start), self.share.stop)
+        return None if found < 0 else found
+
+    def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
+        """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
+        folder = self.layout.attempts_of(chunk)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
+        files = self.layout.attempt(chunk, number)
+        files.folder.mkdir(mode=0o700)
+        return number, files
+
+    def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
+        """(chunk, files) of every attempt that left a folder."""
+        for chunk_folder in sorted(self.layout.attempts.iterdir()):
+            if chunk_folder.name.isdecimal() and self.mine(int(chunk_folder.name)) and chunk_folder.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # another slice has just committed it, and clears it away
+                    for folder in sorted(chunk_folder.iterdir()):
+                        yield int(chunk_folder.name), AttemptFiles(folder)
+
+    def taken_apart(self) -> list[int]:
+        """Chunks of which parts are known; folders of chunks that are committed are removed."""
+        found = []
+        for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
+            if path.name.isdecimal() and not self.mine(int(path.name)):
+                continue
+            if path.name.isdecimal() and int(path.name) in self.share and not self._committed[int(path.name)]:
+                found.append(int(path.name))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    def fix_facts(self, facts: Facts) -> None:
+        """The first vectors fix the facts of the output.
+
+        Raises OSError; Halt (78) where another slice has fixed another dimension in the same moment.
+        """
+        if self.facts is None:
+            self._facts = write_facts(self.layout, facts, self._slice)
+
+    def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
+        """Publish verified vectors by one rename. Raises OSError.
+
+        The first commit fixes the facts of the output, and is preceded by them: no chunk lies there without.
+        """
+        self.fix_facts(facts)
+        start, stop = self.plan.bounds(chunk)
+        target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        with open(vectors, "rb") as file:
+            os.fsync(file.fileno())
+        parts = self.parts(chunk)
+        parts.settle()
+        vectors.replace(target)
+        sync_folder(target.parent)
+        self.bad.update({text.text: text for text in parts.bad})
+        parts.remove()
+        del self._parts[chunk]
+        if not self._committed[chunk]:
+            self._committed[chunk] = 1
+            self.chunks_done += 1
+            self.texts_done += self.plan.size(chunk)
+
+    def discard(self, chunk: int) -> None:
+        """Remove what is committed of the chunk: it is pending again."""
+        self.layout.quarantine_of(chunk).unlink(missing_ok=True)
+        folder = self.layout.chunk(chunk, "").parent
+        with contextlib.suppress(FileNotFoundError):
+            for path in list(folder.iterdir()):
+                parsed = parse_chunk_name(path.name)
+                if parsed and parsed[0] == chunk:
+                    _remove(path)
+        if chunk < self.plan.count and self._committed[chunk]:
+            self._committed[chunk] = 0
+            start, stop = self.plan.bounds(chunk)
+            self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
+            self.chunks_done -= 1
+            self.texts_done -= self.plan.size(chunk)
+
+    def chunk_files(self) -> Iterator[tuple[int, Path]]:
+        """(number, file) of every committed chunk, in order; lists one folder of a thousand at a time."""
+        if not self.layout.chunks.exists():
+            return
+        numbers = sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()})
+        for number in numbers:
+            if self._slice is not None and number not in range(
+                self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
+            ):
+                continue
+            folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
+            for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
+                parsed = parse_chunk_name(name)
+                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and self.mine(parsed[0]):
+                    yield parsed[0], folder / name
+
+    def remove_chunks(self) -> None:
+        """Remove the chunk files of a finished output. Raises OSError."""
+        shutil.rmtree(self.layout.chunks)
+
+    def _load_quarantine(self) -> None:
+        self.bad = {}
+        for chunk, texts in read_quarantine(self.layout):
+            if not self.mine(chunk):
+                continue
+            start, stop = self.plan.bounds(chunk)
+            if chunk >= self.plan.count or not self._committed[chunk]:
+                self.layout.quarantine_of(chunk).unlink()
+            elif texts is None or not all(start <= text.text < stop for text in texts):
+                self.discard(chunk)
+            else:
+                self.bad.update({text.text: text for text in texts})
+
+    def _size_fits(self, number: int, path: Path) -> bool:
+        try:
+            state = path.lstat()
+        except FileNotFoundError:  # a second file of the same number took both with it
+            return False
+        if self.facts is None or not stat.S_ISREG(state.st_mode):
+            return stat.S_ISREG(state.st_mode)
+        return state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
+
+
+def _place(text: BadText) -> int:
+    return text.text
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever bears a chunk's name."""
+    try:
+        path.unlink()
+    except IsADirectoryError:
+        shutil.rmtree(path)

@@ -1,0 +1,153 @@
+"""The chunks of one output that are being taken apart, and the texts that were found bad, on disk.
+
+It never decides where a chunk is cut: `bisect` does.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.decide.bisect import BadText, Part, missing, segments
+from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    fingerprint: str
+    parts: tuple[Part, ...]
+    bad: tuple[BadText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    texts: tuple[BadText, ...]
+
+
+class Parts:
+    """Parts and bad texts of one chunk; a damaged index, or a part that is gone, is as if it had never been."""
+
+    def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
+        self._layout = layout
+        self._chunk = chunk
+        self._bounds = (start, stop)
+        self._fingerprint = fingerprint
+        self._parts, self.bad = self._load()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the chunk is known."""
+        return bool(self._parts or self.bad)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Ranges of texts that have neither vectors nor a verdict."""
+        return missing(*self._bounds, self._parts, self.bad)
+
+    def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
+        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
+        part = Part(start, stop, digest, holes)
+        self._make_folder()
+        vectors.replace(self._path(part))
+        self._parts.append(part)
+        self._save()
+
+    def add_bad(self, text: BadText) -> None:
+        """Note a text that fails alone. Raises OSError."""
+        self._make_folder()
+        self.bad.append(text)
+        self._save()
+
+    def forgive(self) -> None:
+        """Forget the bad texts: they are missing again. Raises OSError."""
+        self.bad = []
+        self._save()
+
+    def compose(self, dimension: int) -> tuple[Path, str]:
+        """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its checksum).
+
+        Raises OSError; EIO where a part is not what was taken over, and then forgets it.
+        """
+        start, stop = self._bounds
+        target = self._layout.parts_of(self._chunk) / "composed.npy"
+        for part in list(self._parts):
+            try:
+                whole = inspect(self._path(part)).digest == part.digest
+            except (BadVectorsError, OSError):
+                whole = False
+            if not whole:
+                self._parts.remove(part)
+                self._save()
+                raise OSError(errno.EIO, f"{self._path(part)} is damaged")
+        with open(target, "wb", opener=_private) as out:
+            out.write(npy_header(stop - start, dimension))
+            for segment in segments(start, stop, self._parts, self.bad):
+                if segment.part is None:
+                    out.write(np.full((segment.stop - segment.start, dimension), np.nan, dtype="<f4").tobytes())
+                    continue
+                with open(self._path(segment.part), "rb") as source:
+                    source.seek(read_shape(source).offset_bytes + 4 * dimension * (segment.start - segment.part.start))
+                    for _ in range(segment.start, segment.stop):
+                        out.write(source.read(4 * dimension))
+            out.flush()
+            os.fsync(out.fileno())
+        return target, inspect(target).digest
+
+    def settle(self) -> None:
+        """Write the record of the bad texts, which has to be there before the chunk is committed. Raises OSError."""
+        if self.bad:
+            self._layout.quarantine.mkdir(mode=0o700, exist_ok=True)
+            write_sealed(self._layout.quarantine_of(self._chunk), asdict(_Quarantine(tuple(self.bad))))
+
+    def remove(self) -> None:
+        """Remove the parts of a chunk that is committed, or is begun anew."""
+        shutil.rmtree(self._layout.parts_of(self._chunk), ignore_errors=True)
+        self._parts, self.bad = [], []
+
+    def _make_folder(self) -> None:
+        for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
+            folder.mkdir(mode=0o700, exist_ok=True)  # with parents=True the mode would hold for the last only
+
+    def _path(self, part: Part) -> Path:
+        key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)
+        return self._layout.parts_of(self._chunk) / f"{part.start}-{part.stop}-{key}.npy"
+
+    def _index(self) -> Path:
+        return self._layout.parts_of(self._chunk) / "index.json"
+
+    def _save(self) -> None:
+        write_sealed(self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad))))
+
+    def _load(self) -> tuple[list[Part], list[BadText]]:
+        try:
+            index = read_record(_Index, self._index())
+        except (DamagedError, OSError):
+            index = None
+        start, stop = self._bounds
+        if index is None or index.fingerprint != self._fingerprint:
+            return [], []
+        if not all(start <= text.text < stop for text in index.bad):
+            return [], []
+        return [part for part in index.parts if self._path(part).exists()], list(index.bad)
+
+
+def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:
+    """(chunk, its bad texts) of every record; None for a damaged record."""
+    if not layout.quarantine.is_dir():
+        return
+    for path in sorted(layout.quarantine.iterdir()):
+        if path.suffix == ".json" and path.stem.isdecimal():
+            try:
+                record = read_record(_Quarantine, path)
+            except (DamagedError, OSError):
+                record = None
+            yield int(path.stem), list(record.texts) if record is not None else None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,57 @@
+"""Whose folders tell the story of a workdir: that of the run of the whole, and those of its slices.
+
+It never writes there, and takes a lock for no longer than a look.
+"""
+
+import time
+
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import Holder, is_held
+from chunkvisor.store.slices import Slice
+
+_FOREIGN_SILENCE_S = 900.0
+"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
+
+
+def slices_of(layout: Layout) -> list[Layout]:
+    """The workdir as each of the slices sees it that were ever at work there, in order."""
+    try:
+        found = sorted(filter(None, (Slice.named(entry.name) for entry in layout.slices.iterdir())))
+    except OSError:
+        return []
+    return [layout.of(each) for each in found]
+
+
+def all_desks(layout: Layout) -> list[Layout]:
+    """Those of the slices behind that of the whole."""
+    return [layout.of(None), *slices_of(layout)]
+
+
+def latest(layout: Layout) -> list[Layout]:
+    """The desk of the run that told something last, together with those of the other slices of the same cut."""
+    newest = max(all_desks(layout), key=_told_s)
+    if newest.slice is None:
+        return [newest]
+    return [desk for desk in slices_of(layout) if desk.slice and desk.slice.count == newest.slice.count]
+
+
+def at_work(desk: Layout, holder: Holder | None) -> bool | None:
+    """Whether the run that is noted in the desk's lock is alive.
+
+    None for a run of the whole on another machine; of a slice there, its lock tells.
+    """
+    alive = holder.alive() if holder is not None else False
+    return is_held(desk.lock) if alive is None and desk.slice is not None else alive
+
+
+def lives(desk: Layout, holder: Holder | None, told_s: float) -> bool:
+    """Whether that run is alive; of one on another machine, whose last event is of `told_s`, what its silence says."""
+    alive = at_work(desk, holder)
+    return time.time() - told_s < _FOREIGN_SILENCE_S if alive is None else alive
+
+
+def _told_s(desk: Layout) -> float:
+    try:
+        return desk.events.stat().st_mtime
+    except OSError:
+        return float("-inf")

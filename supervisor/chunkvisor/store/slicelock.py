@@ -1,0 +1,125 @@
+"""Who may work in a workdir side by side: one run of the whole, or slices of one cut, each of them once.
+
+It never waits but for its turn at what belongs to all slices, and takes no note for the truth that a lock denies.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import (
+    hold,
+    named,
+    opened,
+    read_holder,
+    share,
+    take,
+    taken_by,
+    taken_by_run,
+    write_note,
+)
+from chunkvisor.store.runfolders import at_work, slices_of
+from chunkvisor_worker.contract.files import read_bounded
+
+_AGREE_S = 10.0
+"""To agree on the number of slices takes each of them a moment; with a thousand at once, a few seconds."""
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
+"""Between two looks whether it is our turn: a thousand slices that wait must not keep a file server busy."""
+
+
+@contextlib.contextmanager
+def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
+    """Hold the workdir, or the slice of it, while the context lasts; gives the ids of the runs that it takes over from.
+
+    Without a run of its own, `run_id` is empty. Raises Halt (75) where somebody else is at work there; OSError.
+    """
+    if layout.slice is None:
+        with hold(layout.lock, run_id, lambda _: _taken(layout)) as previous:
+            before = [previous, *(read_holder(desk.lock) for desk in slices_of(layout))]
+            yield [holder.run_id for holder in before if holder is not None]
+        return
+    for folder in (layout.slices, layout.desk):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with (
+        share(layout.of(None).lock, lambda _: _taken(layout)),
+        _agreed(layout, layout.slice.count),
+        hold(layout.lock, run_id, lambda path: _slice_taken(layout, path)) as previous,
+    ):
+        yield [previous.run_id] if previous is not None else []
+
+
+@contextlib.contextmanager
+def turn(layout: Layout, pause: Callable[[float], None], tell: Callable[[str], None]) -> Iterator[None]:
+    """Have what belongs to all slices for ourselves; a run of the whole has it anyway.
+
+    While another has it, `tell(who)` is called once and `pause(seconds)` again and again; what they raise ends the
+    wait. A slice that dies gives its turn to the next.
+    """
+    if layout.slice is None:
+        yield
+        return
+    with opened(layout.turn) as fd:
+        look_s, told = _FIRST_LOOK_S, False
+        while not take(fd, fcntl.LOCK_EX):
+            if not told:
+                told = True
+                tell((read_bounded(layout.turn) or b"another").decode(errors="replace"))
+            pause(look_s)
+            look_s = min(_LAST_LOOK_S, 1.5 * look_s)
+        write_note(fd, named(f"slice {layout.slice}", read_holder(layout.lock)).rstrip(","))
+        yield
+
+
+@contextlib.contextmanager
+def _agreed(layout: Layout, count: int) -> Iterator[None]:
+    """Be one of so many slices. Raises Halt (75) where those that live are of another number."""
+    with opened(layout.slice_count) as fd:
+        deadline = time.monotonic() + _AGREE_S
+        while True:
+            if take(fd, fcntl.LOCK_EX) and _count_in(os.pread(fd, 16, 0)) != count:  # none lives: it is ours to say
+                write_note(fd, str(count))
+            # Going over to the shared lock lets go of the other one first (flock(2)): somebody may come between.
+            if take(fd, fcntl.LOCK_SH):
+                break
+            if time.monotonic() > deadline:
+                raise _other_count(layout)
+            time.sleep(_FIRST_LOOK_S / 2)
+        if _count_in(os.pread(fd, 16, 0)) != count:
+            raise _other_count(layout)
+        yield
+
+
+def _count_in(note: bytes) -> int | None:
+    return int(note) if note.isdigit() else None
+
+
+def _other_count(layout: Layout) -> Halt:
+    others = _count_in(read_bounded(layout.slice_count) or b"") or "other"
+    return Halt(
+        ExitCode.TRY_AGAIN,
+        f"{layout.slice} is none of the {others} slices that are at work in {layout.workdir}",
+        why="slices of two cuts overlap: two workers would be at the same chunk",
+        remedy=f"wait for them, stop them, or look at them with: chunkvisor status {layout.workdir}",
+    )
+
+
+def _taken(layout: Layout) -> Halt:
+    """Who holds the workdir, so that neither the whole nor a slice of it can be had."""
+    holders = ((desk, read_holder(desk.lock)) for desk in slices_of(layout))
+    living = [(desk, holder) for desk, holder in holders if at_work(desk, holder)]
+    if not living:
+        return taken_by_run(layout.of(None).lock)
+    desk, holder = living[0]
+    others = f" like {len(living) - 1} other{'s' * (len(living) > 2)}," if len(living) > 1 else ""
+    name = named(f"slice {desk.slice}", holder) + others
+    return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
+
+
+def _slice_taken(layout: Layout, path: Path) -> Halt:
+    name = named(f"slice {layout.slice}", read_holder(path))
+    return taken_by(name, layout.workdir, "one run at a time may work on a slice")

@@ -1,0 +1,73 @@
+"""The words with which a run ends that has done what it could: stopped, refused by its machine, or short of some rows.
+
+Pure: it never decides that a run ends. `lastwords` has those about workers and texts.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.decide.lastwords import last_remedy
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.aftermath import GivenUp
+from chunkvisor.supervise.signals import Signals
+
+
+def stopped(signals: Signals) -> Halt:
+    """The end of a run that was asked to stop."""
+    assert signals.first is not None
+    code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
+    return Halt(code, f"stopped by {signals.first.name}", remedy="run the same command again to go on; nothing is lost")
+
+
+def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -> Halt:
+    """The end of a run whose outputs have these rows without a vector, as their manifests list them."""
+    rows = [f"{name} row {each['row']} ({each['place']})" for name, found in quarantined.items() for each in found]
+    more = f" and {len(rows) - 10} more" if len(rows) > 10 else ""
+    first = next(each for found in quarantined.values() for each in found)
+    return Halt(
+        ExitCode.QUARANTINED,
+        f"finished, but {len(rows)} row{'s' * (len(rows) != 1)} could not be encoded and are NaN: "
+        + ", ".join(rows[:10])
+        + more,
+        why=f"{first['outcome']}: {first['reason']}",
+        remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
+        "a mended source needs --from-scratch instead",
+    )
+
+
+def limit_halt(error: OSError) -> Halt:
+    """The end of a run that was refused a file, a process or memory for itself."""
+    return Halt(
+        ExitCode.MACHINE,
+        "the supervisor itself has met a limit of this machine",
+        why=str(error),
+        remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
+        "then run the same command again; what is done stays done",
+    )
+
+
+def disk_halt(error: OSError, workdir: Path) -> Halt:
+    """The end of a run whose own records could not be written or read."""
+    return Halt(
+        ExitCode.DISK,
+        f"the disk of {workdir} is full or failing",
+        why=str(error),
+        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+    )
+
+
+def gave_up(given_up: Sequence[GivenUp]) -> Halt:
+    """The end of a run in which these chunks have exhausted their tries."""
+    chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))  # each may be in parts
+    names = ", ".join(chunks[:10])
+    more = f" and {len(chunks) - 10} more" if len(chunks) > 10 else ""
+    last = given_up[-1]
+    return Halt(
+        ExitCode.TRY_AGAIN,
+        f"not complete: {names}{more} failed in every try; everything else is done",
+        why=f"{last.verdict.outcome}: {last.verdict.reason}",
+        remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
+        log=last.files.log,
+    )

@@ -1,0 +1,235 @@
+"""Opens one output for a run: stages its source, holds its identity against the state folder, reads what is done.
+
+It never starts a worker, and never changes what an earlier run has fixed.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.finished import keep_finished
+from chunkvisor.assemble.join import Final, assemble
+from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.config.batchlimits import resolve_limits
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.engine.environment import thread_count
+from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.events.journal import read_events
+from chunkvisor.ingest import stage_table
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.attempt import Job
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.plan import Plan
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.staging import asked, request_of, staged_before
+
+_MAX_LINES = 100
+"""For so many quarantined rows, the line of the source is looked up."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """What all outputs of a run have in common while they are opened."""
+
+    loaded: LoadedConfig
+    source: ModelSource
+    device_kind: str
+    run_id: str
+    max_rows: int | None
+    slice: Slice | None
+    """None = all chunks are ours."""
+    emit: Emit
+    on_wait: Callable[[], None]
+    """Called while a source is read; raises to stop."""
+
+    @property
+    def config(self) -> Config:
+        """The validated config."""
+        return self.loaded.config
+
+
+def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str, Any]:
+    """The output, ready to run; or its manifest where it is complete already.
+
+    Raises Halt where the source is wrong, or the config differs from what the state folder was begun with; OSError.
+    """
+    name, config = layout.name, opening.config
+    fixed = _read_fixed(layout)
+    shards = config.outputs[name].shards
+    place = place_of(layout, shards)
+    if fixed is None and place.exists():
+        raise config_error(
+            f"{place} is there already, and no run of this workdir has made it",
+            remedy="move it away, or choose another workdir or another name for the output",
+        )
+    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+        folder.mkdir(mode=0o700, exist_ok=True)
+    staged = staged_before(request_of(config, name, opening.max_rows), layout)
+    if fixed is not None and staged is None:
+        # Refuse a changed config before minutes are spent on reading the source anew.
+        as_before = identity_of(config, name, _revision(opening), fixed.identity.source_digest, fixed.identity.rows)
+        _refuse_changes(layout, fixed, as_before)
+    if staged is None:
+        staged = _stage(opening, layout, fixed)
+    identity = identity_of(config, name, _revision(opening), staged.digest, staged.rows)
+    if fixed is not None:
+        _refuse_changes(layout, fixed, identity)
+    else:
+        fixed = Fixed(identity, _chunk_size(opening, name))
+        write_fixed(layout, fixed)
+    fingerprint = identity.fingerprint
+    manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
+    if manifest is not None:
+        if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
+            shutil.rmtree(layout.chunks)
+        return manifest
+    table = _open_table(opening, layout, fixed)
+    if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
+        opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+    ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint, opening.slice)
+    ledger.load()
+    opening.emit(
+        "output_opened",
+        output=name,
+        # Of a slice they are those of its texts, about: a text may stand in several rows.
+        rows=staged.rows * ledger.texts // staged.distinct,
+        distinct=ledger.texts,
+        chunks=len(ledger.share),
+        chunk_size=fixed.chunk_size,
+        chunks_done=ledger.chunks_done,
+        texts_done=ledger.texts_done,
+    )
+    job = _job(opening, name, fingerprint)
+    origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
+
+    def finish(on_block: Callable[[], None]) -> dict[str, Any]:
+        final = assemble(ledger, table, on_block, shards)
+        assert ledger.facts is not None
+        rows = _quarantined_rows(ledger, table, final)
+        manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
+        publish_manifest(layout, manifest, final.stamps)
+        # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
+        if not config.chunk.keep and not rows:
+            ledger.remove_chunks()
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place)}
+
+    limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
+    return OutputRun(ledger, table, job, limits, finish)
+
+
+def _read_fixed(layout: OutputLayout) -> Fixed | None:
+    try:
+        fixed, problem = read_fixed(layout), "missing"
+    except DamagedError:
+        fixed, problem = None, "damaged"
+    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
+        raise config_error(
+            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
+            remedy="restore the file, or begin this config anew by adding --from-scratch",
+        )
+    return fixed
+
+
+def _chunk_size(opening: Opening, name: str) -> int:
+    size, config = opening.config.effective_chunk_size(name), opening.config
+    if size != "auto":
+        return size
+    events = read_events(Layout(config.workdir).events)
+    proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
+    opening.emit("note", text=f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}")
+    return proposed.texts
+
+
+def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+    if fixed.identity.fingerprint == now.fingerprint:
+        return
+    changes = differences(fixed.identity, now)
+    raise config_error(
+        f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
+        why="vectors of both would be mixed in one file",
+        remedy="undo the change, or choose another workdir, or discard what is done by adding --from-scratch",
+    )
+
+
+def _revision(opening: Opening) -> str:
+    return opening.source.revision or ""
+
+
+def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+    opening.emit("staging", output=layout.name)
+    request = request_of(opening.config, layout.name, opening.max_rows)
+    depends_on = asked(request)
+    fresh = layout.table.with_name("table.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    table = stage_table(request, fresh, opening.on_wait)
+    staged = Staged(table.rows, table.distinct, table.digest, tuple(str(file.path) for file in table.files))
+    if fixed is not None:
+        try:
+            identity = identity_of(opening.config, layout.name, _revision(opening), staged.digest, staged.rows)
+            _refuse_changes(layout, fixed, identity)
+        except Halt:
+            shutil.rmtree(fresh)
+            raise
+    if opening.slice is not None and _is_there(layout, staged):
+        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
+    else:
+        shutil.rmtree(layout.table, ignore_errors=True)
+        fresh.rename(layout.table)
+    write_staged(layout, StagedRecord(depends_on, staged))
+    opening.emit("staged", output=layout.name, rows=staged.rows, distinct=staged.distinct)
+    return staged
+
+
+def _is_there(layout: OutputLayout, staged: Staged) -> bool:
+    try:
+        return StagedTable.open(layout.table).digest == staged.digest
+    except DamagedError:
+        return False
+
+
+def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
+    try:
+        table = StagedTable.open(layout.table)
+        if table.digest != fixed.identity.source_digest:
+            raise DamagedError("they are those of another output, or of other settings")
+        return table
+    except DamagedError as error:
+        opening.emit("note", text=f"{layout.name}: the staged texts are damaged ({error}); reading the source again")
+        _stage(opening, layout, fixed)
+        return StagedTable.open(layout.table)
+
+
+def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[dict[str, Any]]:
+    found = []
+    for number, (row, text) in enumerate(final.bad_rows):
+        bad = ledger.bad[text]
+        # To find a line, the source is read up to it.
+        place = table.place_of(row, with_line=number < _MAX_LINES)
+        found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
+    return found
+
+
+def _job(opening: Opening, name: str, fingerprint: str) -> Job:
+    cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
+    wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+    return Job(
+        run_id=opening.run_id,
+        fingerprint=fingerprint,
+        output=name,
+        model=model_spec(opening.config.model, opening.source.path, opening.source.revision),
+        encode=encode_spec(opening.config.effective_encode(name)),
+        import_path=(str(opening.loaded.folder),),
+        threads=thread_count(wanted, opening.device_kind, cores),
+    )

@@ -1,0 +1,121 @@
+"""One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code.
+
+It never does the work itself: `work` does.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from contextlib import ExitStack
+from typing import Any
+
+from chunkvisor.assemble.finished import discard_final
+from chunkvisor.config.model import Config
+from chunkvisor.engine.orphans import end_orphans
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.events.journal import Journal
+from chunkvisor.observe.defaults import standing_observers
+from chunkvisor.observe.extras import require_extras
+from chunkvisor.observe.invocation import open_invocation
+from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.supervise.endings import disk_halt, limit_halt
+from chunkvisor.supervise.signals import Signals
+from chunkvisor.supervise.work import Request, Run, Work
+
+_LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""Of open files, processes and memory."""
+
+
+def run(request: Request, observer: Observer) -> ExitCode:
+    """Do the job, and let the observer hear of it.
+
+    Raises Halt with the exit code and the words where it does not end well.
+    """
+    config = request.loaded.config
+    _refuse_combinations(config)
+    require_extras(config)
+    layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
+    try:
+        layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise config_error(
+            f"the workdir {layout.workdir} cannot be made: {error.strerror}", remedy="check the key workdir"
+        ) from None
+    with ExitStack() as stack:
+        previous = stack.enter_context(hold_workdir(layout, run_id))
+        journal = Journal(layout.events, run_id)
+        stack.callback(journal.close)
+        invocation = open_invocation(layout)
+        observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
+        # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
+        signals = stack.enter_context(Signals().listen())
+        stack.callback(observers.close)
+
+        def emit(event: str, **details: Any) -> None:
+            journal.write(event, **details)
+            observers.event(event, details)
+
+        # What a worker has started, and has put out of its own group, ends with the run as well.
+        stack.callback(end_orphans, run_id)
+        emit(
+            "invoked",
+            invocation=invocation.name if invocation else "",
+            workdir=str(layout.workdir),
+            slice=str(layout.slice or ""),
+            pid=os.getpid(),
+        )
+        try:
+            if ended := end_orphans(*previous):
+                emit("orphans_ended", count=len(ended), pids=ended)
+            if request.from_scratch:
+                _discard(config, layout)
+            code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
+        except Halt as halt:
+            emit("halted", **halt.details())
+            raise
+        except OSError as error:
+            if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
+                raise
+            halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
+            emit("halted", **halt_now.details())
+            raise halt_now from error
+        except Exception as error:
+            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+            with contextlib.suppress(Exception):
+                emit("halted", code=int(ExitCode.BUG), what=f"a bug: {type(error).__name__}: {error}")
+            raise
+        emit("run_ended", code=int(code))
+        return code
+
+
+def _discard(config: Config, layout: Layout) -> None:
+    """Remove state and final files of the config's outputs."""
+    for name in config.outputs:
+        output = layout.output(name)
+        if output.state.exists():  # a final file that no run of this workdir made is not ours to remove
+            # Final files go first: a state folder without them is only work to be done again.
+            discard_final(output, config.outputs[name].shards)
+            shutil.rmtree(output.state)
+    layout.model.unlink(missing_ok=True)
+
+
+def _refuse_combinations(config: Config) -> None:
+    if not config.model.is_plugin:
+        return
+    for name in config.outputs:
+        encode = config.effective_encode(name)
+        if encode.prompt_name is not None:
+            raise config_error(
+                f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none",
+                remedy="write the prompt itself: encode.prompt",
+            )
+        if isinstance(encode.batch_tokens, int):
+            raise config_error(
+                f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can count",
+                remedy="use encode.batch_size",
+            )

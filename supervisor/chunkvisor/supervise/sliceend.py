@@ -1,0 +1,50 @@
+"""The end of a slice that is not the last one: how far the whole is, and what became of its own rows.
+
+It never joins anything, and never looks at the chunks of other slices but for their names.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.status import read_output
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.outputrun import Emit, OutputRun
+
+_ROWS = 10
+"""So many of the rows without a vector are named; for each, the source is read up to its line."""
+
+
+def progress_of(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
+    """(chunks that are committed, chunks there are) of these outputs, of all slices; an output not begun has none.
+
+    On a network file system, what another machine has committed in the last minute may be missing (nfs(5), acdirmax).
+    """
+    found = [read_output(layout.output(name)) for name in names]
+    return sum(output.chunks_done for output in found), sum(output.chunks for output in found)
+
+
+def end_slice(layout: Layout, outputs: Sequence[OutputRun], done: int, chunks: int, emit: Emit) -> ExitCode:
+    """Say that the share is done. Raises Halt (3) where some of its rows have no vector."""
+    emit("slice_done", slice=str(layout.slice), done=done, chunks=chunks)
+    count = sum(output.ledger.bad_count for output in outputs)
+    if not count:
+        return ExitCode.COMPLETE
+    bad = [(output, text) for output in outputs for text in output.ledger.bad_texts()]
+    more = f" and {count - _ROWS} more" if count > _ROWS else ""
+    raise Halt(
+        ExitCode.QUARANTINED,
+        f"slice {layout.slice} is done, but {count} text{'s' * (count != 1)} could not be encoded: "
+        + ", ".join(islice(_places(outputs), _ROWS))
+        + more,
+        why=f"{bad[0][1].outcome}: {bad[0][1].reason}",
+        remedy="the manifests will list them once all slices are joined; "
+        f"after a mend: chunkvisor retry {layout.workdir}, then run again",
+    )
+
+
+def _places(outputs: Sequence[OutputRun]) -> Iterator[str]:
+    for output in outputs:
+        for text in output.ledger.bad_texts():
+            row = int(output.table.first_row(text.text, text.text + 1)[0])
+            yield f"{output.name} row {row} ({output.table.place_of(row)})"

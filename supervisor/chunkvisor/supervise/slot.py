@@ -1,0 +1,143 @@
+"""One worker under supervision: its process, its pulse, and how it is ended step by step.
+
+It never judges what the worker has done, and never starts another.
+"""
+
+import signal
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.watch import Patience, Pulse
+from chunkvisor.devices.stations import Station
+from chunkvisor.engine.fresh import trim_log
+from chunkvisor.engine.worker import Worker
+from chunkvisor.supervise.backlog import Task
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec, read_message
+
+GRACE_S = 5.0
+"""Between one signal and the next, stronger one."""
+
+_LADDER = {
+    EndedBy.STOP: (signal.SIGTERM, signal.SIGKILL),
+    # SIGABRT first: faulthandler writes the Python stack of a hung worker to its log.
+    EndedBy.HANG: (signal.SIGABRT, signal.SIGKILL),
+}
+
+_LOOK_S = 0.25
+
+
+class GateState(Enum):
+    """Where a worker stands before its device."""
+
+    SHUT = "shut"
+    """Still preparing, or waiting for `go`."""
+    OPEN = "open"
+    """It has its `go`: the device is its own."""
+    PASSED = "passed"
+    """It has given the device back, and writes its vectors."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A running worker."""
+
+    task: Task
+    station: Station
+    attempt: int
+    files: AttemptFiles
+    spec: Spec
+    worker: Worker
+    pulse: Pulse
+    limits: Limits
+    gate: GateState = GateState.SHUT
+    ended_by: EndedBy = EndedBy.ITSELF
+    ended_why: str = ""
+    go_s: float = 0.0
+    freed_s: float | None = None
+    """When it needed the device no longer."""
+    idle_s: float = 0.0
+    """How long the device had nothing to do before this worker's `go`."""
+    _started_s: float = field(default_factory=time.monotonic)
+    _ready_s: float | None = None
+    _looked_s: float = 0.0
+    _signals: list[signal.Signals] = field(default_factory=list)
+    _next_signal_s: float = 0.0
+
+    def look(self, now_s: float, *, closely: bool) -> None:
+        """Read the beat, at most four times a second unless `closely` or called; keep the log within its bounds."""
+        if not self.worker.has_called() and (
+            self.worker.tells_beats or (not closely and now_s - self._looked_s < _LOOK_S)
+        ):
+            return
+        self._looked_s = now_s
+        self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)
+        if self._ready_s is None and self.pulse.phase is Phase.READY:
+            self._ready_s = now_s
+        if self.gate is GateState.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
+            self.gate = GateState.PASSED
+            self.freed(now_s)
+        trim_log(self.files.log)
+
+    def freed(self, now_s: float) -> None:
+        """The device has nothing to do from now on, if it has had something; a second time tells nothing new."""
+        if self.gate is not GateState.SHUT and self.freed_s is None:
+            self.freed_s = self.station.freed_s = now_s
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits at the gate."""
+        return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
+
+    @property
+    def unused(self) -> bool:
+        """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
+        return self.worker.warm and self.gate is GateState.SHUT and self.ended_by is EndedBy.ITSELF
+
+    def figures(self, now_s: float) -> dict[str, float | int]:
+        """What the worker did with its time, for the journal; seconds and counts."""
+        self.look(now_s, closely=True)
+        beat = self.pulse.beat
+        return {
+            "device": self.station.number,
+            "startup_s": round((self._ready_s or now_s) - self._started_s, 4),
+            "idle_s": round(self.idle_s, 4),
+            "busy_s": round(self.freed_s - self.go_s, 4) if self.freed_s is not None else 0.0,
+            "texts": beat.rows_done if beat else 0,
+            "tokens": beat.tokens_done if beat else 0,
+        }
+
+    def go(self, limits: Limits) -> None:
+        """Let it use the device, with the batch limits of the moment."""
+        self.go_s = time.monotonic()
+        freed_s = self.station.freed_s
+        self.idle_s = self.go_s - freed_s if freed_s is not None else 0.0
+        self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
+        self.limits, self.gate = limits, GateState.OPEN
+        self.worker.go(limits)
+
+    def check(self, now_s: float, patience: Patience) -> None:
+        """Begin to end it when it is overdue; take the next step of an end that has begun."""
+        if self.ended_by is not EndedBy.ITSELF:
+            self._next_signal(now_s)
+        elif why := self.pulse.overdue(now_s, patience, at_gate=self.ready):
+            self.end(EndedBy.HANG, why, now_s)
+
+    def end(self, by: EndedBy, why: str, now_s: float) -> None:
+        """Begin to end it, politely first; or take the next step of an end that has begun."""
+        if self.ended_by is EndedBy.ITSELF:
+            self.ended_by, self.ended_why = by, why
+            self._signals = list(_LADDER[by])
+            self._next_signal_s = now_s
+        self._next_signal(now_s)
+
+    def stuck(self, now_s: float) -> bool:
+        """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
+        return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
+
+    def _next_signal(self, now_s: float) -> None:
+        if self._signals and now_s >= self._next_signal_s:
+            self.worker.signal(self._signals.pop(0))
+            self._next_signal_s = now_s + GRACE_S

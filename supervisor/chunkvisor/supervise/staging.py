@@ -1,0 +1,43 @@
+"""Which table an output asks for, and what an earlier run has staged of it.
+
+It never reads a source and never writes.
+"""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from chunkvisor.config.model import Config
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.store.fixed import Staged, read_staged
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.seal import DamagedError, digest_of
+
+
+def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
+    """What the output wants of its source."""
+    output = config.outputs[name]
+    return IngestRequest(
+        sources=tuple(output.source),
+        column=output.column,
+        template=output.template,
+        sql=output.sql,
+        skip_blank=output.skip_blank,
+        max_rows=max_rows,
+        memory_limit_bytes=int(config.ingest.memory_limit),
+    )
+
+
+def asked(request: IngestRequest) -> dict[str, Any]:
+    """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
+    values = asdict(replace(request, memory_limit_bytes=0))
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
+
+
+def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:
+    """What an earlier run staged of the very same request and untouched files. Raises Halt where a file is gone."""
+    try:
+        record = read_staged(layout)
+    except DamagedError:
+        return None
+    return record.staged if record is not None and record.asked == asked(request) else None

@@ -1,0 +1,221 @@
+"""The work of one run: its model, its outputs, its engine, and the loop over them.
+
+It never takes the workdir's lock, and never loops over chunks itself: the runner does.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import EngineKind, OnBadRow, Start
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.policy import Budget
+from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.gpu import find_devices
+from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.engine.ray.create import cluster_devices, ray_engine
+from chunkvisor.engine.starter import Starter
+from chunkvisor.engine.warm import Template
+from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.store.slicelock import turn
+from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.prepare import Opening, open_output
+from chunkvisor.supervise.runner import Runner, Settings
+from chunkvisor.supervise.signals import Signals
+from chunkvisor.supervise.sliceend import end_slice, progress_of
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Limits, Spec, Tier
+from chunkvisor_worker.contract.template import TemplateSpec
+
+_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line adds to the config."""
+
+    loaded: LoadedConfig
+    max_rows: int | None = None
+    from_scratch: bool = False
+    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
+    """The command line of an attempt."""
+    slice: Slice | None = None
+    """The slice that this run works on; None = the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run has for itself."""
+
+    layout: Layout
+    run_id: str
+    signals: Signals
+    emit: Emit
+    tick: Callable[[], None]
+    """To be called several times a second, however long something takes."""
+
+
+class Work:
+    """What a run does between its first word and its last."""
+
+    def __init__(self, request: Request, run: Run) -> None:
+        self._request = request
+        self._config = config = request.loaded.config
+        self._run = run
+        self._layout, self._emit = run.layout, run.emit
+        self._on_ray = config.engine.kind is EngineKind.RAY
+        self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
+        self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+
+    def do(self) -> ExitCode:
+        """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
+        config, of_slice = self._config, self._request.slice
+        self._emit(
+            "run_started",
+            run=self._run.run_id,
+            workdir=str(self._layout.workdir),
+            device=", ".join(map(str, self._devices)),
+            gpus=[device.uuid for device in self._devices],
+            engine=str(config.engine.kind),
+            model=config.model.name,
+            outputs=list(config.outputs),
+            slice=str(of_slice or ""),
+        )
+        with self._turn():
+            source, outputs = self._open(of_slice)
+        self._encode(source, outputs)
+        if of_slice is not None:
+            # The last slice finds all chunks committed, and then does what a run of the whole would do.
+            with self._turn():
+                done, chunks = progress_of(self._layout, config.outputs)
+                if done == chunks:
+                    self._encode(*self._open(None))
+            if done < chunks:
+                return end_slice(self._layout, outputs, done, chunks, self._emit)
+        quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
+        if any(quarantined.values()):
+            raise with_bad_rows(self._layout, quarantined)
+        return ExitCode.COMPLETE
+
+    def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
+        """The model's files, and the outputs that are not complete."""
+        config, layout = self._config, self._layout
+        source, outputs = self._resolve_model(), []
+        opening = Opening(
+            self._request.loaded,
+            source,
+            self._devices[0].kind,
+            self._run.run_id,
+            self._request.max_rows,
+            of_slice,
+            self._emit,
+            self._on_wait,
+        )
+        for name in config.outputs:
+            opened = open_output(opening, layout.output(name))
+            if isinstance(opened, OutputRun):
+                outputs.append(opened)
+            else:
+                self._emit(
+                    "output_already_complete",
+                    output=name,
+                    rows=opened["rows"],
+                    dimension=opened["dimension"],
+                    path=str(place_of(layout.output(name), config.outputs[name].shards)),
+                )
+        return source, outputs
+
+    def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
+        config, run = self._config, self._run
+        settings = Settings(
+            per_device=config.workers.per_device,
+            standby=config.workers.standby,
+            budget=self._budget,
+            bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
+            patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
+        )
+        book, engine = self._book(source, outputs), self._engine(outputs)
+        given_up = Runner(outputs, settings, book, engine, run.signals, run.emit, run.tick).run()
+        if run.signals.draining:
+            raise stopped(run.signals)
+        if given_up:
+            raise gave_up(given_up)
+
+    def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
+        config, run_id = self._config, self._run.run_id
+        if self._on_ray:
+            return ray_engine(config, self._layout, outputs, run_id, self._emit)
+        device, folder = self._devices[0], self._layout.template
+
+        def make_template() -> Template:
+            job = outputs[0].job  # all outputs have the same model
+            environment = worker_environment(os.environ, device, run_id, os.getpid(), config.env, threads=job.threads)
+            spec = TemplateSpec(job.model, device.kind, job.import_path)
+            return Template(folder, spec, environment, config.recovery.startup_timeout)
+
+        # A command line of somebody else's can only be started afresh.
+        start = config.workers.start if self._request.command is worker_command else Start.FRESH
+        settings = LocalSettings(self._devices, run_id, config.env, self._request.command)
+        return LocalEngine(settings, Starter(start, make_template, self._emit))
+
+    def _book(self, source: ModelSource, outputs: Sequence[OutputRun]) -> LessonBook:
+        model = self._config.model
+        kinds = ",".join(sorted({device.name or device.kind for device in self._devices}))
+        key = f"{kinds}|{source.revision or model.name}|{model.dtype}|{model.encoder}"
+        rows = max((output.limits.rows for output in outputs), default=1)
+        tokens = max((output.limits.tokens or 0 for output in outputs), default=0)
+
+        def on_change(tier: Tier, doubted: bool) -> None:
+            of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
+            self._emit("limits_widened" if doubted else "limits_lowered", of_length=of_length, **asdict(tier))
+
+        return LessonBook(self._layout.lessons, key, Limits(rows, tokens or None), on_change)
+
+    def _resolve_model(self) -> ModelSource:
+        model, layout = self._config.model, self._layout
+        if model.is_plugin:
+            return ModelSource(None, model.revision)
+        try:
+            if Path(model.name).is_dir():
+                self._emit("checking_model", model=model.name)
+                return resolve_local(model, layout.model, self._on_wait)
+        except OSError as error:
+            raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
+        if model.name.startswith(("/", "./", "../", "~")):
+            raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
+        self._emit("resolving", model=model.name)
+
+        def wait(seconds: float, why: str) -> None:
+            self._emit("waiting", delay_s=seconds, outcome="hub", reason=why)
+            self._pause(seconds)
+
+        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """What belongs to all slices is prepared, and joined, by one of them at a time."""
+        return turn(self._layout, self._pause, lambda who: self._emit("waiting_for_turn", who=who))
+
+    def _pause(self, seconds: float) -> None:
+        deadline_s = time.monotonic() + seconds
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+            self._on_wait()
+
+    def _on_wait(self) -> None:
+        self._run.tick()
+        if self._run.signals.draining:
+            raise stopped(self._run.signals)
