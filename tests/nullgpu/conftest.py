@@ -18,6 +18,7 @@ collect_ignore_glob = [] if IN_ENVIRONMENT else ["test_*.py"]
 if IN_ENVIRONMENT:
     import tiny
     from build import Built, build, cache_folder
+
     from nullgpu import GIB, GpuWorkplace, NullGpu
 
 

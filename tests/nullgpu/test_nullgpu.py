@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from asking import ask, ask_each
+
 from nullgpu import GIB, MIB, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
@@ -81,7 +82,7 @@ _OOM = "lambda: torch.empty(9 << 30, dtype=torch.uint8, device='cuda')"
 
 @pytest.mark.newer
 def test_a_broken_nvml_gives_the_genuine_assertions(gpu: NullGpu) -> None:
-    """torch 2.13's allocator asks NVML for its out-of-memory message, and asserts that it works; a newer one does not."""
+    """Torch 2.13's allocator asks NVML for its out-of-memory message, and asserts that it works; a newer one does not."""
     said = ask(
         gpu,
         f"""
@@ -151,7 +152,7 @@ _STARTS = {
 
 
 def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
-    """torch's own texts for the codes with which a driver or a context fails at the start."""
+    """Torch's own texts for the codes with which a driver or a context fails at the start."""
     code = 'error("first", lambda: torch.zeros(1, device="cuda"))'
     answers = ask_each(gpu, code, *({"NULLGPU_SET": setting} for setting in _STARTS))
     said = {setting: answer["first"] and answer["first"][1] for setting, answer in zip(_STARTS, answers, strict=True)}

@@ -1,6 +1,7 @@
 """Whole runs on a null GPU: a real supervisor, real workers, torch's own allocator."""
 
 import pytest
+
 from nullgpu import GpuWorkplace
 
 
@@ -23,7 +24,9 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
     assert gpu_workplace.vectors().shape == (20, 64)
-    workers = [calls for calls in gpu_workplace.gpu.trace().values() if any("cudaLaunchKernel" in call for call in calls)]
+    workers = [
+        calls for calls in gpu_workplace.gpu.trace().values() if any("cudaLaunchKernel" in call for call in calls)
+    ]
     assert len(workers) == 2
     assert gpu_workplace.gpu.used_bytes() == 0
 
@@ -32,10 +35,14 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     ("nvml", "sign"),
     [
         pytest.param(0, "torch.OutOfMemoryError: CUDA out of memory", id="out-of-memory"),
-        pytest.param(999, "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED", id="nvml-assertion"),
+        pytest.param(
+            999, "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED", id="nvml-assertion"
+        ),
     ],
 )
-def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(gpu_workplace: GpuWorkplace, nvml: int, sign: str) -> None:
+def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
+    gpu_workplace: GpuWorkplace, nvml: int, sign: str
+) -> None:
     """The second chunk's texts are long: 32 at once do not fit, 16 do; where NVML is broken, torch asserts instead."""
     gpu_workplace.gpu.set(memory__0=f"{256 + 90}M")
     gpu_workplace.gpu.nvml(init=nvml, smi="ok")

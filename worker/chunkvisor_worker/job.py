@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import xxhash
@@ -29,12 +29,16 @@ from chunkvisor_worker.contract.messages import (
     read_message,
     write_message,
 )
+from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.encoder import Encoder, Vectors
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.texts import read_texts
+
+Build: TypeAlias = Callable[[Spec], Encoder]
+"""Makes the encoder of an attempt."""
 
 _held: list[BaseException] = []
 """Exceptions that must not be freed before the end: see `run_and_exit`."""
@@ -54,9 +58,7 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(
-    folder: Path, build: Callable[[Spec], Encoder] = build_encoder, then: Callable[[], None] | None = None
-) -> NoReturn:
+def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], None] | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
     It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
@@ -65,6 +67,10 @@ def run_and_exit(
 
     `then` is called behind a success (a fire drill has it fail).
     """
+    if TESTING_FAULTS in os.environ:
+        from chunkvisor_worker.provoked import provoked
+
+        build, then = provoked(folder, build, then)
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
@@ -102,9 +108,7 @@ def _leave(code: WorkerExit) -> NoReturn:
     os._exit(code)
 
 
-def _work(
-    build: Callable[[Spec], Encoder], spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None
-) -> None:
+def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
     count = spec.stop - spec.start
     progress.rows_total = count
     progress.phase(Phase.IMPORT)

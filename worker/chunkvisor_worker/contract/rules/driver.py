@@ -256,7 +256,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
     Rule(
         # Nothing but the context and the weights has been asked for: what fails here fails in every worker.
         name="cuda-error-before-work",
-        outcome=Outcome.SETUP,
+        outcome=Outcome.DEVICE_FAULT,
         cause="A CUDA call failed before the first batch, with an error that no rule knows.",
         remedy="Look the error up in NVIDIA's documentation; `chunkvisor doctor` tries the GPU without a run.",
         signs=(
