@@ -167,7 +167,7 @@ TABLE: list[Row] = [
     *((f"{code}, before work", phase, "gpu-fault-before-work", Outcome.DEVICE_FAULT, 69, cuda(code, "?"))
       for code in (700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911)
       for phase in (INIT, Phase.WEIGHTS_COPY)),
-    ("1, before work", INIT, "cuda-error-before-work", Outcome.SETUP, 69, cuda(1, "invalid argument")),
+    ("1, before work", INIT, "cuda-error-before-work", Outcome.DEVICE_FAULT, 69, cuda(1, "invalid argument")),
     ("999 in mid-run", FORWARD, "cuda-unknown-error", Outcome.DEVICE_FAULT, 69, cuda(999, "unknown error")),
     ("999 at start", INIT, "cuda-does-not-start", Outcome.SETUP, 69, cuda(999, "unknown error")),
     ("1, no rule", FORWARD, "cuda-error", Outcome.DEVICE_FAULT, None, cuda(1, "invalid argument")),
