@@ -25,6 +25,9 @@ _COMPUTING = "computing"
 
 _STAGES = {
     "invoked": "starting",
+    "looking_for_gpus": "asking nvidia-smi for the GPUs",
+    "checking_device": "asking nvidia-smi how {device} is",
+    "devices_checked": "starting the first workers",
     "resolving": "asking the hub for {model}",
     "checking_model": "reading the files of the model",
     "waiting_for_turn": "waiting for {who}",

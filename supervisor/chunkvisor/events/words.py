@@ -59,6 +59,8 @@ _WORDS = {
     "node_lost": "node {node} is lost, {left} devices go on; its chunks are done elsewhere: {why}",
     "node_set_aside": "node {node} is left out from now on, {left} devices go on: {why}",
     "gpu_busy": "{device}: waiting, {why}",
+    "gpus_guessed": "nvidia-smi does not tell of the GPUs, but the driver's device files are there: {count} taken; "
+    "CUDA may work all the same, chunkvisor doctor says more",
     "gpu_blind": "{device}: {why}; going on without, CUDA may work all the same",
     "chunk_split": "{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow",
     "quarantined": "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}",
@@ -83,6 +85,7 @@ _WEIGHTS = {
     "node_lost": Weight.CARE,
     "node_set_aside": Weight.LOSS,
     "gpu_busy": Weight.CARE,
+    "gpus_guessed": Weight.CARE,
     "late_crash": Weight.CARE,
     "limits_lowered": Weight.CARE,
     "quarantined": Weight.LOSS,

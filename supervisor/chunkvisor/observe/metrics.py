@@ -50,7 +50,7 @@ class Metrics(NullObserver):
         self._texts = counter("texts", "Distinct texts that this run has committed.", "output")
         self._tokens = counter("tokens", "Tokens of the texts that this run has committed, without padding.", "output")
         self._attempts = counter("attempts", "Attempts of this run that have ended, by outcome.", "outcome")
-        self._busy = counter("device_busy_seconds", "Time that workers have had the device.", "device")
+        self._busy = counter("device_busy_seconds", "Time that the device has computed.", "device")
         self._idle = counter("device_idle_seconds", "Time between one worker's end and the next one's go.", "device")
         self._startup = counter("worker_startup_seconds", "Time that workers have taken until they were ready.")
         self._rate = gauge("texts_per_second", "Distinct texts a second, of late.")

@@ -105,7 +105,8 @@ def action(runs: Sequence[Run], batch_rows: int) -> str:
     if "limits_lowered" in told:
         return f"batch {f'of {batch_rows} rows ' if batch_rows else ''}cut to {told['limits_lowered']['rows']}"
     if "chunk_split" in told:
-        return "row retried alone"
+        parts = told["chunk_split"].get("parts", 1)
+        return "row retried alone" if parts == 1 else f"texts taken apart, {parts} tries"
     return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
 
 

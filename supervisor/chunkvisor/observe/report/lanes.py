@@ -46,11 +46,11 @@ class Lanes:
         words = f"{attempt[0]} chunk {attempt[1]}, attempt {attempt[2]}"
         _keep(self._open, attempt, Band(self._device_of.get(attempt, ""), at_s, at_s, words=words))
 
-    def ended(self, attempt: Attempt, at_s: float, busy_s: float, well: bool) -> None:
+    def ended(self, attempt: Attempt, at_s: float, had_s: float, well: bool) -> None:
         """Its worker has ended, after it had the device for so long; one that never had it leaves no band."""
         self._device_of.pop(attempt, None)
         if (band := self._open.pop(attempt, None)) is not None:
-            freed_s = band.start_s + busy_s if busy_s > 0 else at_s
+            freed_s = band.start_s + had_s if had_s > 0 else at_s
             band.stop_s = max(band.start_s, min(at_s, freed_s))
             band.kind = Kind.DONE if well else Kind.STOPPED
             self._add(attempt, band)

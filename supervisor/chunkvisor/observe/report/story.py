@@ -177,7 +177,8 @@ class Story:
         self.idle_s += number(event.get("idle_s")) or 0.0
         busy_s = number(event.get("busy_s")) or 0.0
         self.busy_s += busy_s
-        self.lanes.ended(attempt_of(event), at_s, busy_s, event.get("returncode") == 0)
+        had_s = busy_s + (number(event.get("opening_s")) or 0.0)
+        self.lanes.ended(attempt_of(event), at_s, had_s, event.get("returncode") == 0)
 
     def _committed(self, event: dict[str, Any], at_s: float) -> None:
         self.outcomes[Outcome.COMMITTED] += bool(event.get("attempt_ok"))
