@@ -29,7 +29,7 @@ class BadRows:
 def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
     """The end of a run by this verdict."""
     if step.too_large:
-        return _too_large(verdict, output, chunk, files)
+        return _too_large(verdict, output, chunk)
     return Halt(
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome}",
@@ -42,7 +42,7 @@ def _before_the_first_batch(verdict: Verdict) -> str:
     return f"{verdict.reason.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
 
 
-def _too_large(verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
     figures = verdict.figures
     if figures is None:
         why = f"{verdict.reason}; nvidia-smi shows nobody else on it"
@@ -56,7 +56,6 @@ def _too_large(verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -
         why=why,
         remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since the "
         "vectors are others). Then run the same command again; what is done stays done.",
-        log=files.log,
     )
 
 

@@ -160,9 +160,23 @@ def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
 
 
 def is_fruitless(step: Step, verdict: Verdict) -> bool:
-    """Whether the attempt brought the run no further; a batch that gets smaller ends by itself, and a wait by time."""
-    smaller_batch = isinstance(step, Retry) and step.tier is not None and step.lesson
-    return isinstance(step, Retry | Split | SetAside) and not smaller_batch and not verdict.blameless
+    """Whether the attempt brought the run no further.
+
+    A batch or a range of texts that gets smaller ends by itself, and a wait by time.
+    """
+    repeated = isinstance(step, SetAside) or (isinstance(step, Retry) and step.charged)
+    return repeated and not verdict.blameless
+
+
+def is_devices_own(exit_code: ExitCode, verdict: Verdict) -> bool:
+    """Whether a halt may be the matter of one device alone: the others can go on."""
+    return exit_code is ExitCode.MACHINE or verdict.outcome is Outcome.GPU_BUSY
+
+
+def is_machines_own(exit_code: ExitCode, verdict: Verdict) -> bool:
+    """Whether a halt may be the matter of one machine of a cluster: what is installed there, or its disk."""
+    load = verdict.before_first_batch and exit_code is ExitCode.CONFIG
+    return exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP or load
 
 
 def backoff_s(tries: int) -> float:
@@ -191,11 +205,10 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     if history.texts == 1:
         # What may have been chance is looked at twice before a row is lost to it.
         return Quarantine() if certain or tries >= min(SEEN_TWICE, budget.attempts) else Retry(backoff_s(tries))
-    if verdict.bad_rows and (history.taken_apart or 2 * len(verdict.bad_rows) <= history.texts):
-        return Split(verdict.bad_rows)
+    if verdict.bad_rows and len(verdict.bad_rows) == history.texts and tries < SEEN_TWICE:
+        return Retry(backoff_s(tries))  # not one good row: hardly the doing of each of them
     if verdict.bad_rows:
-        # More bad than good rows in a whole chunk are not the rows' fault.
-        return Retry(backoff_s(tries)) if tries < budget.attempts else SetAside()
+        return Split(verdict.bad_rows)
     if certain or history.taken_apart or tries >= budget.attempts:
         return Split()
     if tries >= SEEN_TWICE:

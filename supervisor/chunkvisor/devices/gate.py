@@ -1,11 +1,10 @@
-"""Holds the next worker back until its GPU is fit for use: asks nvidia-smi beside the loop, never in it.
+"""Looks at GPUs: asks nvidia-smi beside the loop, never in it.
 
-It never decides what the answers mean: `health` does.
+It decides nothing: `health` says what the answers mean, and the scheduler what follows.
 """
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -25,9 +24,8 @@ from chunkvisor.devices.health import (
     parse_xids,
     unnamed_bytes,
 )
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Emit
 
-_PAUSE_S = 2.0
 _SETTLE_S = 30.0
 """A driver gives the memory of a killed process back within seconds; after this, what is held is somebody's."""
 _FORMAT = "--format=csv,noheader,nounits"
@@ -69,63 +67,54 @@ class SmiSensor:
 
 
 class GpuGate:
-    """The state of one device, asked for after every fault; a device that is no GPU is always fit."""
+    """Looks at one device when asked to; nobody can look at a device that is no GPU known to nvidia-smi."""
 
     def __init__(
         self,
         device: Device,
-        wait_timeout_s: float,
-        emit: Callable[..., None],
+        emit: Emit,
         sensor_of: Callable[[Device], Sensor] = SmiSensor,
         need_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`need_bytes()` is what a worker needs before its first batch; 0 = not known."""
         self._device = device
         self._need_bytes = need_bytes
-        self._wait_timeout_s = wait_timeout_s
         self._emit = emit
         self._sensor = sensor_of(device) if is_watched(device) else None
         self._asked: Future[Reading] | None = None
-        self._asked_s = 0.0
-        self._suspected_s: float | None = None
+        self._ended_s = float("-inf")
         self._first: Reading | None = None
         self._used_to_bytes = 0
         self._blind, self._alone = False, False
-        self.success_s = float("-inf")
-        """When something succeeded last, on any device: what is waited for since then has cost the run nothing."""
         self._told = ""
 
-    def open(self) -> None:
-        """Take the memory in use before our first worker as the baseline. Raises Halt (69) for a broken GPU."""
-        if self._sensor is not None:
-            self._first = reading = self._sensor.first()
-            self._used_to_bytes = reading.used_bytes or 0
-            opinion = judge_gpu(reading, Demand(), frozenset())
-            self._blind = opinion.health is Health.BLIND
-            self._heed(opinion)
+    def open(self) -> Opinion | None:
+        """Take the memory in use before our first worker as the baseline; None where nobody can look."""
+        if self._sensor is None:
+            return None
+        self._first = reading = self._sensor.first()
+        self._used_to_bytes = reading.used_bytes or 0
+        return self._noted(judge_gpu(reading, Demand(), frozenset()))
 
     def close(self) -> None:
         """Leave an nvidia-smi that is still under way behind."""
         if self._sensor is not None:
             self._sensor.close()
 
-    def suspect(self) -> None:
-        """A worker on this device failed, maybe by it: look at the device before the next one gets it."""
-        if self._sensor is not None and self._suspected_s is None:
-            self._suspected_s = time.monotonic()
+    def worker_ended(self, now_s: float) -> None:
+        """A worker that had the device has ended: its memory may take a while to come back."""
+        self._ended_s = now_s
+        self._alone = False  # it may have changed since the last look
 
-    def fit(self, ours: frozenset[int]) -> bool:
-        """Whether the next worker may have the device now. Raises Halt: 69 for a broken GPU, 75 for a busy one."""
-        if self._suspected_s is None or self._sensor is None:
-            self._alone = False  # it may have changed since the last look
-            return True
-        now_s = time.monotonic()
-        if self._asked is None:
-            if now_s - self._asked_s >= _PAUSE_S:
-                self._asked, self._asked_s = self._sensor.ask(), now_s
-            return False
-        if not self._asked.done():
-            return False
+    def ask(self) -> None:
+        """Begin a look; nobody waits for it."""
+        if self._sensor is not None and self._asked is None:
+            self._asked = self._sensor.ask()
+
+    def answer(self, ours: frozenset[int], now_s: float) -> Opinion | None:
+        """What the look under way says; None while it is under way. `ours` are the pids of our workers on the device."""
+        if self._asked is None or not self._asked.done():
+            return None
         reading, self._asked = self._asked.result(), None
         self._alone = is_alone(reading, ours)
         first = self._first if self._first is not None and self._first.used_bytes is not None else None
@@ -133,11 +122,9 @@ class GpuGate:
             self._need_bytes(),
             self._device.memory_bytes,
             unnamed_bytes(first) if first is not None else None,
-            settling=now_s - self._suspected_s < _SETTLE_S,
+            settling=now_s - self._ended_s < _SETTLE_S,
         )
-        opinion = judge_gpu(reading, demand, ours)
-        self._blind = opinion.health is Health.BLIND
-        return self._heed(opinion)
+        return self._noted(judge_gpu(reading, demand, ours))
 
     @property
     def view(self) -> View | None:
@@ -150,39 +137,14 @@ class GpuGate:
         """Others stay, and so they are not waited for any more."""
         self._used_to_bytes = max(self._used_to_bytes, others_bytes)
 
-    def _heed(self, opinion: Opinion) -> bool:
-        match opinion.health:
-            case Health.BROKEN:
-                raise Halt(
-                    ExitCode.MACHINE,
-                    f"{self._device} cannot be used any more",
-                    why=opinion.why,
-                    remedy="mend that, then run the same command again; what is done stays done",
-                )
-            case Health.BUSY:
-                now_s = time.monotonic()
-                waited_s = now_s - max(self._suspected_s or now_s, self.success_s)
-                if waited_s > self._wait_timeout_s:
-                    raise Halt(
-                        ExitCode.TRY_AGAIN,
-                        f"{self._device} stayed busy for {waited_s:.0f} s",
-                        why=opinion.why,
-                        remedy="end the other process, or wait for it; then run the same command again",
-                    )
-                self._tell("gpu_busy", opinion.why)
-                return False
-            case Health.SETTLING:
-                return False
-            case Health.BLIND:
-                self._tell("gpu_blind", opinion.why)
-        self._suspected_s = None
-        return True
-
-    def _tell(self, event: str, why: str) -> None:
-        """Once for each thing that is the matter, not every two seconds."""
-        if event != self._told:
+    def _noted(self, opinion: Opinion) -> Opinion:
+        """Tell of it, once for each thing that is the matter, not every two seconds."""
+        self._blind = opinion.health is Health.BLIND
+        event = {Health.BUSY: "gpu_busy", Health.BLIND: "gpu_blind"}.get(opinion.health, "")
+        if event and event != self._told:
             self._told = event
-            self._emit(event, device=str(self._device), why=why)
+            self._emit(event, device=str(self._device), why=opinion.why)
+        return opinion
 
 
 def is_watched(device: Device) -> bool:

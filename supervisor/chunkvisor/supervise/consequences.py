@@ -5,7 +5,7 @@ Pure: `decide.policy` decides, this keeps the history that it needs and spells i
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
@@ -13,18 +13,24 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import (
     Budget,
     Commit,
+    Company,
     EndRun,
     History,
     Quarantine,
     Retry,
     SetAside,
     Split,
+    StartAgain,
     Step,
     Wait,
     decide,
+    is_devices_own,
+    is_fruitless,
+    is_machines_own,
 )
-from chunkvisor.decide.suspicion import Charge, Suspicion
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.decide.suspicion import Charge
+from chunkvisor.decide.waits import Cause, Waits
+from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
@@ -32,13 +38,29 @@ from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.fleet import Device, Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.suspects import Suspects
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 
-_LEAVES_DEVICE_AS_IT_WAS = frozenset(
-    {Outcome.COMMITTED, Outcome.BAD_INPUT, Outcome.BAD_OUTPUT, Outcome.DISK_FULL, Outcome.HUB}
-)
-"""After any other end the device is looked at before the next worker gets it."""
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An attempt that has ended, or a part of it that could not be stored."""
+
+    task: Task
+    verdict: Verdict
+    now_s: float
+    worker: int = 0
+    """0 where none could be started, or what failed was to store."""
+    device: Device | None = None
+    company: Company = Company.UNTOLD
+    began_s: float | None = None
+    """When its worker was started; None where a failure of its start is to prove nothing."""
+
+    @property
+    def life_s(self) -> tuple[float, float] | None:
+        """When its worker began, and when it ended."""
+        return (self.began_s, self.now_s) if self.began_s is not None and self.device is not None else None
 
 
 class Consequences:
@@ -69,7 +91,8 @@ class Consequences:
         self.host_ooms = 0
         """Attempts that ran out of host memory: each is a reason to prepare one worker less ahead."""
         self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
-        self._devices, self._nodes = Suspicion(), Suspicion()
+        self._suspects = Suspects()
+        self._waits = Waits()
         self._barren_chunks = 0
         self._fruitless = 0
         self._worked: set[int] = set()
@@ -88,87 +111,117 @@ class Consequences:
         self._backlog.put_back(replace(worker.task, fresh=True))
         self._say(do.Refuse(worker.number, worker.task))
 
-    def obey(self, worker: Worker, verdict: Verdict, now_s: float) -> None:
+    def obey(self, worker: Worker, stimulus: on.Ended | on.NotStarted, now_s: float) -> None:
         """Carry out what the policy says of an attempt that has ended, or could not begin."""
-        task, device = worker.task, worker.device
-        if worker.gate is not Gate.SHUT and verdict.outcome not in _LEAVES_DEVICE_AS_IT_WAS:
+        task, device, verdict = worker.task, worker.device, stimulus.verdict
+        if worker.gate is not Gate.SHUT and verdict.can_touch_gpu:
             device.suspect(now_s)
         if task.control:
             self.blame.control_ended(worker.number, task, verdict)
             return
         if verdict.outcome is Outcome.COMMITTED:
-            self._succeeded_on(device)
+            self._waits.free(device.number)
+            self._suspects.succeeded(device.seat)
         elif not verdict.blameless:
             task = replace(task, avoid=worker.seat)
-        self._take(task, verdict, now_s, worker.number, device)
+        if isinstance(stimulus, on.Ended):
+            self._take(_End(task, verdict, now_s, worker.number, device, stimulus.company, stimulus.began_s))
+        else:
+            self._take(_End(task, verdict, now_s))
         self._leave_out_guilty()
 
-    def _take(self, task: Task, verdict: Verdict, now_s: float, worker: int, device: Device | None) -> None:
-        history = self._history(task, verdict, now_s, device)
+    def _take(self, end: _End) -> None:
+        verdict, device = end.verdict, end.device
+        history = self._history(end)
         step = decide(verdict, history, self._budget)
         if isinstance(step, Commit):
-            self._keep(worker, task, device)
+            self._keep(end.worker, end.task, device)
             return
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
-        self._say(do.Record(worker, task, verdict))
-        self._do(step, task, verdict, now_s, worker, device, history)
+        self._fruitless += is_fruitless(step, verdict)
+        self._say(do.Record(end.worker, end.task, verdict))
+        if device is not None and verdict.past_its_start:
+            self._suspects.started(device.seat)
+            self._waits.got_through((Outcome.GPU_BUSY, device.number))
+        if verdict.outcome is Outcome.GPU_OOM and history.waited_s >= self._budget.wait_timeout_s:
+            self._give_up_waiting(end)
+        self._do(step, end)
 
-    def _history(self, task: Task, verdict: Verdict, now_s: float, device: Device | None) -> History:
-        since_s = self._waits(verdict, device).waiting_since_s
+    def _history(self, end: _End) -> History:
+        cause, task = self._cause(end), end.task
+        failed_starts, same_elsewhere = 0, False
+        if end.device is not None and end.life_s is not None:
+            chunk = (task.output, task.chunk)
+            found = self._suspects.starts_before(end.device.seat, end.verdict, chunk, end.life_s)
+            failed_starts, same_elsewhere = found
         return History(
             tries=self._tries.setdefault(task.key, Counter()),
             worked_before=task.output in self._worked,
-            waited_s=now_s - since_s if since_s is not None else 0.0,
+            waited_s=self._waits.without_success_s(cause, end.now_s),
+            spell_s=self._waits.spell_s(cause, end.now_s),
+            company=end.company,
+            failed_starts=failed_starts,
+            same_elsewhere=same_elsewhere,
             barren_chunks=self._barren_chunks,
             fruitless=self._fruitless,
             texts=task.texts,
             taken_apart=self._is_part(task),
         )
 
-    def _do(
-        self,
-        step: Step,
-        task: Task,
-        verdict: Verdict,
-        now_s: float,
-        worker: int,
-        device: Device | None,
-        history: History,
-    ) -> None:
+    def _cause(self, end: _End) -> Cause:
+        """What would be waited for: a device's own memory, a node's own disk, or the world that all share."""
+        outcome, device = end.verdict.outcome, end.device
+        own = outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
+        own = own or (outcome is Outcome.DISK_FULL and device is not None and bool(device.node))
+        return outcome, device.number if device is not None and own else None
+
+    def _give_up_waiting(self, end: _End) -> None:
+        """The wait has not helped: whoever holds the memory stays, and the next batch does not wait for them again."""
+        self._waits.in_vain(self._cause(end))
+        if end.device is not None and end.verdict.figures is not None:
+            self._say(do.GetUsedTo(end.device.number, end.verdict.figures.others_bytes))
+
+    def _do(self, step: Step, end: _End) -> None:
+        task, verdict, device = end.task, end.verdict, end.device
         match step:
             case Retry():
-                self._retry(step, task, verdict, now_s, device)
+                self._retry(step, end)
+            case StartAgain():
+                if device is not None and end.life_s is not None:
+                    chunk = (task.output, task.chunk)
+                    self._suspects.did_not_start(device.seat, verdict, chunk, end.life_s)
+                if device is not None:
+                    device.paused_until_s = end.now_s + step.delay_s
+                # Others first: whether their workers start tells whether it is the device, or the model, or chance.
+                self._backlog.put_back(replace(task, due_s=end.now_s + 2 * step.delay_s, fresh=True))
             case Wait():
-                waits = self._waits(verdict, device)
-                waits.waiting_since_s = now_s if waits.waiting_since_s is None else waits.waiting_since_s
-                waits.paused_until_s = now_s + step.delay_s
+                cause = self._cause(end)
+                self._waits.wait(cause, end.now_s)
+                waits = device if cause[1] is not None and device is not None else self._fleet
+                waits.paused_until_s = end.now_s + step.delay_s
                 self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
-                self._say(do.TellWaiting(device.number if waits is device and device else None, step.delay_s, verdict))
+                self._say(do.TellWaiting(cause[1], step.delay_s, verdict))
             case Split():
-                self._split(step, task, worker, device)
+                self._split(step, task, end.worker, device)
             case Quarantine():
-                self.blame.accuse(task, verdict, worker, device.number if device is not None else 0)
+                self.blame.accuse(task, verdict, end.worker, device.number if device is not None else 0)
             case SetAside():
                 self._barren_chunks += 1
-                self._fruitless += 1
-                self._say(do.SetAside(worker, task, verdict))
+                self._say(do.SetAside(end.worker, task, verdict))
             case EndRun():
-                self._end(step, task, verdict, worker, device)
+                self._end(step, end)
 
-    def _retry(self, step: Retry, task: Task, verdict: Verdict, now_s: float, device: Device | None) -> None:
-        self._fruitless += step.charged and not verdict.blameless
+    def _retry(self, step: Retry, end: _End) -> None:
+        task, verdict, device = end.task, end.verdict, end.device
         if step.charged:
             self._tries[task.key][verdict.outcome] += 1
             if device is not None and not verdict.blameless and not self._is_part(task):
-                charge = Charge(task.key, verdict.outcome)
-                self._devices.failed(str(device.number), charge)
-                if device.node:
-                    self._nodes.failed(device.node, charge)
+                self._suspects.failed(device.seat, Charge(task.key, verdict.outcome))
         if step.tier is not None and step.lesson and device is not None:
             self._say_if(self._book.learn(device.kind, step.tier))
         again = replace(
             task,
-            due_s=now_s + step.delay_s,
+            due_s=end.now_s + step.delay_s,
             tier=task.tier if step.lesson else step.tier,
             blocking_launches=step.blocking_launches,
             fresh=task.fresh or verdict.outcome is not Outcome.LOST,
@@ -190,16 +243,16 @@ class Consequences:
             self._backlog.put_back(Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=task.avoid))
         self._say(do.TellSplit(task, len(parts)))
 
-    def _end(self, step: EndRun, task: Task, verdict: Verdict, worker: int, device: Device | None) -> None:
+    def _end(self, step: EndRun, end: _End) -> None:
         """Do without what every further worker would fail on: the device, its machine, or else the run ends."""
+        task, verdict, device = end.task, end.verdict, end.device
         halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
-        machines_own = step.exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP
-        if device is not None and device.node and machines_own:
-            self._drop_node(device.node, halt)
-        elif device is not None and step.exit_code is ExitCode.MACHINE:
-            self._drop(device, halt, worker)
+        if device is not None and device.node and is_machines_own(step.exit_code, verdict):
+            self._say(do.DropNode(device.node, halt))
+        elif device is not None and is_devices_own(step.exit_code, verdict):
+            self._drop(device, halt, end.worker)
         else:
-            self._say(do.HaltRun(halt, worker))
+            self._say(do.HaltRun(halt, end.worker))
             return
         self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
 
@@ -213,23 +266,23 @@ class Consequences:
         """Take note of what is on the disk now, or could not be written."""
         match stimulus:
             case on.Stored():
-                self._stored(stimulus.task, whole=stimulus.whole)
+                self._stored(stimulus.task, now_s, whole=stimulus.whole)
             case on.Quarantined():
                 self.blame.confirmed()
-                self._succeeded(stimulus.task)
+                self._succeeded(stimulus.task, now_s)
                 self.compose_if_known(stimulus.task.output, stimulus.task.chunk)
             case on.NotStored():
                 worker, *_ = self._keeping.pop(stimulus.task.key, (0, 0, ()))
                 if not worker and stimulus.task.texts:
                     self.blame.confirmed()
-                self._take(stimulus.task, stimulus.verdict, now_s, worker, None)
+                self._take(_End(stimulus.task, stimulus.verdict, now_s, worker))
             case on.PartsDamaged() if self._backlog.handed_out(stimulus.output, stimulus.chunk):
                 for part in self._outputs[stimulus.output].missing(stimulus.chunk):
                     self._backlog.put_back(Task(NOW, stimulus.output, stimulus.chunk, *part))
 
-    def _stored(self, task: Task, *, whole: bool) -> None:
+    def _stored(self, task: Task, now_s: float, *, whole: bool) -> None:
         _, device, holes = self._keeping.pop(task.key, (0, 0, ()))
-        self._succeeded(task)
+        self._succeeded(task, now_s)
         if task.texts:
             self.blame.encoded(device)
         if holes:
@@ -260,42 +313,25 @@ class Consequences:
             # Of a slice: others may have good ones; until then its chunks stay in parts.
             self._without_facts.add((number, chunk))
 
-    def _succeeded(self, task: Task) -> None:
+    def _succeeded(self, task: Task, now_s: float) -> None:
         self._barren_chunks = self._fruitless = 0
-        self._fleet.waiting_since_s = None
+        self._waits.succeeded(now_s)
+        self._fleet.success_s = now_s
         self._tries.pop(task.key, None)
 
     # --- devices
 
-    def _succeeded_on(self, device: Device) -> None:
-        device.waiting_since_s = None
-        self._devices.succeeded(str(device.number))
-        if device.node:
-            self._nodes.succeeded(device.node)
-
-    def _waits(self, verdict: Verdict, device: Device | None) -> Device | Fleet:
-        """What is not ready: the device, its machine's disk, or the world of all devices."""
-        own = verdict.outcome is Outcome.GPU_BUSY or (verdict.outcome is Outcome.DISK_FULL and device and device.node)
-        return device if own and device is not None else self._fleet
-
     def _leave_out_guilty(self) -> None:
-        """Do without a device or machine on which all fails that succeeds on others; the chunks get their tries back."""
-        if (name := self._devices.guilty()) is not None:
-            device = self._fleet.devices.get(int(name))
-            halt = lastwords.failing_device(device.name if device else name, self._forgive(self._devices.pardon(name)))
-            if device is not None:
-                self._drop(device, halt, 0)
-        if (node := self._nodes.guilty()) is not None:
-            self._drop_node(node, lastwords.failing_machine(self._forgive(self._nodes.pardon(node))))
-
-    def _forgive(self, charges: list[Charge]) -> list[Charge]:
-        for charge in charges:
-            if charge.task in self._tries:
-                self._tries[charge.task][charge.outcome] -= 1
-        return charges
-
-    def _drop_node(self, node: str, halt: Halt) -> None:
-        self._say(do.DropNode(node, halt))
+        """Do without a place at which all fails that succeeds at others, and give back what that cost the chunks."""
+        for guilty in self._suspects.guilty():
+            for charge in guilty.charges:
+                if self._tries.get(charge.task, Counter())[charge.outcome] > 0:
+                    self._tries[charge.task][charge.outcome] -= 1
+            device = self._fleet.devices.get(guilty.device)
+            if guilty.node:
+                self._say(do.DropNode(guilty.node, lastwords.failing_machine(guilty.charges)))
+            elif len(self._fleet.alive) > 1 and device is not None:
+                self._drop(device, lastwords.failing_device(device.name, guilty.charges), 0)
 
     def _is_part(self, task: Task) -> bool:
         return (task.start, task.stop) != self._outputs[task.output].bounds(task.chunk)

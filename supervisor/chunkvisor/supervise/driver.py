@@ -4,22 +4,19 @@ It decides nothing. What happens is gathered once a turn; calls of workers are a
 milliseconds, so that no device waits for the writing of another attempt's texts.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from chunkvisor.config.model import Start as StartKind
-from chunkvisor.decide.lastwords import too_bad
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, Verdict, judge
 from chunkvisor.decide.watch import Patience, Pulse
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
-from chunkvisor.errors import Emit, ExitCode, Halt
+from chunkvisor.errors import Emit
 from chunkvisor.store.attempt import Place, gather, write_attempt
-from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
@@ -31,8 +28,7 @@ from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage, check_space
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Limits, write_message
+from chunkvisor_worker.contract.messages import Limits
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if nobody calls."""

@@ -4,14 +4,26 @@ Pure: it never decides that a run ends. `lastwords` has those about workers and 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.decide.lastwords import last_remedy
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.aftermath import GivenUp
 from chunkvisor.supervise.signals import Signals
+from chunkvisor_worker.contract.files import AttemptFiles
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A chunk that exhausted its tries."""
+
+    output: str
+    chunk: int
+    verdict: Verdict
+    files: AttemptFiles
 
 
 def stopped(signals: Signals) -> Halt:
@@ -70,4 +82,25 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         why=f"{last.verdict.outcome}: {last.verdict.reason}",
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last.files.log,
+    )
+
+
+def cannot_be_killed(pid: int, output: str, chunk: int, log: Path) -> Halt:
+    """The end of a machine on which SIGKILL does not end a worker."""
+    return Halt(
+        ExitCode.MACHINE,
+        f"worker {pid} of {output} chunk {chunk} cannot be killed",
+        why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
+        remedy="reboot the machine, then run the same command again",
+        log=log,
+    )
+
+
+def texts_damaged(error: Exception) -> Halt:
+    """The end of a run whose staged texts are not what they were."""
+    return Halt(
+        ExitCode.DISK,
+        "the staged texts were changed while the run was reading them",
+        why=str(error),
+        remedy="run the same command again: it reads the source anew",
     )

@@ -50,8 +50,6 @@ class Device:
     left: bool = False
     """Whether the run does without it."""
     paused_until_s: float = 0.0
-    waiting_since_s: float | None = None
-    """Since when the world around it has not been ready; None after a success on it."""
     suspected_s: float | None = None
     """Since when it is to be looked at before the next worker gets it."""
     looking: bool = False
@@ -87,7 +85,8 @@ class Fleet:
         self.workers: dict[int, Worker] = {}
         self.paused_until_s = 0.0
         """For all devices: what is waited for is not one of them."""
-        self.waiting_since_s: float | None = None
+        self.success_s = float("-inf")
+        """When something succeeded last, on any device: what is waited for since then has cost the run nothing."""
         self._started = 0
         self.alive: Sequence[Device] = ()
         """The devices that are left to the run."""

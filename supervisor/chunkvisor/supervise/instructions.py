@@ -44,6 +44,14 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class GetUsedTo:
+    """Others hold so much of the device's memory and stay: they are not waited for any more."""
+
+    device: int
+    others_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Write down how the ended worker's attempt failed, and tell of it."""
 
@@ -180,6 +188,8 @@ class HaltRun:
     halt: Halt
     worker: int = 0
     """The ended worker whose log is to be opened; 0 = none."""
+    of_device: bool = False
+    """Whether it is the end of the last device."""
 
 
 Instruction = (
@@ -187,6 +197,7 @@ Instruction = (
     | Go
     | End
     | Look
+    | GetUsedTo
     | Record
     | Refuse
     | Discard

@@ -3,8 +3,9 @@
 Pure: `decide.lessons` has what a fault teaches; the driver keeps it on disk for later runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from chunkvisor.decide.lessons import Lesson, apply, confirm, learn
 from chunkvisor.supervise.backlog import Progress
@@ -12,11 +13,19 @@ from chunkvisor.supervise.instructions import SaveLessons
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 
+class Recall(Protocol):
+    """The lessons of earlier runs, by kind of device."""
+
+    def get(self, kind: str, default: tuple[Lesson, ...], /) -> tuple[Lesson, ...]:
+        """Those of the kind."""
+
+
 class LessonBook:
     """The lessons that hold now."""
 
-    def __init__(self, lessons: Mapping[str, tuple[Lesson, ...]], outputs: Sequence[Progress]) -> None:
-        self._lessons = dict(lessons)
+    def __init__(self, recall: Recall, outputs: Sequence[Progress]) -> None:
+        self._recall = recall
+        self._lessons: dict[str, tuple[Lesson, ...]] = {}
         rows = max((output.limits.rows for output in outputs), default=1)
         tokens = max((output.limits.tokens or 0 for output in outputs), default=0)
         self._full = Limits(rows, tokens or None)
@@ -26,12 +35,12 @@ class LessonBook:
         """The limits of an output on such a device, narrowed by `alone` for one try."""
         if alone is not None:
             limits = replace(limits, tiers=(*limits.tiers, alone))
-        lessons = self._lessons.get(kind)
+        lessons = self._of(kind)
         return apply(limits, lessons or ()) if lessons or limits.tiers else limits
 
     def learn(self, kind: str, tier: Tier) -> SaveLessons | None:
         """Take a new lesson down; None where a narrower one holds already: a slower worker has paid for an old limit."""
-        lessons = self._lessons.get(kind, ())
+        lessons = self._of(kind)
         for each in lessons:
             if each.tier.min_length == tier.min_length and _covers(each.tier, tier):
                 return None
@@ -39,11 +48,16 @@ class LessonBook:
 
     def confirm(self, kind: str) -> SaveLessons | None:
         """A chunk was committed; something to save where that widens a limit or forgets one."""
-        lessons = self._lessons.get(kind)
+        lessons = self._of(kind)
         return self._change(kind, confirm(lessons, self._full)) if lessons else None
 
+    def _of(self, kind: str) -> tuple[Lesson, ...]:
+        if kind not in self._lessons:
+            self._lessons[kind] = self._recall.get(kind, ())
+        return self._lessons[kind]
+
     def _change(self, kind: str, lessons: tuple[Lesson, ...]) -> SaveLessons | None:
-        before = self._lessons.get(kind, ())
+        before = self._of(kind)
         self._lessons[kind] = lessons
         known = {lesson.tier for lesson in before}
         changed = next((lesson for lesson in lessons if lesson.tier not in known), None)

@@ -7,7 +7,7 @@ from typing import Any
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
-from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.contract.messages import Limits, Spec
 
 
 @dataclass(slots=True)
@@ -76,3 +76,12 @@ class OutputRun:
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""
         return self.ledger.known_good()
+
+    def blank_test(self, spec: Spec) -> Callable[[int], bool]:
+        """Whether the i-th text of an attempt has nothing but white space."""
+
+        def is_blank(index: int) -> bool:
+            first = spec.start + index
+            return not self.table.texts(first, first + 1)[0].strip()
+
+        return is_blank

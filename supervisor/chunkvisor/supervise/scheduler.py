@@ -5,12 +5,11 @@ are handed in, and it only looks at them; the driver carries the instructions ou
 without a process, and a simulator plays hundreds of lives a second.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from chunkvisor.decide import lastwords
-from chunkvisor.decide.lessons import Lesson
 from chunkvisor.decide.outcome import EndedBy
 from chunkvisor.decide.policy import Budget
 from chunkvisor.devices.health import Health
@@ -21,7 +20,7 @@ from chunkvisor.supervise.backlog import Backlog, Progress, Task
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.fleet import Device, Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
-from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.lessonbook import LessonBook, Recall
 
 LOOK_PAUSE_S = 2.0
 """Between two looks at a device that is not fit."""
@@ -32,9 +31,6 @@ class Capacity(Protocol):
 
     def holding(self, device: int) -> bool:
         """Whether nothing is to be started there yet."""
-
-    def loading(self, device: int) -> bool:
-        """Whether but one worker is to be started there: a template is getting ready."""
 
     def has_room(self, device: int) -> bool:
         """Whether its machine has memory for one worker more."""
@@ -59,7 +55,7 @@ class Scheduler:
         self,
         outputs: Sequence[Progress],
         settings: Settings,
-        lessons: Mapping[str, tuple[Lesson, ...]],
+        lessons: Recall,
         capacity: Capacity,
         clock: Callable[[], float],
     ) -> None:
@@ -131,7 +127,7 @@ class Scheduler:
                     self._end(worker, "its device was dropped" if worker.device.left else "the run is draining")
             case on.NotStarted():
                 self.fleet.forget(worker)
-                self._consequences.obey(worker, stimulus.verdict, now_s)
+                self._consequences.obey(worker, stimulus, now_s)
             case on.Ready():
                 worker.ready = True
             case on.Freed():
@@ -143,7 +139,7 @@ class Scheduler:
                 self._consequences.refused(worker)
             case on.Ended():
                 self.fleet.forget(worker)
-                self._consequences.obey(worker, stimulus.verdict, now_s)
+                self._consequences.obey(worker, stimulus, now_s)
         if not self._draining:
             self._open_gates(worker.device, now_s)
 
@@ -201,9 +197,6 @@ class Scheduler:
             for device in working:
                 if device.holding >= places or self._capacity.holding(device.number):
                     continue
-                # While a template loads, but one worker of each device does so: cores and memory are for no more.
-                if places > 1 and self._capacity.loading(device.number):
-                    continue
                 if places > settings.per_device and not self._capacity.has_room(device.number):
                     continue
                 task = self._take(now_s, device, alone=len(working) == 1, by_node=many_nodes)
@@ -253,10 +246,10 @@ class Scheduler:
         if opinion.health is Health.BROKEN:
             self._drop(device, lastwords.broken_gpu(device.name, opinion.why))
         elif opinion.health is Health.BUSY:
-            waited_s = now_s - device.suspected_s
+            waited_s = now_s - max(device.suspected_s, self.fleet.success_s)
             if waited_s > self._settings.budget.wait_timeout_s:
                 self._drop(device, lastwords.busy_gpu(device.name, waited_s, opinion.why))
-        else:
+        elif opinion.health is not Health.SETTLING:
             device.suspected_s = None
             if not self._draining:
                 self._open_gates(device, now_s)
@@ -266,7 +259,7 @@ class Scheduler:
         if device.left:
             return
         if len(self.fleet.alive) == 1 and not device.node:
-            self._say(do.HaltRun(halt, worker))
+            self._say(do.HaltRun(halt, worker, of_device=True))
             return
         self._say(do.DropDevice(device.number, halt))
         self._leave(device)

@@ -6,7 +6,6 @@ It never judges what the worker has done, and never starts another.
 import signal
 import time
 from dataclasses import dataclass, field
-from enum import Enum
 
 from chunkvisor.decide.outcome import EndedBy
 from chunkvisor.decide.watch import Patience, Pulse
@@ -14,6 +13,7 @@ from chunkvisor.devices.stations import Station
 from chunkvisor.engine.fresh import trim_log
 from chunkvisor.engine.worker import Worker
 from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.fleet import Gate
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec, read_message
 
@@ -29,21 +29,12 @@ _LADDER = {
 _LOOK_S = 0.25
 
 
-class GateState(Enum):
-    """Where a worker stands before its device."""
-
-    SHUT = "shut"
-    """Still preparing, or waiting for `go`."""
-    OPEN = "open"
-    """It has its `go`: the device is its own."""
-    PASSED = "passed"
-    """It has given the device back, and writes its vectors."""
-
-
 @dataclass(slots=True)
 class Slot:
     """A running worker."""
 
+    number: int
+    """Its name with the scheduler."""
     task: Task
     station: Station
     attempt: int
@@ -52,7 +43,7 @@ class Slot:
     worker: Worker
     pulse: Pulse
     limits: Limits
-    gate: GateState = GateState.SHUT
+    gate: Gate = Gate.SHUT
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
     go_s: float = 0.0
@@ -63,6 +54,8 @@ class Slot:
     _started_s: float = field(default_factory=time.monotonic)
     _ready_s: float | None = None
     _looked_s: float = 0.0
+    _told_ready: bool = False
+    _told_freed: bool = False
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
 
@@ -76,20 +69,31 @@ class Slot:
         self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
-        if self.gate is GateState.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
-            self.gate = GateState.PASSED
+        if self.gate is Gate.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
+            self.gate = Gate.PASSED
             self.freed(now_s)
         trim_log(self.files.log)
 
     def freed(self, now_s: float) -> None:
         """The device has nothing to do from now on, if it has had something; a second time tells nothing new."""
-        if self.gate is not GateState.SHUT and self.freed_s is None:
+        if self.gate is not Gate.SHUT and self.freed_s is None:
             self.freed_s = self.station.freed_s = now_s
 
     @property
     def ready(self) -> bool:
         """Whether it waits at the gate."""
-        return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
+        return self.gate is Gate.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
+
+    def newly_ready(self) -> bool:
+        """Whether it waits at the gate, and that was not told before."""
+        newly, self._told_ready = self.ready and not self._told_ready, self._told_ready or self.ready
+        return newly
+
+    def newly_freed(self) -> bool:
+        """Whether it has given its device back, and that was not told before."""
+        freed = self.gate is Gate.PASSED
+        newly, self._told_freed = freed and not self._told_freed, freed
+        return newly
 
     @property
     def started_s(self) -> float:
@@ -99,12 +103,12 @@ class Slot:
     @property
     def had_device(self) -> bool:
         """Whether it ever had its `go`."""
-        return self.gate is not GateState.SHUT
+        return self.gate is not Gate.SHUT
 
     @property
     def unused(self) -> bool:
         """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
-        return self.worker.warm and self.gate is GateState.SHUT and self.ended_by is EndedBy.ITSELF
+        return self.worker.warm and self.gate is Gate.SHUT and self.ended_by is EndedBy.ITSELF
 
     def figures(self, now_s: float) -> dict[str, float | int]:
         """What the worker did with its time, for the journal; seconds and counts."""
@@ -128,15 +132,14 @@ class Slot:
         freed_s = self.station.freed_s
         self.idle_s = self.go_s - freed_s if freed_s is not None else 0.0
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
-        self.limits, self.gate = limits, GateState.OPEN
+        self.limits, self.gate = limits, Gate.OPEN
         self.worker.go(limits)
 
-    def check(self, now_s: float, patience: Patience) -> None:
-        """Begin to end it when it is overdue; take the next step of an end that has begun."""
+    def overdue(self, now_s: float, patience: Patience) -> str:
+        """Why it is to be ended, in words; empty where there is no reason, or its end has begun."""
         if self.ended_by is not EndedBy.ITSELF:
-            self._next_signal(now_s)
-        elif why := self.pulse.overdue(now_s, patience, at_gate=self.ready):
-            self.end(EndedBy.HANG, why, now_s)
+            return ""
+        return self.pulse.overdue(now_s, patience, at_gate=self.ready)
 
     def end(self, by: EndedBy, why: str, now_s: float) -> None:
         """Begin to end it, politely first; or take the next step of an end that has begun."""
@@ -144,13 +147,14 @@ class Slot:
             self.ended_by, self.ended_why = by, why
             self._signals = list(_LADDER[by])
             self._next_signal_s = now_s
-        self._next_signal(now_s)
+        self.next_signal(now_s)
 
     def stuck(self, now_s: float) -> bool:
         """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
         return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
 
-    def _next_signal(self, now_s: float) -> None:
+    def next_signal(self, now_s: float) -> None:
+        """Take the next step of an end that has begun, where it is due."""
         if self._signals and now_s >= self._next_signal_s:
             self.worker.signal(self._signals.pop(0))
             self._next_signal_s = now_s + GRACE_S

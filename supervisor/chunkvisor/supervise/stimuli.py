@@ -7,6 +7,7 @@ scheduler gave them with `Start`, devices by the number that they joined with.
 from dataclasses import dataclass
 
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import Company
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import Halt
 from chunkvisor.supervise.backlog import Task
@@ -92,6 +93,10 @@ class Ended:
 
     worker: int
     verdict: Verdict
+    company: Company = Company.UNTOLD
+    """Who else held memory of its device."""
+    began_s: float | None = None
+    """When it was started; None where a failure before its first batch proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,4 +143,3 @@ def _not_stored(task: Task, error: OSError) -> NotStored:
     if error.errno not in DISK_ERRNOS:
         raise error
     return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))
-

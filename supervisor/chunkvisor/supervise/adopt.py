@@ -1,0 +1,46 @@
+"""Attempts that an earlier run left unjudged: judged as if they had ended just now.
+
+It starts nothing, and decides no more than `outcome` and `policy` do.
+"""
+
+import shutil
+
+from chunkvisor.decide.outcome import judge
+from chunkvisor.decide.policy import Budget, History, Retry, decide
+from chunkvisor.store.attempt import gather
+from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.outputrun import OutputRun
+from chunkvisor.supervise.storage import Storage
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Spec, Tier, read_message
+
+
+def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:
+    """Take over what is good, remove the rest; returns what out-of-memory faults among them teach. Raises Halt, OSError."""
+    ledger, tiers = output.ledger, []
+    for chunk, files in list(ledger.attempt_folders()):
+        if files.verdict.exists():
+            continue
+        spec = read_message(Spec, files.spec)
+        wanted = chunk < ledger.plan.count and not ledger.committed(chunk)
+        if spec is not None and wanted and _belongs(spec, output, chunk):
+            evidence = gather(
+                files, spec, ledger.facts, output.blank_test(spec), returncode=None, limits=spec.limits
+            )
+            verdict = judge(evidence)
+            if verdict.outcome is Outcome.COMMITTED:
+                storage.keep(Task(0, number, chunk, spec.start, spec.stop), files)
+                continue
+            step = decide(verdict, History(), budget)
+            if isinstance(step, Retry) and step.tier is not None:
+                tiers.append(step.tier)
+        shutil.rmtree(files.folder, ignore_errors=True)
+    ledger.taken_apart()  # folders of chunks that are committed are removed
+    return tiers
+
+
+def _belongs(spec: Spec, output: OutputRun, chunk: int) -> bool:
+    """Whether the attempt is at texts of this chunk that still have no vectors."""
+    if (spec.fingerprint, spec.output, spec.chunk) != (output.ledger.fingerprint, output.name, chunk):
+        return False
+    return any(start <= spec.start < spec.stop <= stop for start, stop in output.missing(chunk))

@@ -1,0 +1,87 @@
+"""What speaks against the devices and machines of a run: attempts that failed there, and workers that did not start.
+
+Pure. It leaves none out, and gives no chunk its tries back: the scheduler does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.starts import Chunk, FailedStart, Starts
+from chunkvisor.decide.suspicion import Charge, Suspicion
+from chunkvisor.supervise.backlog import Seat
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.rule import LOAD
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """A machine of a cluster, or a device, on which workers fail while they succeed on others."""
+
+    node: str
+    """Empty = it is a device."""
+    device: int
+    charges: tuple[Charge, ...]
+    """What its chunks were charged with by its doing."""
+
+
+class Suspects:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._nodes, self._devices = Suspicion(), Suspicion()
+        self._devices_of: dict[str, set[str]] = {}
+        """Of each machine of a cluster, the devices that something was charged to."""
+        self._starts = Starts()
+
+    def failed(self, seat: Seat, charge: Charge) -> None:
+        """An attempt failed there, which was charged to its chunk."""
+        self._devices.failed(str(seat.device), charge)
+        if seat.node:
+            self._nodes.failed(seat.node, charge)
+            self._devices_of.setdefault(seat.node, set()).add(str(seat.device))
+
+    def succeeded(self, seat: Seat) -> None:
+        """An attempt succeeded there."""
+        self.started(seat)
+        self._devices.succeeded(str(seat.device))
+        if seat.node:
+            self._nodes.succeeded(seat.node)
+
+    def started(self, seat: Seat) -> None:
+        """A worker got to its first batch there."""
+        self._starts.succeeded(_device_place(seat), _node_place(seat))
+
+    def starts_before(
+        self, seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]
+    ) -> tuple[int, bool]:
+        """As `Starts.before`; `life_s` is when the worker began and when it ended."""
+        return self._starts.before(*_start_of(seat, verdict, chunk, life_s))
+
+    def did_not_start(self, seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> None:
+        """A worker failed before its first batch."""
+        self._starts.failed(*_start_of(seat, verdict, chunk, life_s))
+
+    def guilty(self) -> Iterator[Guilty]:
+        """Those that are to be left out; each is told once, and forgotten."""
+        if (node := self._nodes.guilty()) is not None:
+            for device in self._devices_of.pop(node, ()):  # what they charged is the machine's
+                self._devices.pardon(device)
+            yield Guilty(node, 0, tuple(self._nodes.pardon(node)))
+        if (guilty := self._devices.guilty()) is not None:
+            yield Guilty("", int(guilty), tuple(self._devices.pardon(guilty)))
+
+
+def _device_place(seat: Seat) -> str:
+    return f"device {seat.device}"
+
+
+def _node_place(seat: Seat) -> str:
+    return f"machine {seat.node}"
+
+
+def _start_of(seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> tuple[str, FailedStart]:
+    """(place, failed start): what fails while the model is loaded is the machine's, with its installation."""
+    of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
+    place = _node_place(seat) if of_model else _device_place(seat)
+    return place, FailedStart(verdict.outcome, verdict.rule, chunk, *life_s)
