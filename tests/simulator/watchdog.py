@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .life import Process, _Run
 
 
-class Broken(AssertionError):  # noqa: N818 - what is broken is the promise
+class Broken(AssertionError):
     """An invariant that did not hold."""
 
     def __init__(self, invariant: str, what: str) -> None:
@@ -226,7 +226,7 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due."""
-        if run.draining or len(run.devices) > 100 and run.life.steps % 50:
+        if run.draining or (len(run.devices) > 100 and run.life.steps % 50):
             return
         now_s, fleet = run.life.now_s, run.scheduler.fleet
         for device in run.devices.values():

@@ -129,7 +129,9 @@ class Backlog:
         passed_over, found = [], None
         while found is None and self._again and self._again[0].due_s <= now_s:
             task = heapq.heappop(self._again)
-            if (seat is not None and _avoids(task, seat, alone=alone, by_node=by_node)) or (far and self._again and self._again[0].due_s <= now_s):
+            if (seat is not None and _avoids(task, seat, alone=alone, by_node=by_node)) or (
+                far and self._again and self._again[0].due_s <= now_s
+            ):
                 passed_over.append(task)
             else:
                 found = task

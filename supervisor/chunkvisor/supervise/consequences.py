@@ -94,7 +94,14 @@ class Consequences:
         if worker.gate is not Gate.SHUT and verdict.outcome not in _LEAVES_DEVICE_AS_IT_WAS:
             device.suspect(now_s)
         if task.control:
-            self.blame.control_ended(worker.number, task, verdict)
+            history = self._history(task, verdict, now_s, device)
+            if isinstance(step := decide(verdict, history, self._budget), Wait):
+                # A world that is not ready says nothing of the device or the texts.
+                self._say(do.Discard(worker.number, task, verdict))
+                self.blame.control_waits(task)
+                self._wait(step, verdict, now_s, device)
+            else:
+                self.blame.control_ended(worker.number, task, verdict)
             return
         if verdict.outcome is Outcome.COMMITTED:
             self._succeeded_on(device)
@@ -139,11 +146,8 @@ class Consequences:
             case Retry():
                 self._retry(step, task, verdict, now_s, device)
             case Wait():
-                waits = self._waits(verdict, device)
-                waits.waiting_since_s = now_s if waits.waiting_since_s is None else waits.waiting_since_s
-                waits.paused_until_s = now_s + step.delay_s
                 self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
-                self._say(do.TellWaiting(device.number if waits is device and device else None, step.delay_s, verdict))
+                self._wait(step, verdict, now_s, device)
             case Split():
                 self._split(step, task, worker, device)
             case Quarantine():
@@ -154,6 +158,12 @@ class Consequences:
                 self._say(do.SetAside(worker, task, verdict))
             case EndRun():
                 self._end(step, task, verdict, worker, device)
+
+    def _wait(self, step: Wait, verdict: Verdict, now_s: float, device: Device | None) -> None:
+        waits = self._waits(verdict, device)
+        waits.waiting_since_s = now_s if waits.waiting_since_s is None else waits.waiting_since_s
+        waits.paused_until_s = now_s + step.delay_s
+        self._say(do.TellWaiting(device.number if waits is device and device else None, step.delay_s, verdict))
 
     def _retry(self, step: Retry, task: Task, verdict: Verdict, now_s: float, device: Device | None) -> None:
         self._fruitless += step.charged and not verdict.blameless
