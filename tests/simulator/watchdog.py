@@ -257,10 +257,11 @@ class Watchdog:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
         patience_s = world.settings.budget.wait_timeout_s
-        if code is ExitCode.DISK and all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full):
-            # A spell without the hub that goes on as one without the disk counts as one: that is left to the policy.
-            if "damaged chunk" not in world.chances and not world.hub_down:
-                raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
+        # A spell that begins for one reason and goes on for another counts as one: that is left to the policy.
+        mixed = world.hub_down or "damaged chunk" in world.chances or any(gpu.busy for gpu in world.gpus)
+        short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
+        if code is ExitCode.DISK and short and not mixed:
+            raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
         nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
         if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
             raise Broken("69 is for devices", f"{told}")
