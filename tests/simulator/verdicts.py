@@ -53,6 +53,9 @@ _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
 
 
+_ONE_ROW = Limits(1)
+
+
 @functools.cache
 def _judged(failure: Failure, phase: Phase) -> Verdict:
     if failure is Failure.NONE:
@@ -76,7 +79,7 @@ def _judged(failure: Failure, phase: Phase) -> Verdict:
 def verdict(
     failure: Failure,
     phase: Phase = Phase.FORWARD,
-    limits: Limits = Limits(1),
+    limits: Limits = _ONE_ROW,
     rows: int = 0,
     tokens: int = 0,
     bad_rows: tuple[int, ...] = (),

@@ -143,7 +143,8 @@ class Watchdog:
     def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
-        if self._fails and process.gone and not process.task.control:
+        # With one attempt a chunk is split at its first failure, which charges nobody: left to the policy.
+        if self._fails and process.gone and not process.task.control and not self._unforgiving:
             self._counts(process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
