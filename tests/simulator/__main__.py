@@ -44,11 +44,11 @@ def main() -> int:
 def tell_histories() -> int:
     """Print every history as it goes now, to be read and copied."""
     for name, given, history in HISTORIES:
-        print(f"{name} {given}")  # noqa: T201
+        print(f"{name} {given}")
         player = Play(**given)
         for line in history.strip().splitlines():
             happens = line.partition("|")[0].strip()
-            print(f"        {happens:<22} | {', '.join(player.line(happens))}".rstrip())  # noqa: T201
+            print(f"        {happens:<22} | {', '.join(player.line(happens))}".rstrip())
     return 0
 
 
@@ -57,17 +57,17 @@ def replay(seed: int, size: str, *, smaller: bool) -> int:
     world = draw(seed, size)
     if smaller:
         world, left_out = shrink(seed, size)
-        print("left out:", ", ".join(left_out) or "nothing")  # noqa: T201
-    print(world if len(world.gpus) < 20 else f"{len(world.gpus)} devices")  # noqa: T201
+        print("left out:", ", ".join(left_out) or "nothing")
+    print(world if len(world.gpus) < 20 else f"{len(world.gpus)} devices")
     try:
         life = simulate(seed, size, world=world, trace=True)
     except Broken as broken:
-        print("\n".join(broken.life.history))  # noqa: T201
+        print("\n".join(broken.life.history))
         if broken.__cause__ is not None:
             traceback.print_exception(broken.__cause__)
-        print(f"FAILED: {broken}")  # noqa: T201
+        print(f"FAILED: {broken}")
         return 1
-    print("\n".join(life.history or ()))  # noqa: T201
+    print("\n".join(life.history or ()))
     return 0
 
 
@@ -84,16 +84,16 @@ def play(first: int, size: str, seconds: float, *, go_on: bool) -> int:
             found = failures.setdefault(broken.invariant, [])
             found.append(seed)
             if len(found) <= 3:
-                print(f"life {lives}: {broken}\n  python -m tests.simulator --seed {seed} --size {size}")  # noqa: T201
+                print(f"life {lives}: {broken}\n  python -m tests.simulator --seed {seed} --size {size}")
             if not go_on:
                 return 1
         else:
             steps += life.steps
             codes[life.codes[-1].name] = codes.get(life.codes[-1].name, 0) + 1
     took_s = time.process_time() - began
-    print(f"{lives} lives in {took_s:.1f} s of one core, {lives / took_s:.0f} a second; {steps} stimuli; ends: {codes}")  # noqa: T201
+    print(f"{lives} lives in {took_s:.1f} s of one core, {lives / took_s:.0f} a second; {steps} stimuli; ends: {codes}")
     for invariant, found in failures.items():
-        print(f"{len(found)} times: {invariant}; first seeds {found[:5]}")  # noqa: T201
+        print(f"{len(found)} times: {invariant}; first seeds {found[:5]}")
     return 1 if failures else 0
 
 

@@ -98,4 +98,4 @@ def table(starts: int, most: int) -> None:
             told.add(invariant)
         took_s = (time.process_time() - began) / starts
         lives_of = f"{statistics.median(found):.0f} ({min(found)} to {max(found)})"
-        print(f"| {bug} | {lives_of} | {took_s:.1f} s | {'; '.join(sorted(told))} |", flush=True)  # noqa: T201
+        print(f"| {bug} | {lives_of} | {took_s:.1f} s | {'; '.join(sorted(told))} |", flush=True)

@@ -86,7 +86,7 @@ class Output:
     # --- what the driver writes
 
     def keep(self, chunk: int, start: int, stop: int, holes: Iterable[int]) -> None:
-        """Store the vectors of a range but for the texts in `holes`: as a chunk where it is all of it, else as a part."""
+        """Store the vectors of a range but for the texts in `holes`: as a chunk if it is all of one, else as a part."""
         left_out = set(holes)
         for text in range(start, stop):
             if text not in left_out:

@@ -1204,5 +1204,21 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ok 34                  | keep 34, join 0
         """,
     ),
+    (
+        "a control that meets a full disk is made again when there is space",
+        {"chunks": 2, "size": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 1..2
+        ready 2                | go 2: 32
+        fault 2 1x10           | start 3 on 0: 0..1 control
+        ready 3                | go 3: 32
+        disk 3                 | wait for all
+        wait 1                 | start 4 on 0: 0..1 control
+        ready 4                | go 4: 32
+        ok 4                   | quarantine 1, compose 1, join 0
+        """,
+    ),
 ]
 """(what it shows, what is given, what happens and what is said)."""

@@ -76,11 +76,11 @@ class Device:
     """Whether a worker was to be started there in this turn."""
 
 
-class _Died(Exception):  # noqa: N818 - nothing is wrong
+class _Died(Exception):
     """The supervisor died."""
 
 
-class _Ended(Exception):  # noqa: N818
+class _Ended(Exception):
     """The run halted."""
 
     def __init__(self, code: ExitCode, halt: Halt | None = None) -> None:
@@ -179,9 +179,7 @@ class _Run:
         self.aside: set[str] = set()
         self.clustered = bool(self.world.nodes)
         self.watchdog.begin()
-        self.scheduler = Scheduler(
-            self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s
-        )
+        self.scheduler = Scheduler(self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s)
         self._acts = {
             do.Start: self._start, do.Go: self._go, do.End: self._end, do.Look: self._look, do.Keep: self._keep,
             do.Quarantine: self._quarantine, do.Compose: self._compose, do.Cut: self._cut, do.Join: self._join,

@@ -185,7 +185,7 @@ class Play:
         return None
 
     @staticmethod
-    def _words(instruction: do.Instruction) -> str | None:  # noqa: PLR0911 - a table
+    def _words(instruction: do.Instruction) -> str | None:
         match instruction:
             case do.Start(worker=worker, device=device, task=task):
                 control = " control" if task.control else ""

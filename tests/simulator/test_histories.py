@@ -1,4 +1,4 @@
-"""The scheduler's rules, one history each; and the audit's findings about whole runs, played in a world of their own."""
+"""The scheduler's rules, one history each; and the audit's findings about whole runs, each in its own world."""
 
 from collections.abc import Callable
 from typing import Any

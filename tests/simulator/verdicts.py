@@ -5,8 +5,8 @@ from dataclasses import replace
 from enum import Enum
 
 from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, Verdict, judge
-from chunkvisor.decide.policy import History, Split, decide
 from chunkvisor.decide.policy import Budget as _Budget
+from chunkvisor.decide.policy import History, Split, decide
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
@@ -53,6 +53,9 @@ _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
 
 
+_ONE_ROW = Limits(1)
+
+
 @functools.cache
 def _judged(failure: Failure, phase: Phase) -> Verdict:
     if failure is Failure.NONE:
@@ -76,7 +79,7 @@ def _judged(failure: Failure, phase: Phase) -> Verdict:
 def verdict(
     failure: Failure,
     phase: Phase = Phase.FORWARD,
-    limits: Limits = Limits(1),
+    limits: Limits = _ONE_ROW,
     rows: int = 0,
     tokens: int = 0,
     bad_rows: tuple[int, ...] = (),

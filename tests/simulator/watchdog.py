@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .life import Process, _Run
 
 
-class Broken(AssertionError):  # noqa: N818 - what is broken is the promise
+class Broken(AssertionError):
     """An invariant that did not hold."""
 
     def __init__(self, invariant: str, what: str) -> None:
@@ -143,7 +143,8 @@ class Watchdog:
     def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
-        if self._fails and process.gone and not process.task.control:
+        # With one attempt a chunk is split at its first failure, which charges nobody: left to the policy.
+        if self._fails and process.gone and not process.task.control and not self._unforgiving:
             self._counts(process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
@@ -226,7 +227,7 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due."""
-        if run.draining or len(run.devices) > 100 and run.life.steps % 50:
+        if run.draining or (len(run.devices) > 100 and run.life.steps % 50):
             return
         now_s, fleet = run.life.now_s, run.scheduler.fleet
         for device in run.devices.values():
@@ -257,10 +258,11 @@ class Watchdog:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
         patience_s = world.settings.budget.wait_timeout_s
-        if code is ExitCode.DISK and all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full):
-            # A spell without the hub that goes on as one without the disk counts as one: that is left to the policy.
-            if "damaged chunk" not in world.chances and not world.hub_down:
-                raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
+        # A spell that begins for one reason and goes on for another counts as one: that is left to the policy.
+        mixed = world.hub_down or "damaged chunk" in world.chances or any(gpu.busy for gpu in world.gpus)
+        short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
+        if code is ExitCode.DISK and short and not mixed:
+            raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
         nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
         if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
             raise Broken("69 is for devices", f"{told}")

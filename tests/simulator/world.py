@@ -163,7 +163,7 @@ def _plain(chance: random.Random, scale: Size) -> World:
     nodes = max(1, -(-count // 8)) if chance.random() < scale.cluster else 0
     nodes = max(nodes, 2) if nodes and count > 1 else nodes
     kinds = chance.choice((("a",), ("a",), ("a", "b")))
-    memory = {kind: 10**9 for kind in kinds}
+    memory = dict.fromkeys(kinds, 10**9)
     gpus = [
         Gpu(f"n{number * nodes // count}" if nodes else "", kind := chance.choice(kinds), memory[kind])
         for number in range(count)

@@ -112,7 +112,7 @@ class GpuGate:
             self._asked = self._sensor.ask()
 
     def answer(self, ours: frozenset[int], now_s: float) -> Opinion | None:
-        """What the look under way says; None while it is under way. `ours` are the pids of our workers on the device."""
+        """What the look under way says, None until it does; `ours` are the pids of our workers on the device."""
         if self._asked is None or not self._asked.done():
             return None
         reading, self._asked = self._asked.result(), None

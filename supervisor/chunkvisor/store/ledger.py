@@ -123,8 +123,8 @@ class Ledger:
                 if text not in self.bad:
                     return chunk, text
         for chunk, parts in self._parts.items():
-            if (text := parts.known_good()) is not None:
-                return chunk, text
+            if (good := parts.known_good()) is not None:
+                return chunk, good
         return None
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:

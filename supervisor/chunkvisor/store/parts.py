@@ -56,7 +56,7 @@ class Parts:
         return next((text for part in self._parts for text in range(part.start, part.stop) if text not in bad), None)
 
     def cut(self, at: int) -> None:
-        """Note that the chunk is taken apart before this text: its two sides are tried by themselves. Raises OSError."""
+        """Note that the chunk is taken apart before this text, and its two sides are tried alone. Raises OSError."""
         self._make_folder()
         self._cuts.append(at)
         self._save()
@@ -133,7 +133,9 @@ class Parts:
         return self._layout.parts_of(self._chunk) / "index.json"
 
     def _save(self) -> None:
-        write_sealed(self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts))))
+        write_sealed(
+            self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts)))
+        )
 
     def _load(self) -> tuple[list[Part], list[BadText], list[int]]:
         try:

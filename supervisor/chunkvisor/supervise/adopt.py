@@ -16,7 +16,7 @@ from chunkvisor_worker.contract.messages import Spec, Tier, read_message
 
 
 def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:
-    """Take over what is good, remove the rest; returns what out-of-memory faults among them teach. Raises Halt, OSError."""
+    """Take over what is good, remove the rest; returns what out-of-memory faults teach. Raises Halt, OSError."""
     ledger, tiers = output.ledger, []
     for chunk, files in list(ledger.attempt_folders()):
         if files.verdict.exists():
@@ -24,9 +24,7 @@ def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> l
         spec = read_message(Spec, files.spec)
         wanted = chunk < ledger.plan.count and not ledger.committed(chunk)
         if spec is not None and wanted and _belongs(spec, output, chunk):
-            evidence = gather(
-                files, spec, ledger.facts, output.blank_test(spec), returncode=None, limits=spec.limits
-            )
+            evidence = gather(files, spec, ledger.facts, output.blank_test(spec), returncode=None, limits=spec.limits)
             verdict = judge(evidence)
             if verdict.outcome is Outcome.COMMITTED:
                 storage.keep(Task(0, number, chunk, spec.start, spec.stop), files)

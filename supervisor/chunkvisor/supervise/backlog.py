@@ -17,9 +17,12 @@ NOW = 0.0
 class Progress(Protocol):
     """What is done of one output; the driver writes it down, the scheduler only reads it."""
 
-    name: str
     limits: Limits
     """Of the config, before any lesson."""
+
+    @property
+    def name(self) -> str:
+        """Of the output, as the config has it."""
 
     @property
     def chunks(self) -> int:

@@ -96,6 +96,11 @@ class Blame:
         if self._control is not None and self._control.only not in alive and self._backlog.withdraw(self._control):
             self._control = None
 
+    def control_waits(self, task: Task) -> None:
+        """The control could not be made: it is to be made again."""
+        self._control = replace(task, due_s=NOW)
+        self._backlog.put_back(self._control)
+
     def control_ended(self, worker: int, task: Task, verdict: Verdict) -> None:
         """A text that is known to be good was encoded once more, or was not."""
         self._say(do.Discard(worker, task, verdict))
@@ -103,8 +108,7 @@ class Blame:
         if device is None or device.left:
             self._control = None
         elif verdict.blameless:
-            self._control = replace(task, due_s=NOW)
-            self._backlog.put_back(self._control)
+            self.control_waits(task)
         else:
             self._control = None
             if verdict.outcome is Outcome.COMMITTED:

@@ -117,7 +117,7 @@ class Consequences:
         if worker.gate is not Gate.SHUT and verdict.can_touch_gpu:
             device.suspect(now_s)
         if task.control:
-            self.blame.control_ended(worker.number, task, verdict)
+            self._end_control(worker, verdict, now_s)
             return
         if verdict.outcome is Outcome.COMMITTED:
             self._waits.free(device.number)
@@ -195,12 +195,8 @@ class Consequences:
                 # Others first: whether their workers start tells whether it is the device, or the model, or chance.
                 self._backlog.put_back(replace(task, due_s=end.now_s + 2 * step.delay_s, fresh=True))
             case Wait():
-                cause = self._cause(end)
-                self._waits.wait(cause, end.now_s)
-                waits = device if cause[1] is not None and device is not None else self._fleet
-                waits.paused_until_s = end.now_s + step.delay_s
                 self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
-                self._say(do.TellWaiting(cause[1], step.delay_s, verdict))
+                self._wait(step, end)
             case Split():
                 self._split(step, task, end.worker, device)
             case Quarantine():
@@ -210,6 +206,23 @@ class Consequences:
                 self._say(do.SetAside(end.worker, task, verdict))
             case EndRun():
                 self._end(step, end)
+
+    def _wait(self, step: Wait, end: _End) -> None:
+        cause = self._cause(end)
+        self._waits.wait(cause, end.now_s)
+        waits = end.device if cause[1] is not None and end.device is not None else self._fleet
+        waits.paused_until_s = end.now_s + step.delay_s
+        self._say(do.TellWaiting(cause[1], step.delay_s, end.verdict))
+
+    def _end_control(self, worker: Worker, verdict: Verdict, now_s: float) -> None:
+        end = _End(worker.task, verdict, now_s, worker.number, worker.device)
+        if isinstance(step := decide(verdict, self._history(end), self._budget), Wait):
+            # A world that is not ready says nothing of the device or the texts.
+            self._say(do.Discard(worker.number, worker.task, verdict))
+            self.blame.control_waits(worker.task)
+            self._wait(step, end)
+        else:
+            self.blame.control_ended(worker.number, worker.task, verdict)
 
     def _retry(self, step: Retry, end: _End) -> None:
         task, verdict, device = end.task, end.verdict, end.device

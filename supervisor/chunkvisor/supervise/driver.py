@@ -1,26 +1,30 @@
-"""The loop: tells the scheduler what happens, and does what it says.
+"""The loop: tells the scheduler what happens, and has done what it says.
 
 It decides nothing. What happens is gathered once a turn; calls of workers are also answered before anything that takes
 milliseconds, so that no device waits for the writing of another attempt's texts.
 """
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 
-from chunkvisor.config.model import Start as StartKind
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, Verdict, judge
-from chunkvisor.decide.watch import Patience, Pulse
-from chunkvisor.devices.stations import Stations
+from chunkvisor.decide.lessons import learn
+from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.company import company_of, in_company
+from chunkvisor.devices.health import Opinion
+from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
-from chunkvisor.errors import Emit
-from chunkvisor.store.attempt import Place, gather, write_attempt
+from chunkvisor.errors import Emit, Halt
+from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
+from chunkvisor.supervise.acts import Acts
+from chunkvisor.supervise.adopt import adopt
+from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.scheduler import Scheduler, Settings
@@ -28,7 +32,6 @@ from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage, check_space
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
-from chunkvisor_worker.contract.messages import Limits
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if nobody calls."""
@@ -51,21 +54,22 @@ class Driver:
         self._outputs = outputs
         self._settings = settings
         self._patience = patience
+        self._lessons = lessons
         self._engine = engine
         self._signals = signals
         self._emit = emit
         self._tick = tick
-        self._stations = Stations(self._hear, emit)
-        self._scheduler = Scheduler(outputs, settings, lessons.read(), self, time.monotonic)
-        self._todo: deque[do.Instruction] = deque()
-        self._slots: dict[int, Slot] = {}
-        """Running workers, by number."""
-        self._ended: dict[int, Slot] = {}
-        """Those whose ends are being dealt with."""
+        self._stations = Stations(self, emit)
         self._joiner = Joiner(outputs, signals, emit)
         self._storage = Storage(outputs, emit)
-        self._lessons = lessons
-        self.given_up: list[GivenUp] = []
+        self._acts = Acts(
+            outputs, engine, self._stations, self._storage, self._joiner, lessons, settings.bad_rows, emit
+        )
+        self._scheduler: Scheduler
+        self._news: list[on.Stimulus] = []
+        """What became of devices since the last turn."""
+        self._todo: deque[do.Instruction] = deque()
+        self._draining = False
 
     def run(self) -> list[GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
@@ -74,20 +78,30 @@ class Driver:
         """
         try:
             self._engine.open(self._stations)
-            for output in self._outputs:
-                check_space(output)
+            self._adopt()
             if self._pending():
                 places = self._settings.per_device + self._settings.standby
                 self._engine.prepare(Demand(self._pending, places))
-            self._obey()
+            self._scheduler = Scheduler(self._outputs, self._settings, self._lessons, self, time.monotonic)
+            self._turn()
             while not self._scheduler.finished:
+                self._sleep()
                 self._turn()
         finally:
             self._end_all()
             self._engine.close()
             self._joiner.close()
             self._stations.close()
-        return self.given_up
+        return self._acts.given_up
+
+    def _adopt(self) -> None:
+        """Take over what an earlier run left; its lessons hold where all devices are of one kind."""
+        kinds = {station.device.model for station in self._stations.alive}
+        for number, output in enumerate(self._outputs):
+            check_space(output)
+            for tier in adopt(number, output, self._storage, self._settings.budget):
+                for kind in kinds if len(kinds) == 1 else ():
+                    self._lessons.save(kind, learn(self._lessons.get(kind), tier))
 
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
@@ -98,35 +112,75 @@ class Driver:
         """See Capacity."""
         return self._engine.holding(self._stations[device])
 
-    def loading(self, device: int) -> bool:
-        """See Capacity."""
-        return self._engine.loading(self._stations[device])
-
     def has_room(self, device: int) -> bool:
         """See Capacity."""
-        workers = [slot.worker for slot in self._slots.values()]
+        workers = [slot.worker for slot in self._acts.running.values()]
         return self._engine.has_room(self._stations[device], workers)
 
-    # --- what happens
+    # --- what becomes of devices
+
+    def joined(self, station: Station, opinion: Opinion | None) -> None:
+        """See Listener."""
+        kind = station.device.model
+        self._news.append(on.DeviceJoined(station.number, str(station), station.site.node, kind, opinion))
+
+    def looked(self, station: Station, opinion: Opinion) -> None:
+        """See Listener."""
+        self._news.append(on.Looked(station.number, opinion))
+
+    def node_left(self, node: str) -> None:
+        """See Listener."""
+        self._news.append(on.NodeLeft(node))
+
+    # --- turns
 
     def _turn(self) -> None:
-        if self._signals.stopping:
-            self._tell(on.Stop())
-        elif self._signals.draining:
-            self._tell(on.Drain())
+        self._heed_signals()
         self._engine.attend()
         self._stations.attend(self._pids)
-        self._obey()
-        for slot in list(self._slots.values()):
+        news, self._news = self._news, []
+        for stimulus in news:
+            self._tell(stimulus)
+        for slot in list(self._acts.running.values()):
             self._attend(slot, time.monotonic())
         for stimulus in self._joiner.collect():
             self._tell(stimulus)
         self._tick()
         self._tell(on.TimePassed())
-        self._ended.clear()
-        if not self._scheduler.finished:
-            watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
-            self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
+        self._acts.ended.clear()
+
+    def _heed_signals(self) -> None:
+        signals = self._signals
+        if signals.draining and not self._draining:
+            self._draining = True
+            self._emit("draining", signal=signals.first.name if signals.first else "")
+            self._tell(on.Drain())
+        if signals.stopping:
+            self._tell(on.Stop())
+
+    def _sleep(self) -> None:
+        watched = (fd for slot in self._acts.running.values() for fd in slot.worker.watched())
+        self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
+
+    def _tell(self, stimulus: on.Stimulus) -> None:
+        """Have the scheduler hear of it, and do what it says, to the end."""
+        self._todo.extend(self._scheduler.handle(stimulus))
+        while self._todo:
+            instruction = self._todo.popleft()
+            if isinstance(instruction, do.Start | do.Keep | do.Compose):
+                self._answer_calls()
+            if (answer := self._acts.carry_out(instruction)) is not None:
+                self._todo.extend(self._scheduler.handle(answer))
+
+    def _answer_calls(self) -> None:
+        """Devices given back meanwhile get the next worker."""
+        now_s = time.monotonic()
+        for slot in self._acts.running.values():
+            for stimulus in self._heard_of(slot, now_s):
+                for instruction in self._scheduler.handle(stimulus):
+                    self._acts.carry_out(instruction)  # `go`, or a look at the device: nothing that is answered at once
+
+    # --- workers
 
     def _attend(self, slot: Slot, now_s: float) -> None:
         returncode = slot.worker.poll()
@@ -139,7 +193,8 @@ class Driver:
             self._tell(on.Overdue(slot.number, why))
         slot.next_signal(now_s)
         if slot.stuck(now_s):
-            self._engine.abandon(slot.station, cannot_be_killed(slot))
+            halt = cannot_be_killed(slot.worker.pid, slot.spec.output, slot.task.chunk, slot.files.log)
+            self._engine.abandon(slot.station, halt)
 
     def _heard_of(self, slot: Slot, now_s: float) -> Iterator[on.Stimulus]:
         """Whether the worker is ready, or done with its device, since the last time."""
@@ -151,29 +206,37 @@ class Driver:
 
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
-        del self._slots[slot.number]
-        self._ended[slot.number] = slot
+        del self._acts.running[slot.number]
+        self._acts.ended[slot.number] = slot
         keep_log_end(slot.files.log)
         slot.freed(now_s)
+        figures = slot.figures(now_s)
+        chunk, attempt = slot.task.chunk, slot.attempt
         self._emit(
-            "worker_ended",
-            output=slot.spec.output,
-            chunk=slot.task.chunk,
-            attempt=slot.attempt,
-            returncode=returncode,
-            **slot.figures(now_s),
+            "worker_ended", output=slot.spec.output, chunk=chunk, attempt=attempt, returncode=returncode, **figures
         )
         if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
+            self._tell(on.Refused(slot.number))
             if returncode == WorkerExit.TAINTED_TEMPLATE:
                 self._engine.mistrust(slot.worker)
-            self._tell(on.Refused(slot.number))
             return
         if returncode == NODE_LOST:
             slot.ended_why = slot.ended_why or f"{slot.station} was lost"
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
-        self._tell(on.Ended(slot.number, self._judged(slot, returncode)))
+        if slot.had_device:
+            slot.station.gate.worker_ended(now_s)
+        self._tell(self._end_of(slot, self._judged(slot, returncode)))
+
+    def _end_of(self, slot: Slot, verdict: Verdict) -> on.Ended:
+        siblings = self._pids().get(slot.station.number, frozenset())
+        company = company_of(verdict.figures, slot.station.gate.view, siblings)
+        if verdict.figures is not None and verdict.weights_did_not_fit:
+            self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
+        # A first try from a template proves little: the next one, in a new interpreter, tells more.
+        began_s = slot.started_s if slot.task.fresh or not slot.worker.warm else None
+        return on.Ended(slot.number, in_company(verdict, company, siblings), company, began_s)
 
     def _judged(self, slot: Slot, returncode: int) -> Verdict:
         output = self._outputs[slot.task.output]
@@ -193,121 +256,25 @@ class Driver:
             self._emit("late_crash", output=output.name, chunk=slot.task.chunk, returncode=returncode)
         return verdict
 
-    def _tell(self, stimulus: on.Stimulus) -> None:
-        self._hear(stimulus)
-        self._obey()
+    def _pids(self) -> dict[int, frozenset[int]]:
+        """Of the workers that have each device, or have just given it back."""
+        found: dict[int, set[int]] = {}
+        for slot in self._acts.running.values():
+            if slot.had_device:
+                found.setdefault(slot.station.number, set()).add(slot.worker.pid)
+        return {number: frozenset(pids) for number, pids in found.items()}
 
-    def _hear(self, stimulus: on.Stimulus) -> None:
-        self._todo.extend(self._scheduler.handle(stimulus))
-
-    # --- what is to be done
-
-    def _obey(self) -> None:
-        while self._todo:
-            instruction = self._todo.popleft()
-            if isinstance(instruction, do.Start | do.Keep | do.Compose):
-                self._answer_calls()
-            answer = self._act(instruction)
-            if answer is not None:
-                self._hear(answer)
-
-    def _answer_calls(self) -> None:
-        """Devices given back meanwhile get the next worker."""
-        now_s = time.monotonic()
-        for slot in self._slots.values():
-            for stimulus in self._heard_of(slot, now_s):
-                for instruction in self._scheduler.handle(stimulus):
-                    self._act(instruction)  # `go`, or a look at the device: nothing that is answered at once
-
-    def _act(self, instruction: do.Instruction) -> on.Stimulus | None:
-        """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""
-        match instruction:
-            case do.Start():
-                return self._start(instruction)
-            case do.Go():
-                self._go(self._slots[instruction.worker], instruction.limits)
-            case do.End() if instruction.worker in self._slots:
-                self._slots[instruction.worker].end(instruction.by, instruction.why, time.monotonic())
-            case do.Look():
-                self._stations[instruction.device].ask()
-            case do.Keep():
-                files = self._ended[instruction.worker].files
-                return self._storage.keep(instruction.task, files, instruction.holes)
-            case do.Quarantine():
-                return self._storage.quarantine(instruction.task, instruction.verdict)
-            case do.Compose():
-                return self._storage.compose(instruction.task)
-            case do.Cut():
-                self._storage.cut(instruction.task, instruction.at)
-            case do.Join():
-                self._joiner.begin(instruction.output)
-            case do.SaveLessons():
-                self._lessons.save(instruction)
-            case do.DropDevice():
-                self._stations.leave(self._stations[instruction.device], instruction.halt)
-            case do.DropNode():
-                self._stations.drop_node(instruction.node, instruction.halt)
-            case do.HaltRun():
-                raise self._with_log(instruction.halt, instruction.worker)
-            case do.HaltByBadRows():
-                raise self._too_bad(instruction)
-            case _:
-                self._note(instruction)
-        return None
-
-    def _start(self, start: do.Start) -> on.Started | on.NotStarted:
-        task, station, output = start.task, self._stations[start.device], self._outputs[start.task.output]
-        try:
-            number, files = output.ledger.new_attempt(task.chunk)
-            site = station.site
-            place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
-            spec = write_attempt(files, output.job, place, output.table.each_text(task.start, task.stop), start.limits)
-            worker = self._engine.start(
-                station, files, spec, fresh=task.fresh, blocking_launches=task.blocking_launches
-            )
-        except DamagedError as error:
-            raise texts_damaged(error) from error
-        except OSError as error:
-            return on.NotStarted(start.worker, not_started(error))
-        now_s = time.monotonic()
-        self._slots[start.worker] = Slot(
-            start.worker, task, station, number, files, spec, worker, Pulse.begin(now_s), start.limits
-        )
-        self._emit(
-            "attempt_started",
-            output=output.name,
-            chunk=task.chunk,
-            attempt=number,
-            pid=worker.pid,
-            device=station.number,
-            start=str(StartKind.WARM if worker.warm else StartKind.FRESH),
-        )
-        return on.Started(start.worker, worker.warm)
-
-    def _go(self, slot: Slot, limits: Limits) -> None:
-        slot.go(limits)
-        self._storage.gone(slot.go_s)
-        self._emit("go", output=slot.spec.output, chunk=slot.task.chunk, attempt=slot.attempt, **asdict(limits))
-
-    def _note(self, instruction: do.Instruction) -> None:
-        """What is only written down and told."""
-        match instruction:
-            case do.Record():
-                self._record(instruction)
-            case do.Refuse():
-                self._remove(instruction.worker)
-                self._emit_of("attempt_refused", instruction.worker, instruction.task)
-            case do.Discard():
-                self._remove(instruction.worker)
-            case do.TellWaiting():
-                verdict = instruction.verdict
-                self._emit("waiting", delay_s=instruction.delay_s, outcome=verdict.outcome, reason=verdict.reason)
-            case do.TellSplit():
-                task = instruction.task
-                name = self._outputs[task.output].name
-                self._emit("chunk_split", output=name, chunk=task.chunk, texts=task.texts, parts=instruction.parts)
-            case do.SetAside():
-                task, verdict = instruction.task, instruction.verdict
-                name = self._outputs[task.output].name
-                self.given_up.append(GivenUp(name, task.chunk, verdict, self._files(instruction.worker, task)))
-                self._emit("chunk_set_aside", output=name, chunk=task.chunk, reason=verdict.reason)
+    def _end_all(self) -> None:
+        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
+        running = self._acts.running
+        while running and not all(slot.stuck(time.monotonic()) for slot in running.values()):
+            now_s = time.monotonic()
+            for slot in list(running.values()):
+                if slot.worker.poll() is None:
+                    slot.end(EndedBy.STOP, "the run has ended", now_s)
+                else:
+                    del running[slot.number]  # if it got done after all, the next run finds its result
+            if running:
+                self._sleep()
+                with contextlib.suppress(Halt):
+                    self._engine.attend()

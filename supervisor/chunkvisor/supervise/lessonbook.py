@@ -39,7 +39,7 @@ class LessonBook:
         return apply(limits, lessons or ()) if lessons or limits.tiers else limits
 
     def learn(self, kind: str, tier: Tier) -> SaveLessons | None:
-        """Take a new lesson down; None where a narrower one holds already: a slower worker has paid for an old limit."""
+        """Take a lesson down; None where a narrower one holds already: a slower worker has paid for an old limit."""
         lessons = self._of(kind)
         for each in lessons:
             if each.tier.min_length == tier.min_length and _covers(each.tier, tier):

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import place_of
@@ -28,17 +28,18 @@ from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import Emit, ExitCode, config_error
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import Opening, open_output
-from chunkvisor.supervise.runner import Runner, Settings
+from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import end_slice, progress_of
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Limits, Spec, Tier
+from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
@@ -150,10 +151,10 @@ class Work:
             standby=config.workers.standby,
             budget=self._budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
-            patience=Patience(config.recovery.startup_timeout, config.recovery.stall_timeout),
         )
-        book, engine = self._book(source, outputs), self._engine(outputs)
-        given_up = Runner(outputs, settings, book, engine, run.signals, run.emit, run.tick).run()
+        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        lessons, engine = self._lessons(source), self._engine(outputs)
+        given_up = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick).run()
         if run.signals.draining:
             raise stopped(run.signals)
         if given_up:
@@ -176,19 +177,9 @@ class Work:
         settings = LocalSettings(self._devices, run_id, config.env, self._request.command)
         return LocalEngine(settings, Starter(start, make_template, self._emit))
 
-    def _book(self, source: ModelSource, outputs: Sequence[OutputRun]) -> LessonBook:
+    def _lessons(self, source: ModelSource) -> LessonFile:
         model = self._config.model
-        key = f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
-        several = len({device.model for device in self._devices}) > 1
-        rows = max((output.limits.rows for output in outputs), default=1)
-        tokens = max((output.limits.tokens or 0 for output in outputs), default=0)
-
-        def on_change(tier: Tier, doubted: bool, device: str) -> None:
-            of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
-            of_length += f" on {device}" if several else ""
-            self._emit("limits_widened" if doubted else "limits_lowered", of_length=of_length, **asdict(tier))
-
-        return LessonBook(self._layout.lessons, key, Limits(rows, tokens or None), on_change)
+        return LessonFile(self._layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
 
     def _resolve_model(self) -> ModelSource:
         model, layout = self._config.model, self._layout

@@ -1,0 +1,223 @@
+"""What the scheduler's instructions do to the world: workers, devices, files, and what is told of them.
+
+It decides nothing; what came of an instruction is handed back as a stimulus.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from chunkvisor.config.model import Start as StartKind
+from chunkvisor.decide.lastwords import BadRows, too_bad
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.watch import Pulse
+from chunkvisor.devices.stations import Stations
+from chunkvisor.engine.engine import Engine
+from chunkvisor.errors import Emit, Halt
+from chunkvisor.store.attempt import Place, write_attempt
+from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise import instructions as do
+from chunkvisor.supervise import stimuli as on
+from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.endings import GivenUp, texts_damaged
+from chunkvisor.supervise.joiner import Joiner
+from chunkvisor.supervise.outputrun import OutputRun
+from chunkvisor.supervise.slot import Slot
+from chunkvisor.supervise.storage import Storage
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Limits, write_message
+
+
+class Acts:
+    """Does what the scheduler says."""
+
+    def __init__(
+        self,
+        outputs: Sequence[OutputRun],
+        engine: Engine,
+        stations: Stations,
+        storage: Storage,
+        joiner: Joiner,
+        lessons: LessonFile,
+        bad_rows: BadRows,
+        emit: Emit,
+    ) -> None:
+        self._outputs = outputs
+        self._engine = engine
+        self._stations = stations
+        self._storage = storage
+        self._joiner = joiner
+        self._lessons = lessons
+        self._bad_rows = bad_rows
+        self._emit = emit
+        self.running: dict[int, Slot] = {}
+        """Workers, by number."""
+        self.ended: dict[int, Slot] = {}
+        """Those whose ends are being dealt with."""
+        self.given_up: list[GivenUp] = []
+
+    def carry_out(self, instruction: do.Instruction) -> on.Stimulus | None:
+        """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""
+        match instruction:
+            case do.Start():
+                return self._start(instruction)
+            case do.Keep():
+                files = self.ended[instruction.worker].files
+                return self._storage.keep(instruction.task, files, instruction.holes)
+            case do.Quarantine():
+                return self._storage.quarantine(instruction.task, instruction.verdict)
+            case do.Compose():
+                return self._storage.compose(instruction.task)
+            case do.HaltRun():
+                raise self._halt(instruction)
+            case do.HaltByBadRows():
+                raise self._too_bad(instruction)
+            case _:
+                self._change(instruction)
+        return None
+
+    def _change(self, instruction: do.Instruction) -> None:
+        """What needs no answer, or is answered later."""
+        match instruction:
+            case do.Go():
+                self._go(self.running[instruction.worker], instruction.limits)
+            case do.End() if instruction.worker in self.running:
+                self.running[instruction.worker].end(instruction.by, instruction.why, time.monotonic())
+            case do.Look():
+                self._stations.ask(instruction.device)
+            case do.GetUsedTo():
+                self._stations[instruction.device].gate.get_used_to(instruction.others_bytes)
+            case do.Join():
+                self._joiner.begin(instruction.output)
+            case do.DropDevice():
+                self._stations.leave(instruction.device, instruction.halt)
+            case do.DropNode():
+                self._stations.drop_node(instruction.node, instruction.halt)
+            case do.Cut():
+                self._storage.cut(instruction.task, instruction.at)
+            case _:
+                self._note(instruction)
+
+    def _note(self, instruction: do.Instruction) -> None:
+        """What is only written down, and told."""
+        match instruction:
+            case do.Record():
+                self._record(instruction)
+            case do.Refuse():
+                self._remove(instruction.worker)
+                self._emit("attempt_refused", **self._named(instruction.worker, instruction.task))
+            case do.Discard():
+                self._remove(instruction.worker)
+            case do.SaveLessons():
+                self._save_lessons(instruction)
+            case do.TellWaiting():
+                verdict = instruction.verdict
+                self._emit("waiting", delay_s=instruction.delay_s, outcome=verdict.outcome, reason=verdict.reason)
+            case do.TellSplit():
+                task, name = instruction.task, self._outputs[instruction.task.output].name
+                self._emit("chunk_split", output=name, chunk=task.chunk, texts=task.texts, parts=instruction.parts)
+            case do.SetAside():
+                task, verdict = instruction.task, instruction.verdict
+                name = self._outputs[task.output].name
+                self.given_up.append(GivenUp(name, task.chunk, verdict, self._files(instruction.worker, task)))
+                self._emit("chunk_set_aside", output=name, chunk=task.chunk, reason=verdict.reason)
+
+    def _start(self, start: do.Start) -> on.Started | on.NotStarted:
+        task, station, output = start.task, self._stations[start.device], self._outputs[start.task.output]
+        try:
+            number, files = output.ledger.new_attempt(task.chunk)
+            site = station.site
+            place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
+            spec = write_attempt(files, output.job, place, output.table.each_text(task.start, task.stop), start.limits)
+            fresh, blocking = task.fresh, task.blocking_launches
+            worker = self._engine.start(station, files, spec, fresh=fresh, blocking_launches=blocking)
+        except DamagedError as error:
+            raise texts_damaged(error) from error
+        except OSError as error:
+            return on.NotStarted(start.worker, _not_started(error))
+        pulse = Pulse.begin(time.monotonic())
+        slot = Slot(start.worker, task, station, number, files, spec, worker, pulse, start.limits)
+        self.running[start.worker] = slot
+        kind = StartKind.WARM if worker.warm else StartKind.FRESH
+        named = self._named_of(slot)
+        self._emit("attempt_started", **named, pid=worker.pid, device=station.number, start=str(kind))
+        return on.Started(start.worker, worker.warm)
+
+    def _go(self, slot: Slot, limits: Limits) -> None:
+        slot.go(limits)
+        self._storage.gone(slot.go_s)
+        self._emit("go", **self._named_of(slot), **asdict(limits))
+
+    def _record(self, record: do.Record) -> None:
+        """Write down how an attempt failed, and tell of it."""
+        task, verdict, files = record.task, record.verdict, self._files(record.worker, record.task)
+        if verdict.asked_for:
+            shutil.rmtree(files.folder, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # on a full disk the journal may still have it
+                write_message(files.verdict, verdict, durable=False)
+        whole = (task.start, task.stop) == self._outputs[task.output].bounds(task.chunk)
+        self._emit(
+            "attempt_interrupted" if verdict.asked_for else "attempt_failed" if whole else "part_failed",
+            **self._named(record.worker, task),
+            start=task.start,
+            stop=task.stop,
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            rule=verdict.rule,
+            phase=verdict.phase,
+            log=str(files.log),
+        )
+
+    def _named_of(self, slot: Slot) -> dict[str, str | int]:
+        return {"output": slot.spec.output, "chunk": slot.task.chunk, "attempt": slot.attempt}
+
+    def _named(self, worker: int, task: Task) -> dict[str, str | int]:
+        """An attempt, for the journal; number 0 where there was no worker."""
+        if worker in self.ended:
+            return self._named_of(self.ended[worker])
+        return {"output": self._outputs[task.output].name, "chunk": task.chunk, "attempt": 0}
+
+    def _files(self, worker: int, task: Task) -> AttemptFiles:
+        """Of the ended worker; of none, the folder of the chunk's attempts."""
+        if worker in self.ended:
+            return self.ended[worker].files
+        return AttemptFiles(self._outputs[task.output].ledger.layout.attempts_of(task.chunk))
+
+    def _remove(self, worker: int) -> None:
+        if worker in self.ended:
+            shutil.rmtree(self.ended[worker].files.folder, ignore_errors=True)
+
+    def _save_lessons(self, instruction: do.SaveLessons) -> None:
+        self._lessons.save(instruction.kind, instruction.lessons)
+        if (tier := instruction.changed) is None:
+            return
+        of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
+        if len({station.device.model for station in self._stations.alive}) > 1:
+            of_length += f" on {instruction.kind}"
+        event = "limits_widened" if instruction.doubted else "limits_lowered"
+        self._emit(event, of_length=of_length, **asdict(tier))
+
+    def _halt(self, instruction: do.HaltRun) -> Halt:
+        halt = self._stations.with_others(instruction.halt) if instruction.of_device else instruction.halt
+        slot = self.ended.get(instruction.worker)
+        if halt.log is None and slot is not None:
+            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=slot.files.log)
+        return halt
+
+    def _too_bad(self, instruction: do.HaltByBadRows) -> Halt:
+        task, files = instruction.task, self._files(instruction.worker, instruction.task)
+        _, place = self._storage.place_of(task)
+        name = self._outputs[task.output].name
+        return too_bad(name, place, instruction.count, instruction.verdict, files, self._bad_rows)
+
+
+def _not_started(error: OSError) -> Verdict:
+    outcome = Outcome.DISK_FULL if error.errno in DISK_ERRNOS else Outcome.HOST_OOM
+    # A batch of one row, so that the policy does not take it for a matter of batches.
+    return Verdict(outcome, f"no worker could be started: {error}", limits=Limits(rows=1), batch_rows=1)
