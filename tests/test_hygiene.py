@@ -104,7 +104,7 @@ def test_supervisor_loads_nothing_heavy(workplace: Workplace) -> None:
     workplace.write_source([f"text {number}" for number in range(12)])
     workplace.write_config("misbehaving:make", model__kwargs={"plan": {"out/1": "segfault@encode"}}, chunk__size=4)
     modules, _ = probe(workplace)
-    assert "chunkvisor.supervise.runner" in modules
+    assert "chunkvisor.supervise.driver" in modules
     assert not modules.intersection(HEAVY)
 
 

@@ -225,9 +225,10 @@ class Driver:
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
+        ended = self._end_of(slot, self._judged(slot, returncode))
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)
-        self._tell(self._end_of(slot, self._judged(slot, returncode)))
+        self._tell(ended)
 
     def _end_of(self, slot: Slot, verdict: Verdict) -> on.Ended:
         siblings = self._pids().get(slot.station.number, frozenset())
