@@ -184,13 +184,26 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "an interrupted worker that nobody asked to stop is tried again",
+        "a worker that was lost with its machine is tried again; its GPU has done nothing",
         {"chunks": 1},
         """
         join 0                 | start 1 on 0: 0..8
         ready 1                | go 1: 32
         lost 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, join 0
+        """,
+    ),
+    (
+        "an interrupted worker that nobody asked to stop is tried again",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        sigterm 1              |
+        wait 0.5               | start 2 on 0: 0..8
         ready 2                | look 0
+        looked 0 good          | go 2: 32
         ok 2                   | keep 2, join 0
         """,
     ),
@@ -626,8 +639,9 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         {"chunks": 3, "standby": 1},
         """
         join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        killed 1 import        | start 3 on 0: 16..24
-        ready 2                | go 2: 32
+        killed 1 import        |
+        ready 2                |
+        wait 0.5               | go 2: 32, start 3 on 0: 16..24
         """,
     ),
     (
@@ -885,7 +899,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 5                | go 5: 32
         ready 6                | go 6: 32
         ok 6                   | keep 6, start 7 on 1: 12..14
-        killed 5 2x10          | drop 0 69, drop n0 69
+        killed 5 2x10          | drop n0 69
         ready 7                | go 7: 32
         ready 8                |
         ok 8                   |

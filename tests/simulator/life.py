@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.policy import Company
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
@@ -46,6 +47,8 @@ class Process:
     task: Task
     device: "Device"
     limits: Limits
+    started_s: float = 0.0
+    warm: bool = False
     plan: int = 0
     """Rises when what was to happen to it does not."""
     told_ready: bool = False
@@ -58,6 +61,7 @@ class Process:
     phase: Phase = Phase.START
     batch: tuple[int, int] = (0, 0)
     """Rows and padded tokens of the batch that it is at."""
+    rows_done: int = 0
     result: Verdict | None = None
     """What it leaves if nobody ends it before it has written everything."""
 
@@ -178,6 +182,7 @@ class _Run:
         self.without_s: float | None = None
         self.aside: set[str] = set()
         self.clustered = bool(self.world.nodes)
+        self.began_s = life.now_s
         self.watchdog.begin()
         self.scheduler = Scheduler(self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s)
         self._acts = {
@@ -367,7 +372,8 @@ class _Run:
 
     def _start(self, start: do.Start) -> on.Started | on.NotStarted:
         device = self.devices[start.device]
-        process = Process(start.worker, start.task, device, start.limits)
+        warm = self.world.warm and not start.task.fresh
+        process = Process(start.worker, start.task, device, start.limits, self.life.now_s, warm)
         device.started_now = True
         self.watchdog.starts(self, process)
         self.life.attempts += 1
@@ -381,14 +387,14 @@ class _Run:
         self.processes[start.worker] = process
         device.processes.append(process)
         self._prepare(process)
-        return on.Started(start.worker)
+        return on.Started(start.worker, warm)
 
     def _prepare(self, process: Process) -> None:
         took_s = self.chance.uniform(0.3, 3.0)
         process.phase = Phase.MODEL_LOAD
         if within(self.world.hub_down, self.life.now_s):
             self._fail(process, took_s, Failure.HUB)
-        elif not process.task.fresh and self.life.mishap("refused"):
+        elif process.warm and self.life.mishap("refused"):
             self._at(took_s / 4, self._refuse, process)
         elif self.watchdog.may_fail_early(process) and self.life.mishap("early"):
             process.phase = self.chance.choice((Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE))
@@ -440,7 +446,7 @@ class _Run:
             longest = lengths[order[at]]
             rows, tokens = limits.of_length(longest)
             rows = min(rows, max(1, tokens // longest) if tokens else rows, count - at)
-            process.batch = rows, rows * longest
+            process.batch, process.rows_done = (rows, rows * longest), at
             took_s += 0.1 + rows * longest / 4000
             if rows * longest > room:
                 self._fail(process, took_s, Failure.OOM)
@@ -499,7 +505,7 @@ class _Run:
     def _fail(self, process: Process, after_s: float, failure: Failure) -> None:
         rows, tokens = process.batch
         self._at(after_s, self._failed, process)
-        process.result = verdict(failure, process.phase, process.limits, rows, tokens)
+        process.result = verdict(failure, process.phase, process.limits, rows, tokens, rows_done=process.rows_done)
 
     def _failed(self, process: Process) -> None:
         assert process.result is not None
@@ -542,9 +548,24 @@ class _Run:
         self._forget(process)
         self.ended[process.number] = process, judged
         self.watchdog.ends(self, process, judged)
-        said = self._hear(on.Ended(process.number, judged))
+        began_s = None if process.warm else process.started_s
+        said = self._hear(on.Ended(process.number, judged, self._company(process, judged), began_s))
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
+
+    def _company(self, process: Process, judged: Verdict) -> Company:
+        """As the driver has it from torch's message and the last look; those of before the run are part of the GPU."""
+        gpu, now_s = process.device.gpu, self.life.now_s
+        if judged.outcome not in (Outcome.GPU_OOM, Outcome.GPU_BUSY):
+            return Company.UNTOLD
+        if any(each.gone for each in process.device.processes):
+            return Company.OURS
+        if not gpu.watched:
+            return Company.BLIND
+        spells = [*gpu.busy, *gpu.neighbours]
+        if any(start > self.began_s for start, stop in spells if start <= now_s < stop):
+            return Company.CAME
+        return Company.UNTOLD if within(spells, now_s) else Company.ALONE
 
     def _obey(self) -> None:
         todo = self.todo

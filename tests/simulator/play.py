@@ -4,9 +4,11 @@ A line reads `what happens | what is said`. After each line a turn of the loop p
 start, and vectors are stored, at once. Reports (`Record`, `TellSplit`, `Discard`) are left out of what is said.
 """
 
+import re
+
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.outcome import EndedBy, Verdict
-from chunkvisor.decide.policy import Budget
+from chunkvisor.decide.policy import Budget, Company
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
@@ -25,7 +27,9 @@ FAILURES = {
     "oom": Failure.OOM, "busy": Failure.NO_ROOM, "lost-gpu": Failure.GPU_LOST, "hub": Failure.HUB,
     "host-oom": Failure.HOST_OOM, "killed": Failure.KILLED, "disk": Failure.DISK, "hung": Failure.HANG,
     "dimension": Failure.DIMENSION, "lost": Failure.NODE, "stopped": Failure.STOPPED, "init": Failure.DOES_NOT_START,
+    "sigterm": Failure.SIGTERM,
 }  # fmt: skip
+COMPANIES = {str(each.value) for each in Company}
 PHASES = {"busy": Phase.CUDA_INIT, "hub": Phase.MODEL_LOAD, "disk": Phase.WRITE, "init": Phase.CUDA_INIT}
 
 
@@ -57,6 +61,7 @@ class Play:
         self.now_s = 0.0
         self.disk_full = self.host_oom = self.halted = False
         self.limits: dict[int, Limits] = {}
+        self.began_s: dict[int, float] = {}
         self.scheduler = Scheduler(self.outputs, settings, {}, self, lambda: self.now_s)
 
     def holding(self, device: int) -> bool:
@@ -152,15 +157,19 @@ class Play:
             case "nan":
                 bad = tuple(map(int, rest[0].split(",")))
                 return [on.Freed(worker), on.Ended(worker, verdict(Failure.NAN, limits=limits, bad_rows=bad))]
-        phase = Phase(rest.pop()) if rest and rest[-1].isalpha() else PHASES.get(verb, Phase.FORWARD)
-        rows, longest = map(int, rest[0].split("x")) if rest else (0, 0)
-        return [on.Ended(worker, verdict(FAILURES[verb], phase, limits, rows, rows * longest))]
+        company = Company(rest.pop()) if rest and rest[-1] in COMPANIES else Company.UNTOLD
+        phase = Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
+        # "8x10": rows and longest text of the batch; "8x10+8": eight texts were done before it.
+        rows, longest, done = map(int, re.split("[x+]", f"{rest[0]}+0")[:3]) if rest else (0, 0, 0)
+        judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=done)
+        return [on.Ended(worker, judged, company, self.began_s.get(worker))]
 
     def _answer(self, instruction: do.Instruction) -> on.Stimulus | None:
         match instruction:
             case do.Start(worker=worker):
                 if self.host_oom:
                     return on.NotStarted(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
+                self.began_s[worker] = self.now_s
                 return on.NotStarted(worker, FULL) if self.disk_full else on.Started(worker)
             case do.Go(worker=worker, limits=limits):
                 self.limits[worker] = limits

@@ -32,6 +32,7 @@ class Failure(Enum):
     DISK = "disk full"
     STOPPED = "stopped"
     NODE = "node lost"
+    SIGTERM = "ended by somebody"
 
 
 _ERROR = ("builtins.RuntimeError", "builtins.Exception")
@@ -49,7 +50,7 @@ _CAUSES = {
     Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
     Failure.DISK: Cause("builtins.OSError", ("builtins.Exception",), "No space left on device", errno=28),
 }
-_SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9}
+_SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9, Failure.SIGTERM: -15}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
 
 
@@ -83,12 +84,15 @@ def verdict(
     rows: int = 0,
     tokens: int = 0,
     bad_rows: tuple[int, ...] = (),
+    rows_done: int = 0,
 ) -> Verdict:
     """What the judge says of a worker that failed so, in the phase, over a batch of so many rows and padded tokens."""
     judged = _judged(failure, phase)
     if failure is Failure.NONE:
         return judged
-    return replace(judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows)
+    return replace(
+        judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows, rows_done=rows_done
+    )
 
 
 def is_taken_apart(failure: Failure) -> bool:

@@ -74,6 +74,8 @@ class World:
     """After how many instructions the supervisor dies."""
     stops: list[tuple[float, bool]] = field(default_factory=list)
     """(when, whether at once): somebody ends the run, and begins it again later."""
+    warm: bool = False
+    """Whether first tries start from a template."""
 
     @property
     def nodes(self) -> list[str]:
@@ -168,7 +170,7 @@ def _plain(chance: random.Random, scale: Size) -> World:
         Gpu(f"n{number * nodes // count}" if nodes else "", kind := chance.choice(kinds), memory[kind])
         for number in range(count)
     ]
-    return World(settings, limits, chunk_size, lengths, [{} for _ in lengths], gpus)
+    return World(settings, limits, chunk_size, lengths, [{} for _ in lengths], gpus, warm=chance.random() < 0.5)
 
 
 def _small_memory(world: World, chance: random.Random) -> None:
