@@ -110,8 +110,8 @@ def all_bad(output: str, last: BadText | None) -> Halt:
 def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
-        _code_of(verdict, ExitCode.CONFIG),
-        f"output {output}: not one text could be encoded; {output} chunk {chunk} was taken apart in vain",
+        _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.TRY_AGAIN),
+        f"output {output}: not one of its texts can be encoded, and chunk {chunk} was taken apart in vain",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source.",
     )
