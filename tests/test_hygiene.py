@@ -20,6 +20,12 @@ SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chun
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
 """None of these may come into the supervisor's process."""
 
+ROOMS = (
+    *("cli", "testing", "api", "commands", "supervise", "observe", "events", "assemble", "ingest", "engine", "devices"),
+    *("store", "decide", "config", "child", "errors", "units", "version"),
+)
+"""The rooms, and the modules beside them, from top to bottom."""
+
 PROBED = """
 import json, sys
 from pathlib import Path
@@ -59,6 +65,18 @@ def test_supervisor_knows_only_the_contract(path: Path) -> None:
     for name in imported(path):
         assert not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith("chunkvisor_worker.contract.")
         assert name.partition(".")[0] not in set(HEAVY) - allowed
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_room_imports_only_what_stands_below_it(path: Path) -> None:
+    """Every module is in a room of the list, and imports that room and those below; none imports the package itself."""
+    room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
+    if room == "__init__":
+        return
+    below = ROOMS[ROOMS.index(room) :]
+    for name in imported(path):
+        package, _, inside = name.partition(".")
+        assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{room} imports {name}: not below it"
 
 
 @pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))

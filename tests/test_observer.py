@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.observe.observer import Deaf, Guarded, Observers
+from chunkvisor.observe.observer import Guarded, NullObserver, Observers
 
 
-class Fragile(Deaf):
+class Fragile(NullObserver):
     """Keeps what it hears; raises at one call."""
 
     def __init__(self, at: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.observe.systemd import Systemd, service_manager
 from harness import Workplace, finish, wait_for
 
@@ -103,7 +103,7 @@ def test_run_that_cannot_begin_is_never_ready(workplace: Workplace, manager: Man
 def test_nobody_to_tell(address: str) -> None:
     """Without an address that is ours to use, nothing is told; the variables are taken out all the same."""
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/"}
-    assert type(service_manager(environ)) is Deaf
+    assert type(service_manager(environ)) is NullObserver
     assert environ == {"HOME": "/"}
 
 

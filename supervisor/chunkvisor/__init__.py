@@ -5,6 +5,8 @@ It never imports torch, nor anything of the worker but `chunkvisor_worker.contra
 
 from typing import TYPE_CHECKING, Any
 
+from chunkvisor.version import __version__
+
 if TYPE_CHECKING:
     from chunkvisor.api import FinalFile, QuarantinedRow, QuarantineWarning, Report, encode, run
     from chunkvisor.errors import ChunkvisorError, ExitCode
@@ -20,8 +22,6 @@ __all__ = [
     "encode",
     "run",
 ]
-
-__version__ = "0.1.0"
 
 _IN_ERRORS = ("ChunkvisorError", "ExitCode")
 

@@ -22,7 +22,7 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
@@ -176,7 +176,7 @@ def encode(
         return vectors
 
 
-class _Listener(Deaf):
+class _Listener(NullObserver):
     """Hands events on to a function."""
 
     def __init__(self, on_event: Event | None) -> None:

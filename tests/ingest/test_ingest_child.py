@@ -14,9 +14,11 @@ import pytest
 from ingest_files import write_texts
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest import IngestRequest, StagedTable, stage_table
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
+from chunkvisor.ingest.table import StagedTable
 
 
 def nothing() -> None:
@@ -114,7 +116,8 @@ PARENT = """
 import os, signal, sys
 from pathlib import Path
 import psutil
-from chunkvisor.ingest import IngestRequest, stage_table
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.request import IngestRequest
 
 def die():
     print(psutil.Process().children()[0].pid, flush=True)
@@ -183,7 +186,7 @@ def test_small_memory(tmp_path: Path, large: Path) -> None:
 
 def test_parent_does_not_import_duckdb() -> None:
     """Neither DuckDB nor torch is imported by what the parent imports."""
-    code = "import chunkvisor.ingest, sys; print(sorted({'duckdb', '_duckdb', 'torch'} & set(sys.modules)))"
+    code = "import chunkvisor.ingest.child, sys; print(sorted({'duckdb', '_duckdb', 'torch'} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     assert (

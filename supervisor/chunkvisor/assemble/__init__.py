@@ -1,4 +1,4 @@
 """Joins committed chunks into final files, checks what was written, and keeps the record of it.
 
-May import engine and down; needs ingest and store only.
+May import ingest and down.
 """

@@ -13,9 +13,6 @@ from pathlib import Path
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_sealed
 
-MOST_SHARDS = 10_000
-"""Their names have four digits, so that names sort as numbers do."""
-
 _SHARD_NAME = re.compile(r"\d{4}\.npy")
 
 

@@ -19,9 +19,9 @@ from chunkvisor.assemble.manifest import (
     recorded_parts,
     shards_of,
 )
+from chunkvisor.errors import Emit
 from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.supervise.outputrun import Emit
 from chunkvisor_worker.contract.files import set_aside
 
 

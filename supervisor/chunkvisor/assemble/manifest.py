@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor import __version__
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
 from chunkvisor.assemble.join import Final
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
+from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, from_json
 
 _Read = TypeVar("_Read")

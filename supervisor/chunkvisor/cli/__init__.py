@@ -1,6 +1,7 @@
 """The command `chunkvisor`: parses, calls, and turns the end into words and an exit code.
 
 It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
+May import every other room.
 """
 
 import atexit
@@ -12,8 +13,8 @@ from typing import TypeVar
 
 import click
 
-from chunkvisor import __version__
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
 

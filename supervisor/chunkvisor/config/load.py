@@ -1,6 +1,6 @@
 """A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
 
-It never decides what is valid: `config` does. It only finds the line, the nearest valid key and the words.
+It never decides what is valid: `model` does. It only finds the line, the nearest valid key and the words.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """The configuration of a run as validated, frozen models.
 
-It never reads a file: `configfile` reads the YAML and puts errors into words. A wrong value raises
-pydantic.ValidationError, with the errors of `configvalue` beside pydantic's own for missing and unknown keys.
+It never reads a file: `load` reads the YAML and puts errors into words. A wrong value raises
+pydantic.ValidationError, with the errors of `values` beside pydantic's own for missing and unknown keys.
 """
 
 import os
@@ -51,7 +51,14 @@ from chunkvisor.config.values import (
     joined,
     refused,
 )
-from chunkvisor.store.layout import RESERVED_NAMES
+
+RESERVED_NAMES = frozenset(
+    {
+        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
+        *("invocations", "outputs", "slices"),
+    }
+)
+"""What else is in a workdir (see `store.layout`): no final file or manifest may have such a name."""
 
 _OWNED_KWARGS = {
     "dtype": "use the key model.dtype",

@@ -22,7 +22,7 @@ _ALSO: dict[Callable[..., Any], JsonSchemaValue] = {
     env_value: {"type": "number"},
     empty: {"type": "null"},
 }
-"""What a value may be besides its type, by the function of `configvalue` that turns the one into the other."""
+"""What a value may be besides its type, by the function of `values` that turns the one into the other."""
 
 
 def config_schema() -> dict[str, Any]:

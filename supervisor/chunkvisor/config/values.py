@@ -28,10 +28,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from chunkvisor.assemble.finalfiles import MOST_SHARDS
-
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is no plug-in."""
+
+MOST_SHARDS = 10_000
+"""Their names have four digits, so that names sort as numbers do."""
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _LONGEST_S = 30 * 86_400

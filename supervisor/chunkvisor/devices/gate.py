@@ -1,6 +1,6 @@
 """Holds the next worker back until its GPU is fit for use: asks nvidia-smi beside the loop, never in it.
 
-It never decides what the answers mean: `gpuhealth` does.
+It never decides what the answers mean: `health` does.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Decides, from what nvidia-smi says, whether a GPU may be given to the next worker.
 
-Pure: it never runs nvidia-smi and never waits; `gpugate` does.
+Pure: it never runs nvidia-smi and never waits; `gate` does.
 """
 
 import re

@@ -12,12 +12,12 @@ from chunkvisor.errors import lines_of_end
 from chunkvisor.events.fold import Fold
 from chunkvisor.events.readings import Readings, take_readings
 from chunkvisor.events.words import Weight, plain, weight_of, words_of
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.units import human_moment
 
 
-class Console(Deaf):
+class Console(NullObserver):
     """Turns events into lines."""
 
     def __init__(self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS) -> None:

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.words import Weight, weight_of
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 
 
-class JsonLines(Deaf):
+class JsonLines(NullObserver):
     """Turns events into objects with `t` (seconds since the epoch), `event`, and the details of the journal."""
 
     def __init__(self, stream: TextIO | None = None, *, least: Weight = Weight.NEWS) -> None:

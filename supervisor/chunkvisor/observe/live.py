@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from chunkvisor.events.fold import Fold
 from chunkvisor.events.readings import Readings, take_readings
 from chunkvisor.events.words import Weight, weight_of, words_of
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.observe.progress import closing_line
 from chunkvisor.observe.screen import News, Screen
 
@@ -23,7 +23,7 @@ _MOST_NEWS = 200
 """While nothing can be shown, so many wait; all of them are in the invocation's log."""
 
 
-class Live(Deaf):
+class Live(NullObserver):
     """Hears a run and draws it."""
 
     def __init__(self, stream: TextIO | None = None) -> None:

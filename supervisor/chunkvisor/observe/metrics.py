@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chunkvisor import __version__
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
+from chunkvisor.version import __version__
 
 INTERVAL_S = 15.0
 
 
-class Metrics(Deaf):
+class Metrics(NullObserver):
     """Counts what happens in one run, and writes it down."""
 
     def __init__(self, path: Path) -> None:

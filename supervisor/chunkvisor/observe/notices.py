@@ -13,7 +13,7 @@ from typing import Any
 
 from chunkvisor.errors import ExitCode, lines_of_end
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.observe.pace import Pace
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import human_time
@@ -25,7 +25,7 @@ _COMMAND = (sys.executable, "-P", "-m", "chunkvisor.observe.messenger")
 _NO_WORK = frozenset({"invoked", "run_started", "output_already_complete", "run_ended"})
 
 
-class Notices(Deaf):
+class Notices(NullObserver):
     """Hears one run, and sends a child for each notice."""
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:

@@ -21,7 +21,7 @@ class Observer(Protocol):
         """The run is over; called once, after the last event."""
 
 
-class Deaf:
+class NullObserver:
     """An observer that takes no notice; others derive from it and override what they need."""
 
     def event(self, event: str, details: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Guarded:
             self._leave_out(error)
 
     def _leave_out(self, error: Exception) -> None:
-        name, self._observer = type(self._observer).__name__, Deaf()
+        name, self._observer = type(self._observer).__name__, NullObserver()
         line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
         try:
             sys.stderr.write(line)

@@ -13,7 +13,7 @@ import yaml
 
 from chunkvisor.config.model import Config
 from chunkvisor.observe.console import Console
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.observe.secretless import without_secrets
 from chunkvisor.observe.surroundings import surroundings
 from chunkvisor.store.layout import InvocationFiles, Layout
@@ -24,7 +24,7 @@ from chunkvisor_worker.contract.files import write_atomic
 _WORDS = ("what", "why", "remedy", "log")
 
 
-class Record(Deaf):
+class Record(NullObserver):
     """Hears one run."""
 
     def __init__(self, config: Config, layout: Layout, files: InvocationFiles, run_id: str) -> None:

@@ -6,7 +6,7 @@ It never holds up the end of a run for long: with a very long story the report i
 import contextlib
 from typing import Any
 
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.store.layout import Layout
 
 _MOST_BYTES = 48 << 20
@@ -14,7 +14,7 @@ _MOST_BYTES = 48 << 20
 _NOTHING_NEW = frozenset({"invoked", "run_started", "output_already_complete", "orphans_ended", "run_ended"})
 
 
-class Reporter(Deaf):
+class Reporter(NullObserver):
     """Writes `report.html` into the workdir."""
 
     def __init__(self, layout: Layout) -> None:

@@ -11,7 +11,7 @@ from chunkvisor.devices.gpuprobe import GpuProbe
 from chunkvisor.devices.processes import Processes
 from chunkvisor.events.readings import AttemptKey
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.store.layout import InvocationFiles
 
 INTERVAL_S = 5.0
@@ -20,7 +20,7 @@ LINES = 3000
 _WITHOUT = "nvidia-smi gave no usable answer three times; the sensors go on without the GPUs"
 
 
-class Sensors(Deaf):
+class Sensors(NullObserver):
     """Writes `sensors.jsonl` of an invocation."""
 
     def __init__(self, files: InvocationFiles) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from chunkvisor import __version__
 from chunkvisor.observe.secretless import without_secrets
+from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import read_bounded
 
 _PACKAGES = ("numpy", "duckdb", "pydantic", "psutil", "rich")

@@ -9,7 +9,7 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
-from chunkvisor.observe.observer import Deaf, Observer
+from chunkvisor.observe.observer import NullObserver, Observer
 from chunkvisor.units import human_time
 
 _STATUS_S = 5.0
@@ -48,12 +48,12 @@ def service_manager(environ: MutableMapping[str, str] | None = None) -> Observer
         environ.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     )
     if not address.startswith(("/", "@")):  # none, or one over vsock, which is for virtual machines
-        return Deaf()
+        return NullObserver()
     watched = watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))  # see sd_watchdog_enabled(3)
     return Systemd(address, int(watchdog_us) / 1e6 if watched else None)
 
 
-class Systemd(Deaf):
+class Systemd(NullObserver):
     """The observer that speaks sd_notify; `watchdog_s` is how long the manager puts up with silence, None for ever."""
 
     def __init__(self, address: str, watchdog_s: float | None) -> None:

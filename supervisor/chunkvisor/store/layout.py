@@ -43,14 +43,6 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-RESERVED_NAMES = frozenset(
-    {
-        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
-        *("invocations", "outputs", "slices"),
-    }
-)
-"""What else is in a workdir: no final file or manifest may have such a name."""
-
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
 
 

@@ -15,14 +15,14 @@ from chunkvisor.decide.outcome import STATUS_LOST, Verdict, judge
 from chunkvisor.decide.policy import Budget, Commit, EndRun, History, Quarantine, Retry, SetAside, Split, Wait, decide
 from chunkvisor.decide.suspicion import Charge, Suspicion
 from chunkvisor.devices.stations import Station, Stations, is_devices_own, is_machines_own
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Emit, ExitCode, Halt
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.keeper import Keeper
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from chunkvisor.decide.bisect import BadText, halves
 from chunkvisor.decide.lastwords import BadRows, all_bad, too_bad
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import Emit
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.joiner import Joiner
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Result, read_message

@@ -12,9 +12,6 @@ from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor_worker.contract.messages import Limits
 
-Emit = Callable[..., None]
-"""Tells an event by name, with details, to the journal and the console."""
-
 
 @dataclass(slots=True)
 class OutputRun:

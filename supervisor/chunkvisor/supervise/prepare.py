@@ -20,9 +20,9 @@ from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import Emit, Halt, config_error
 from chunkvisor.events.journal import read_events
-from chunkvisor.ingest import stage_table
+from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
@@ -32,7 +32,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 
 _MAX_LINES = 100

@@ -17,7 +17,7 @@ from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Emit, ExitCode, Halt
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.store.seal import DamagedError
@@ -25,7 +25,7 @@ from chunkvisor.supervise.aftermath import Aftermath, GivenUp
 from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.keeper import check_space
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import GateState, Slot
 from chunkvisor_worker.contract.exits import WorkerExit

@@ -6,10 +6,10 @@ It never joins anything, and never looks at the chunks of other slices but for t
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Emit, ExitCode, Halt
 from chunkvisor.events.status import read_output
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 
 _ROWS = 10
 """So many of the rows without a vector are named; for each, the source is read up to its line."""

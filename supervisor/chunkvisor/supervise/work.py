@@ -26,13 +26,13 @@ from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_loca
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
-from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.errors import Emit, ExitCode, config_error
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
-from chunkvisor.supervise.outputrun import Emit, OutputRun
+from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.runner import Runner, Settings
 from chunkvisor.supervise.signals import Signals
@@ -158,7 +158,7 @@ class Work:
     def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
         config, run_id = self._config, self._run.run_id
         if self._on_ray:
-            return ray_engine(config, self._layout, outputs, run_id, self._emit)
+            return ray_engine(config, self._layout, outputs[0].job if outputs else None, run_id, self._emit)
         device, folder = self._devices[0], self._layout.template
 
         def make_template() -> Template:

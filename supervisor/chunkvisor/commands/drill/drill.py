@@ -27,7 +27,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.status import read_status
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.observe.observer import Deaf
+from chunkvisor.observe.observer import NullObserver
 from chunkvisor.store.attempt import free_bytes, read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.session import run
@@ -41,7 +41,7 @@ _HEADROOM_BYTES = 512 << 20
 _LOOK_S = 0.005
 
 
-class Witness(Deaf):
+class Witness(NullObserver):
     """Keeps what a run tells, and shows none of it."""
 
     def __init__(self, on_event: Callable[[str], None] = lambda _name: None) -> None:

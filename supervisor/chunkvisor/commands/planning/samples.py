@@ -14,7 +14,8 @@ from chunkvisor.config.specs import encode_spec
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
-from chunkvisor.ingest import StagedTable, stage_table
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.plan import Plan

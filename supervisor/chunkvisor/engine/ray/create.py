@@ -3,15 +3,14 @@
 It never connects to anything: the engine does, once there is work.
 """
 
-from collections.abc import Sequence
-
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.ray.engine import ClusterSettings, RayEngine
 from chunkvisor.engine.ray.readiness import this_machine, this_version
 from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.errors import Emit
+from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.outputrun import Emit, OutputRun
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
 
@@ -22,11 +21,12 @@ def cluster_devices(config: Config) -> tuple[Device, ...]:
     return (Device(kind, name="the Ray cluster"),)
 
 
-def ray_engine(config: Config, layout: Layout, outputs: Sequence[OutputRun], run_id: str, emit: Emit) -> RayEngine:
-    """The engine, not connected yet. Raises OSError where its folder cannot be made."""
+def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emit: Emit) -> RayEngine:
+    """The engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to be done.
+
+    Raises OSError where the engine's folder cannot be made.
+    """
     layout.ray.mkdir(mode=0o700, exist_ok=True)
-    # All outputs have the same model; without one there is nothing to do.
-    job = outputs[0].job if outputs else None
     model = job.model if job else ModelSpec(config.model.name)
     (device,) = cluster_devices(config)
     terms = Terms(

@@ -13,7 +13,6 @@ from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
-from chunkvisor import __version__
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.status import State, Status, read_status
@@ -29,6 +28,7 @@ from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.runfolders import all_desks
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import human_bytes, human_moment, human_time
+from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
 
