@@ -14,7 +14,7 @@ from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Place, Provoked
 from chunkvisor.commands.drill.finding import Event, Run, action, problem, seen_as, took_s
 from chunkvisor.commands.drill.report import row, summary
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.status import State
+from chunkvisor.observe.status import State
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.sabotage import SABOTAGES, simulated
 from harness import ROOT, Workplace, wait_for

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from chunkvisor.events.fold import Fold
-from chunkvisor.events.readings import AttemptKey, Readings, last_line
-from chunkvisor.events.snapshot import Snapshot
 from chunkvisor.events.words import Weight, weight_of, words_of
+
 from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line
+from chunkvisor.observe.readings import AttemptKey, Readings, last_line
+from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 Event = tuple[float, str, dict[str, Any]]

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-
 from chunkvisor.events.concern import Concern
-from chunkvisor.events.snapshot import DeviceState, Snapshot, WorkerState
-from chunkvisor.events.status import OutputStatus, State, Status
 from chunkvisor.events.words import Weight
+
 from chunkvisor.observe.follow import Follower, Tail
+from chunkvisor.observe.snapshot import DeviceState, Snapshot, WorkerState
+from chunkvisor.observe.status import OutputStatus, State, Status
 from chunkvisor.observe.statusscreen import glance
 from harness import ROOT
 

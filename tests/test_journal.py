@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chunkvisor.events.fold import Fold
+from chunkvisor.events.sofar import SoFar
 
 from chunkvisor.events import journal as journal_module
-from chunkvisor.events.fold import Fold
 from chunkvisor.events.journal import Journal, newest_mark, read_events, read_so_far
-from chunkvisor.events.sofar import SoFar
 from chunkvisor.observe.follow import Follower
 
 COUNT = 60

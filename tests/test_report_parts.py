@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from chunkvisor.events.status import OutputStatus, State, Status
-from chunkvisor.observe.report import svg
 from chunkvisor.observe.report.bands import Band, Kind, kind_of, thinned
+from chunkvisor.observe.report.story import Failure, Run, Story, read_story
+
+from chunkvisor.observe.report import svg
 from chunkvisor.observe.report.bins import Bins
 from chunkvisor.observe.report.figures import Figures
 from chunkvisor.observe.report.headline import Mood, headline
 from chunkvisor.observe.report.readings import Readings
-from chunkvisor.observe.report.story import Failure, Run, Story, read_story
 from chunkvisor.observe.report.timeline import Span, Tick, Timeline
 from chunkvisor.observe.report.trouble import clean
+from chunkvisor.observe.status import OutputStatus, State, Status
 from chunkvisor_worker.contract.exits import Outcome
 
 T0 = 1_700_000_000.0

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chunkvisor.events.words import Weight
 
 from chunkvisor.errors import Halt
-from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
-from chunkvisor.events.words import Weight
 from chunkvisor.observe.followslices import merged
+from chunkvisor.observe.snapshot import Concern, OutputState, Snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-
-from chunkvisor.events.snapshot import Concern, DeviceState, OutputState, Snapshot, WorkerState
 from chunkvisor.events.words import Weight
+
+from chunkvisor.observe.snapshot import Concern, DeviceState, OutputState, Snapshot, WorkerState
 from chunkvisor.observe.view import Room, view
 
 GIB = 1 << 30

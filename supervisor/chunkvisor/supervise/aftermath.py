@@ -15,7 +15,8 @@ from chunkvisor.decide.outcome import STATUS_LOST, Verdict, judge
 from chunkvisor.decide.policy import Budget, Commit, EndRun, History, Quarantine, Retry, SetAside, Split, Wait, decide
 from chunkvisor.decide.suspicion import Charge, Suspicion
 from chunkvisor.devices.stations import Station, Stations, is_devices_own, is_machines_own
-from chunkvisor.errors import Emit, ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.store.lessonbook import LessonBook

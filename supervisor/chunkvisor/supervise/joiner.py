@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.errors import Emit, ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Emit
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.supervise.backlog import Backlog, Task
 from chunkvisor.supervise.outputrun import OutputRun

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from chunkvisor.decide.bisect import BadText, halves
 from chunkvisor.decide.lastwords import BadRows, all_bad, too_bad
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.errors import Emit
+from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
 from chunkvisor.store.lessonbook import LessonBook

@@ -17,7 +17,8 @@ from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
-from chunkvisor.errors import Emit, ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.store.seal import DamagedError

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import place_of
@@ -26,7 +26,18 @@ from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_loca
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
-from chunkvisor.errors import Emit, ExitCode, config_error
+from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.events.event import Emit
+from chunkvisor.events.output import OutputAlreadyComplete
+from chunkvisor.events.run import (
+    CheckingModel,
+    LimitsLowered,
+    LimitsWidened,
+    Resolving,
+    RunStarted,
+    Waiting,
+    WaitingForTurn,
+)
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessonbook import LessonBook
 from chunkvisor.store.slicelock import turn
@@ -85,15 +96,16 @@ class Work:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
         config, of_slice = self._config, self._request.slice
         self._emit(
-            "run_started",
-            run=self._run.run_id,
-            workdir=str(self._layout.workdir),
-            device=", ".join(map(str, self._devices)),
-            gpus=[device.uuid for device in self._devices],
-            engine=str(config.engine.kind),
-            model=config.model.name,
-            outputs=list(config.outputs),
-            slice=str(of_slice or ""),
+            RunStarted(
+                workdir=str(self._layout.workdir),
+                device=", ".join(map(str, self._devices)),
+                run=self._run.run_id,
+                gpus=tuple(device.uuid for device in self._devices),
+                engine=str(config.engine.kind),
+                model=config.model.name,
+                outputs=tuple(config.outputs),
+                slice=str(of_slice or ""),
+            )
         )
         with self._turn():
             source, outputs = self._open(of_slice)
@@ -130,13 +142,8 @@ class Work:
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                self._emit(
-                    "output_already_complete",
-                    output=name,
-                    rows=opened["rows"],
-                    dimension=opened["dimension"],
-                    path=str(place_of(layout.output(name), config.outputs[name].shards)),
-                )
+                path = str(place_of(layout.output(name), config.outputs[name].shards))
+                self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
         return source, outputs
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
@@ -181,7 +188,8 @@ class Work:
 
         def on_change(tier: Tier, doubted: bool) -> None:
             of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
-            self._emit("limits_widened" if doubted else "limits_lowered", of_length=of_length, **asdict(tier))
+            kind = LimitsWidened if doubted else LimitsLowered
+            self._emit(kind(tier.rows, tier.tokens, tier.min_length, of_length))
 
         return LessonBook(self._layout.lessons, key, Limits(rows, tokens or None), on_change)
 
@@ -191,23 +199,23 @@ class Work:
             return ModelSource(None, model.revision)
         try:
             if Path(model.name).is_dir():
-                self._emit("checking_model", model=model.name)
+                self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if model.name.startswith(("/", "./", "../", "~")):
             raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
-        self._emit("resolving", model=model.name)
+        self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:
-            self._emit("waiting", delay_s=seconds, outcome="hub", reason=why)
+            self._emit(Waiting(seconds, why, outcome="hub"))
             self._pause(seconds)
 
         return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""
-        return turn(self._layout, self._pause, lambda who: self._emit("waiting_for_turn", who=who))
+        return turn(self._layout, self._pause, lambda who: self._emit(WaitingForTurn(who)))
 
     def _pause(self, seconds: float) -> None:
         deadline_s = time.monotonic() + seconds
