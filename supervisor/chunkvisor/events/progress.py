@@ -93,6 +93,15 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """What a run had committed at a time."""
+
+    t: float
+    texts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewsLine:
     """A line for people."""
 

@@ -11,7 +11,7 @@ from chunkvisor.events import device as of_device
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
-from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Share
+from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share
 from chunkvisor_worker.contract.exits import Outcome
 
 COMPUTING = "computing"
@@ -92,8 +92,8 @@ class RunState:
     batch_rows: int = 0
     """Texts in a batch, at most, as of the last `go`."""
     first_go_s: float | None = None
-    points: tuple[tuple[float, ...], ...] = ()
-    """(time, texts, tokens) of this run after its first `go` and after each of the last commits."""
+    points: tuple[Point, ...] = ()
+    """After its first `go` and after each of the last commits."""
     failed: int = 0
     """Attempts."""
     set_aside: int = 0
@@ -200,7 +200,7 @@ class RunState:
                 if (found := self.workers.get(_key(event))) is not None:
                     found.computing, found.limit_rows = True, event.rows
                 if self.first_go_s is None:
-                    self.first_go_s, self.points = t, ((t, 0, 0),)
+                    self.first_go_s, self.points = t, (Point(t, 0, 0),)
             case of_attempt.WorkerEnded():
                 self.workers.pop(_key(event), None)
                 self.device_times.setdefault(str(event.device), DeviceTimes()).add(event)
@@ -222,7 +222,7 @@ class RunState:
         if event.attempt_ok:  # one that was taken apart was put together by no attempt of its own
             self._count(Outcome.COMMITTED)
         if self.points:
-            self.points = (*self.points[1 - _WINDOW :], (t, self.texts_here, self.tokens_here))
+            self.points = (*self.points[1 - _WINDOW :], Point(t, self.texts_here, self.tokens_here))
 
     def _output(self, name: str) -> OutputProgress:
         return self.outputs.setdefault(name, OutputProgress())

@@ -6,7 +6,7 @@ Pure: it never reads a clock or a file; readings are handed in.
 from collections.abc import Mapping
 from typing import Any
 
-from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress
+from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
 from chunkvisor.events.state import COMPUTING, STOPPING, RunState
 from chunkvisor.observe.health import health_of
 from chunkvisor.observe.readings import Readings
@@ -68,15 +68,15 @@ def _rates(
 ) -> tuple[float | None, float | None]:
     if not state.points:
         return None, None
-    since_s, texts, tokens = state.points[0]
-    end_s = now_s if state.ending is None and state.workers else state.points[-1][0]
+    first = state.points[0]
+    end_s = now_s if state.ending is None and state.workers else state.points[-1].t
     if state.ending is not None and state.first_go_s is not None:  # of the whole run
-        since_s, end_s, texts, tokens = state.first_go_s, state.told_s, 0, 0
-    spent_s = end_s - since_s
-    new_texts = state.texts_here + texts_under_way - texts
+        first, end_s = Point(state.first_go_s, 0, 0), state.told_s
+    spent_s = end_s - first.t
+    new_texts = state.texts_here + texts_under_way - first.texts
     if spent_s <= 0 or new_texts <= 0:
         return None, None
-    return new_texts / spent_s, (state.tokens_here + tokens_under_way - tokens) / spent_s
+    return new_texts / spent_s, (state.tokens_here + tokens_under_way - first.tokens) / spent_s
 
 
 def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputState:
