@@ -39,8 +39,8 @@ def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
     values = []
     for key, plain, least, read, default in _fields_of(name):
         value: Any = details.get(key)
-        as_usual = type(value) is plain and (plain is str or least <= value < _MOST)
-        if not as_usual:
+        kind_of_value = type(value)
+        if kind_of_value is not plain or (plain is not str and not least <= value < _MOST):
             value = None if value is None else read(value)
             if value is None:
                 if default is MISSING:
