@@ -1,13 +1,12 @@
 """Events of attempts and of the chunks that they are for."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
-from chunkvisor.events.event import Event, Severity, Signed
+from chunkvisor.events.event import Event, Severity, Signed, event
 from chunkvisor_worker.contract.messages import Tier
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class ChunkEvent(Event):
     """About a chunk."""
 
@@ -15,14 +14,14 @@ class ChunkEvent(Event):
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class AttemptEvent(ChunkEvent):
     """About an attempt at a chunk."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class AttemptStarted(AttemptEvent):
     """A worker was started."""
 
@@ -34,7 +33,7 @@ class AttemptStarted(AttemptEvent):
     """fresh or warm."""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class Go(AttemptEvent):
     """The worker has its device, and the batch limits of the moment."""
 
@@ -45,7 +44,7 @@ class Go(AttemptEvent):
     measured: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class WorkerEnded(AttemptEvent):
     """The worker's process has ended; the verdict comes in an event of its own."""
 
@@ -62,12 +61,12 @@ class WorkerEnded(AttemptEvent):
     """Without padding; 0 where the encoder cannot count them."""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class AttemptRefused(AttemptEvent):
     """A worker would not run from its template: a fresh one makes the attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class FailureEvent(AttemptEvent):
     """An attempt without vectors."""
 
@@ -82,35 +81,29 @@ class FailureEvent(AttemptEvent):
     log: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} chunk {chunk}, attempt {attempt}: {outcome}: {reason}", Severity.CARE)
 class AttemptFailed(FailureEvent):
     """At a whole chunk."""
 
-    words: ClassVar[str] = "{output} chunk {chunk}, attempt {attempt}: {outcome}: {reason}"
-    severity: ClassVar[Severity] = Severity.CARE
 
-
-@dataclass(frozen=True, slots=True)
+@event()
 class PartFailed(FailureEvent):
     """At a part of a chunk that was taken apart."""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class AttemptInterrupted(FailureEvent):
     """It was stopped, or its machine was lost; it counts for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} chunk {chunk}: the worker crashed after its work was done, which counts", Severity.CARE)
 class LateCrash(ChunkEvent):
     """The worker crashed after it had committed its result."""
-
-    words: ClassVar[str] = "{output} chunk {chunk}: the worker crashed after its work was done, which counts"
-    severity: ClassVar[Severity] = Severity.CARE
 
     returncode: Signed = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class ChunkCommitted(ChunkEvent):
     """All texts of the chunk have their vector, or are in quarantine."""
 
@@ -130,7 +123,7 @@ class ChunkCommitted(ChunkEvent):
     """Seconds of the worker by phase."""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class PartCommitted(ChunkEvent):
     """Some texts of a chunk that was taken apart have their vectors."""
 
@@ -138,23 +131,17 @@ class PartCommitted(ChunkEvent):
     stop: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow", Severity.CARE)
 class ChunkSplit(ChunkEvent):
     """Texts of the chunk are tried in smaller groups."""
-
-    words: ClassVar[str] = "{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow"
-    severity: ClassVar[Severity] = Severity.CARE
 
     texts: int = 0
     parts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}", Severity.LOSS)
 class Quarantined(Event):
     """A text that fails alone gets no vector."""
-
-    words: ClassVar[str] = "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}"
-    severity: ClassVar[Severity] = Severity.LOSS
 
     output: str
     row: int
@@ -163,21 +150,15 @@ class Quarantined(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} chunk {chunk} is given up for this run: {reason}", Severity.LOSS)
 class ChunkSetAside(ChunkEvent):
     """The chunk has failed too often for this run."""
-
-    words: ClassVar[str] = "{output} chunk {chunk} is given up for this run: {reason}"
-    severity: ClassVar[Severity] = Severity.LOSS
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output} chunk {chunk} is damaged and will be computed again: {why}", Severity.CARE)
 class ChunkDamaged(ChunkEvent):
     """A committed chunk does not hold any more."""
-
-    words: ClassVar[str] = "{output} chunk {chunk} is damaged and will be computed again: {why}"
-    severity: ClassVar[Severity] = Severity.CARE
 
     why: str = ""

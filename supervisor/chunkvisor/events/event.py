@@ -5,12 +5,15 @@ name, fields, words and severity stand in one place, and everything else finds t
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 KINDS: dict[str, type["Event"]] = {}
 """By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
+
+Kind = TypeVar("Kind", bound="Event")
 
 Signed = Annotated[int, "may be below zero"]
 """All other whole numbers of events are counts, sizes or numbers of things."""
@@ -35,15 +38,10 @@ class Event:
     """
 
     name: ClassVar[str] = ""
+    """In the journal."""
     severity: ClassVar[Severity] = Severity.NEWS
     words: ClassVar[str] = ""
     """A line for people, with the fields in braces; empty where a person need not know."""
-
-    def __init_subclass__(cls) -> None:
-        # Called twice for a class with slots, which `dataclass` makes anew; the second one is the one in use.
-        cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        if not cls.name.endswith("_event"):  # what several events have in common is none itself
-            KINDS[cls.name] = cls
 
     def details(self) -> dict[str, Any]:
         """Plain values by field, as they stand in the journal."""
@@ -53,6 +51,21 @@ class Event:
     def line(self) -> str:
         """The words, on one line without control characters; empty where there are none."""
         return plain(self.words.format_map(asdict(self))) if self.words else ""
+
+
+@dataclass_transform(frozen_default=True)
+def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type[Kind]], type[Kind]]:
+    """Makes a frozen dataclass with slots of a class of events."""
+
+    def make(kind: type[Kind]) -> type[Kind]:
+        made = dataclass(frozen=True, slots=True)(kind)
+        made.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower()
+        made.words, made.severity = words, severity
+        if not made.name.endswith("_event"):  # what several events have in common is none itself
+            KINDS[made.name] = made
+        return made
+
+    return make
 
 
 class Emit(Protocol):

@@ -1,36 +1,27 @@
 """Events of an output: its source is read, it is opened, its chunks are joined."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from chunkvisor.events.event import Event, Severity
+from chunkvisor.events.event import Event, Severity, event
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: reading its source")
 class Staging(Event):
     """Its source is being read."""
-
-    words: ClassVar[str] = "{output}: reading its source"
 
     output: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: {rows:,} rows, {distinct:,} distinct texts")
 class Staged(Event):
     """Its source has been read."""
-
-    words: ClassVar[str] = "{output}: {rows:,} rows, {distinct:,} distinct texts"
 
     output: str
     rows: int
     distinct: int
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: {chunks:,} chunks of {chunk_size:,} texts, {chunks_done:,} done before")
 class OutputOpened(Event):
     """There is work to do for it; of a slice, the figures are those of its share."""
-
-    words: ClassVar[str] = "{output}: {chunks:,} chunks of {chunk_size:,} texts, {chunks_done:,} done before"
 
     output: str
     rows: int
@@ -42,11 +33,9 @@ class OutputOpened(Event):
     texts_done: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: complete already, {rows:,} rows x {dimension}, {path}")
 class OutputAlreadyComplete(Event):
     """An earlier run has made its final file."""
-
-    words: ClassVar[str] = "{output}: complete already, {rows:,} rows x {dimension}, {path}"
 
     output: str
     rows: int
@@ -54,32 +43,25 @@ class OutputAlreadyComplete(Event):
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: joining {chunks:,} chunks")
 class Assembling(Event):
     """Its chunks are being joined."""
-
-    words: ClassVar[str] = "{output}: joining {chunks:,} chunks"
 
     output: str
     chunks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: waiting for disk space: {reason}", Severity.CARE)
 class WaitingToJoin(Event):
     """There is no room for its final file."""
-
-    words: ClassVar[str] = "{output}: waiting for disk space: {reason}"
-    severity: ClassVar[Severity] = Severity.CARE
 
     output: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("{output}: complete, {rows:,} rows x {dimension}, {path}")
 class OutputComplete(Event):
     """It has its final file."""
-
-    words: ClassVar[str] = "{output}: complete, {rows:,} rows x {dimension}, {path}"
 
     output: str
     rows: int

@@ -1,13 +1,10 @@
 """Events of a run as a whole: its beginning, what it waits for, what it has learnt, its end."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from chunkvisor.errors import lines_of_end
-from chunkvisor.events.event import Event, Severity
+from chunkvisor.events.event import Event, Severity, event
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class Invoked(Event):
     """The first event of a run, which holds the workdir from now on."""
 
@@ -19,21 +16,17 @@ class Invoked(Event):
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@event("ended {count} processes that an earlier run had left behind")
 class OrphansEnded(Event):
     """Processes of an earlier run were still there."""
-
-    words: ClassVar[str] = "ended {count} processes that an earlier run had left behind"
 
     count: int
     pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@event("working in {workdir} on {device}")
 class RunStarted(Event):
     """The run has found its devices and begins to work."""
-
-    words: ClassVar[str] = "working in {workdir} on {device}"
 
     workdir: str
     device: str
@@ -48,53 +41,44 @@ class RunStarted(Event):
     slice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event("{text}")
 class Note(Event):
     """Something that only people need to know."""
-
-    words: ClassVar[str] = "{text}"
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("asking the hub for {model}")
 class Resolving(Event):
     """The hub is asked for the model."""
-
-    words: ClassVar[str] = "asking the hub for {model}"
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class CheckingModel(Event):
     """The files of a local model are read."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("waiting for {who}, which prepares or joins what belongs to all slices")
 class WaitingForTurn(Event):
     """Another slice prepares or joins."""
-
-    words: ClassVar[str] = "waiting for {who}, which prepares or joins what belongs to all slices"
 
     who: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("nothing is started for {delay_s:.0f} s: {reason}", Severity.CARE)
 class Waiting(Event):
     """Nothing is started for a while."""
-
-    words: ClassVar[str] = "nothing is started for {delay_s:.0f} s: {reason}"
-    severity: ClassVar[Severity] = Severity.CARE
 
     delay_s: float
     reason: str
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class LimitsEvent(Event):
     """Batches have other limits from now on."""
 
@@ -106,45 +90,36 @@ class LimitsEvent(Event):
     """The same in words."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("batches{of_length}: from now on at most {rows:,} rows", Severity.CARE)
 class LimitsLowered(LimitsEvent):
     """After a batch that did not fit."""
 
-    words: ClassVar[str] = "batches{of_length}: from now on at most {rows:,} rows"
-    severity: ClassVar[Severity] = Severity.CARE
 
-
-@dataclass(frozen=True, slots=True)
+@event("batches{of_length}: {rows:,} rows are tried again, after a streak without a fault")
 class LimitsWidened(LimitsEvent):
     """After a time without a fault."""
 
-    words: ClassVar[str] = "batches{of_length}: {rows:,} rows are tried again, after a streak without a fault"
 
-
-@dataclass(frozen=True, slots=True)
+@event("{signal}: finishing the chunks under way; once more stops at once")
 class Draining(Event):
     """Somebody has asked the run to stop."""
-
-    words: ClassVar[str] = "{signal}: finishing the chunks under way; once more stops at once"
 
     signal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "slice {slice} is done, and with it {done:,} of all {chunks:,} chunks; "
+    "the last slice joins them, or a run without --slice"
+)
 class SliceDone(Event):
     """The share of a slice that is not the last one is done."""
-
-    words: ClassVar[str] = (
-        "slice {slice} is done, and with it {done:,} of all {chunks:,} chunks; "
-        "the last slice joins them, or a run without --slice"
-    )
 
     slice: str
     done: int
     chunks: int
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class Halted(Event):
     """The last event of a run that did not end well, with its exit code and its last words."""
 
@@ -160,7 +135,7 @@ class Halted(Event):
         return lines_of_end(self.details())
 
 
-@dataclass(frozen=True, slots=True)
+@event()
 class RunEnded(Event):
     """The last event of a run that has ended well."""
 

@@ -3,8 +3,9 @@
 They never decide anything, and none of them can end a run unless it was made to.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -34,39 +35,28 @@ class Guarded(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         """As `Observer.event`."""
-        try:
-            self._observer.event(event, state)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
-            self._leave_out(error)
+        self._try(lambda observer: observer.event(event, state))
 
     def tick(self) -> None:
         """As `Observer.tick`."""
-        try:
-            self._observer.tick()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out(error)
+        self._try(lambda observer: observer.tick())
 
     def say(self, text: str) -> None:
         """As `Observer.say`."""
-        try:
-            self._observer.say(text)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out(error)
+        self._try(lambda observer: observer.say(text))
 
     def close(self) -> None:
         """As `Observer.close`."""
-        try:
-            self._observer.close()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out(error)
+        self._try(lambda observer: observer.close())
 
-    def _leave_out(self, error: Exception) -> None:
-        name, self._observer = type(self._observer).__name__, Observer()
-        line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
+    def _try(self, call: Callable[[Observer], None]) -> None:
         try:
-            sys.stderr.write(line)
-        except (OSError, ValueError):  # a closed terminal
-            return
+            call(self._observer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
+            name, self._observer = type(self._observer).__name__, Observer()
+            line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
+            with contextlib.suppress(OSError, ValueError):  # a closed terminal
+                sys.stderr.write(line)
 
 
 class Observers(Observer):

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.config.model import Start
@@ -230,8 +230,7 @@ class NodeWorkers(threading.Thread):
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
-        there = replace(event, pid=0, node=self._node.name)
-        self._reports.put(Report(told=Told(there.name, there.details())))
+        self._reports.put(Report(told=Told(event.name, {**event.details(), "pid": 0, "node": self._node.name})))
 
     def _tell_looks(self) -> None:
         for device in [number for number, look in self._looks.items() if look.done()]:
