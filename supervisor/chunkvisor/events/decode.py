@@ -4,7 +4,6 @@ Pure. What comes from another version, or is damaged, is passed over; what our o
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
@@ -24,9 +23,6 @@ Read: TypeAlias = Callable[[Any], Any]
 
 class _Field(NamedTuple):
     name: str
-    plain: type
-    """What its values are in JSON, most of the time; they need no `read`."""
-    least: int
     read: Read
     default: Any
     """MISSING where it is required."""
@@ -37,15 +33,12 @@ def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
     if (kind := KINDS.get(name)) is None:
         return None
     values = []
-    for key, plain, least, read, default in _fields_of(name):
-        value: Any = details.get(key)
-        kind_of_value = type(value)
-        if kind_of_value is not plain or (plain is not str and not least <= value < _MOST):
-            value = None if value is None else read(value)
-            if value is None:
-                if default is MISSING:
-                    return None
-                value = default
+    for key, read, default in _fields_of(name):
+        value = details.get(key)
+        if value is None or (value := read(value)) is None:
+            if default is MISSING:
+                return None
+            value = default
         values.append(value)
     return kind(*values)
 
@@ -66,13 +59,10 @@ def event_told(event: Event | str, details: Mapping[str, Any]) -> Event:
 
 @functools.cache
 def _fields_of(name: str) -> tuple[_Field, ...]:
-    kind, found = KINDS[name], []
-    hints = get_type_hints(kind, include_extras=True)
-    for item in fields(kind):
-        hint = hints[item.name]
+    hints, found = get_type_hints(KINDS[name], include_extras=True), []
+    for item in fields(KINDS[name]):
         default = item.default if item.default_factory is MISSING else item.default_factory()
-        least = 0 if hint in (int, int | None) else -_MOST
-        found.append(_Field(item.name, _PLAIN.get(hint, object), least, _READ[hint], default))
+        found.append(_Field(item.name, _READ[hints[item.name]], default))
     return tuple(found)
 
 
@@ -92,10 +82,9 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and type(value) is not bool and 0 <= value < _MOST else None
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, float):
-        return value if math.isfinite(value) and abs(value) < 1e15 else None
-    return float(value) if type(value) is int and abs(value) < _MOST else None
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and type(value) is not bool and -_MOST < value < _MOST  # NaN is not
+    return float(value) if usable else None
 
 
 def _all_of(read: Read) -> Read:
@@ -135,10 +124,4 @@ _READ: dict[Any, Read] = {
     tuple[int, ...]: _all_of(_count),
     tuple[Tier, ...]: _all_of(_tier),
     dict[str, float]: _seconds,
-}
-_PLAIN: dict[Any, type] = {
-    **{hint: hint for hint in (str, bool, int, float)},
-    int | None: int,
-    Signed: int,
-    float | None: float,
 }
