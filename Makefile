@@ -10,11 +10,12 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-ray cluster-demo lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-gpu test-ray cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -24,13 +25,19 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	$(BIN)/python quickstart/model.py
 	@device='$(DEVICE)'; \
 	if [ -n "$$device" ]; then echo "running on $$device: DEVICE says so"; \
-	elif timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then device=cuda; echo "running on cuda: nvidia-smi lists a GPU (DEVICE=cpu overrides)"; \
+	elif $(HAS_GPU); then device=cuda; echo "running on cuda: nvidia-smi lists a GPU (DEVICE=cpu overrides)"; \
 	else device=cpu; echo "running on cpu: nvidia-smi lists no GPU, and configs/quickstart.yaml asks for the CPU"; fi; \
 	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
 	$(BIN)/python quickstart/neighbours.py
 
-test: $(READY) ## run the tests; those that need a GPU skip where there is none
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+test: $(READY) ## run the tests; where nvidia-smi lists a GPU, those of test-gpu as well
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/gpu $(PYTEST_ARGS)
+	@if [ -n "$$PYTEST_ARGS" ]; then echo "tests/gpu is left out: PYTEST_ARGS chooses the tests (make test-gpu)"; \
+	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \
+	else echo "tests/gpu is left out: nvidia-smi lists no GPU"; fi
+
+test-gpu: $(READY) ## run the tests on one GPU (ten minutes, 4 GB), with a table to paste into an issue
+	$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from local_cluster import local_cluster
 
+from chunkvisor.devices.gpu import ask_smi
 from harness import CLUSTER, MARK, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
@@ -21,6 +22,23 @@ settings.load_profile("steady")
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+class WithoutGpu(pytest.Dir):
+    """tests/gpu on a machine that has none: one line, and nothing of it is imported."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """Nothing."""
+        pytest.skip("tests/gpu: nvidia-smi lists no GPU", allow_module_level=True)
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Leave tests/gpu out where there is no GPU, unless the environment describes one (see gpuplace.py)."""
+    if path != Path(__file__).parent / "gpu" or os.environ.get("CHUNKVISOR_TEST_GPU"):
+        return None
+    answer = ask_smi(["-L"])
+    listed = answer.returncode == 0 and "GPU " in answer.text
+    return None if listed else WithoutGpu.from_parent(parent, path=path)
 
 
 @pytest.fixture(autouse=True)

@@ -256,12 +256,27 @@ CASES = (
     ),
     Case("no-gpu", {"out/0": "no_gpu@load"}, 69, {"setup": 1}, ("shows this process no GPU",), done=()),
     Case("ecc-error", {"out/1": "cuda_214@encode"}, 69, {"committed": 1, "hardware_fault": 1}, ("ECC",), done=(0,)),
+    # On one chunk after another, or as often as a chunk may be tried.
+    *(
+        Case(f"{name}-at-{moment}-always", plan, 78, {"crashed": 2}, ("before the first batch: no text",), done=())
+        for name, moment in [("segfault", "load"), ("segfault", "import"), ("abort", "load")]
+        for plan in [{f"out/{chunk}": f"{name}@{moment}" for chunk in range(3)}]
+    ),
+    Case(
+        "unknown-cuda-error-at-load-always",
+        {f"out/{chunk}": "cuda_719@load" for chunk in range(3)},
+        69,
+        {"device_fault": 2},
+        ("before the first batch: no text",),
+        done=(),
+    ),
     Case(
         "setup-that-worked-before",
         {"out/1": "runtime_error@load"},
         78,
-        {"committed": 2, "setup": 2},
-        ("halted at out chunk 1: setup",),
+        # Once before the other chunk has shown that the setup works, twice after it.
+        {"committed": 2, "setup": 3},
+        ("halted at out chunk 1: setup", "before the first batch"),
     ),
     *(
         Case(f"{name}-always", {"out/1": f"{name}@encode"}, 75, {"committed": 2, outcome: 2}, (*SET_ASIDE, outcome))
@@ -312,9 +327,9 @@ CASES = (
     Case(
         "no-memory-at-load-lowers-no-limit",
         {"out/1": "memory_error@load"},
-        75,
-        {"committed": 2, "host_oom": 2},
-        (*SET_ASIDE, "host_oom"),
+        69,
+        {"committed": 2, "host_oom": 3},
+        ("halted at out chunk 1: host_oom", "before the first batch"),
     ),
     Case(
         "no-file-may-be-opened",

@@ -61,6 +61,70 @@ def test_a_dying_gpu_is_left_out(gpus: Workplace) -> None:
 
 
 @local_engine_only
+@pytest.mark.parametrize("fault", [[719, "unspecified launch failure"], [716, "misaligned address"]])
+def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, fault: list[int | str]) -> None:
+    """Of two GPUs one fails at every chunk, with an error that a text could cause: it is the GPU, since the other does
+    the same chunks; nothing is taken apart and no text is lost.
+    """
+    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": fault, "wait_s": 0.3}
+    gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 0, ended.stderr
+    events = gpus.events()
+    (dropped,) = [event for event in events if event["event"] == "device_dropped"]
+    assert "GPU-00000001" in dropped["device"]
+    assert "3 attempts in a row failed there" in dropped["why"]
+    assert not [event for event in events if event["event"] in ("chunk_split", "chunk_set_aside", "quarantined")]
+    assert gpus.status()["attempts"] == {"device_fault": 3, "committed": 16}
+    np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
+
+
+@local_engine_only
+def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace) -> None:
+    """A CUDA error before the first batch costs no chunk a try, and a GPU where it comes back is left out."""
+    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": [304, "OS call failed"], "at": "load", "wait_s": 0.2}
+    gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert "is left out from now on, 1 go on" in ended.stderr
+    attempts = gpus.status()["attempts"]
+    assert sum(attempts.values()) - attempts["committed"] <= 3
+    np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
+
+
+@local_engine_only
+def test_a_gpu_that_stays_busy_does_not_end_the_run(gpus: Workplace) -> None:
+    """Somebody else has one of two GPUs for longer than `recovery.wait_timeout`: the other one does the work."""
+    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": [46, "CUDA-capable device(s) is/are busy or unavailable"]}
+    kwargs |= {"at": "load", "wait_s": 0.2}
+    gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs, recovery__wait_timeout=0.5)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert {event["outcome"] for event in gpus.events() if event["event"] == "attempt_failed"} == {"gpu_busy"}
+    np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
+
+
+@local_engine_only
+def test_last_words_name_the_gpus_that_were_left_out_before(gpus: Workplace) -> None:
+    """Where every GPU is lost, the end of the last one names the others."""
+    kwargs = {"faulty": "every", "fault": [304, "OS call failed"], "at": "load"}
+    gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs)
+
+    ended = gpus.run()
+
+    assert ended.returncode == 69, ended.stderr
+    assert ended.stderr.count("before the first batch: no text is the cause") >= 2
+    assert "left out before: NVIDIA Fake" in ended.stderr
+    assert not (gpus.workdir / "out.npy").exists()
+
+
+@local_engine_only
 def test_the_last_gpu_cannot_be_left_out(gpus: Workplace) -> None:
     """When the only GPU of the config is faulty, the run ends with 69 and says why."""
     gpus.write_config("gpus:make", device="cuda:3", model__kwargs={"faulty": "GPU-00000003-aaaa"})

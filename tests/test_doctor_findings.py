@@ -1,5 +1,6 @@
 """What the readings of the doctor mean, as tables."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from chunkvisor.commands.doctor import examine, exit_code
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import (
     DriverReading,
     FolderReading,
@@ -30,6 +32,8 @@ from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.rule import Rule
+from chunkvisor_worker.contract.rules import RULES
 
 OK, NOTE, WARNING, FAULT = State
 GIB = 1 << 30
@@ -163,8 +167,31 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
             smi=SmiReading(18, MISMATCH),
         ),
         "nvml",
-        FAULT,
+        WARNING,
         "different versions",
+    ),
+    "a GPU that computes a wrong product": (
+        with_report(
+            gpus=(), fault=failed("a product of matrices of ones sums up to 7", name="builtins.ArithmeticError")
+        ),
+        "torch-gpu",
+        FAULT,
+        "a product of matrices of ones",
+    ),
+    "the same, for a plug-in": (
+        replace(
+            with_report(gpus=(), fault=failed("a product of matrices of ones", name="builtins.ArithmeticError")),
+            job=replace(JOB, whereabouts=Whereabouts.PLUGIN),
+        ),
+        "torch-gpu",
+        WARNING,
+        "a product of matrices of ones",
+    ),
+    "a CUDA error that no rule knows": (
+        with_report(gpus=(), fault=failed("CUDA error: OS call failed or operation not supported on this OS")),
+        "torch-gpu",
+        FAULT,
+        "OS call failed",
     ),
     "smi without permission": (
         replace(with_report(gpus=()), smi=SmiReading(4, "Insufficient Permissions")),
@@ -172,9 +199,15 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         FAULT,
         "may not ask",
     ),
-    "smi unknown code": (replace(with_report(gpus=()), smi=SmiReading(99)), "nvml", FAULT, "exit code 99"),
+    "smi unknown code": (replace(with_report(gpus=()), smi=SmiReading(99)), "nvml", WARNING, "exit code 99"),
     "gpu lost": (replace(with_report(gpus=()), smi=SmiReading(15)), "nvml", FAULT, "fallen off the bus"),
-    "smi hangs": (with_smi(returncode=None, line="no answer within 20 s"), "nvml", FAULT, "hangs"),
+    "smi hangs, cuda works": (with_smi(returncode=None, line="no answer within 20 s"), "nvml", WARNING, "hangs"),
+    "smi hangs": (
+        replace(with_report(gpus=()), smi=SmiReading(None, "no answer within 20 s")),
+        "nvml",
+        FAULT,
+        "hangs",
+    ),
     "smi hangs, no config": (
         replace(with_smi(returncode=None, line="no answer within 20 s"), wanted=Wanted.ANYTHING),
         "nvml",
@@ -295,6 +328,15 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "gpu-generation",
         FAULT,
         "capability 6.0",
+    ),
+    "generation that the build lacks, for a plug-in": (
+        replace(
+            with_report(gpus=(ProbedGpu("NVIDIA GeForce GTX 1080", (6, 1), 8 * GIB, 8 * GIB),)),
+            job=replace(JOB, whereabouts=Whereabouts.PLUGIN),
+        ),
+        "gpu-generation",
+        WARNING,
+        "capability 6.1",
     ),
     # variables
     "bad allocator key": (
@@ -538,3 +580,26 @@ def test_allocator_settings(value: str, problem: str) -> None:
 def test_code_for_a_generation(capability: tuple[int, int], arch_list: list[str], fits: bool) -> None:
     """Machine code serves its own major generation from its minor on, PTX everything later."""
     assert runs_on(capability, arch_list) is fits
+
+
+MENDS = {
+    "The chunk is tried again, then bisected; update tokenizers.": "update tokenizers.",
+    "The chunk is tried again in a new process; if it returns, look the error up in NVIDIA's documentation.": (
+        "look the error up in NVIDIA's documentation."
+    ),
+    "The chunk is tried again, then with a smaller batch, then row by row.": "",
+    "Check free space and the model's files; the chunk is tried again.": "Check free space and the model's files",
+    "Update the driver, or use a torch for CUDA 12.x.": "Update the driver, or use a torch for CUDA 12.x",
+}
+
+
+@pytest.mark.parametrize(("remedy", "mend"), MENDS.items())
+def test_what_to_do_before_a_run(remedy: str, mend: str) -> None:
+    """What a run does by itself is left out of a rule's remedy."""
+    assert before_a_run(remedy).rstrip(".") == mend.rstrip(".")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_no_mend_speaks_of_a_run_under_way(rule: Rule) -> None:
+    """Of no rule the doctor says what happens to a chunk, which there is none of."""
+    assert not re.search(r"tried again|run goes on|bisected|next worker", before_a_run(rule.remedy))

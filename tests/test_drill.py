@@ -166,7 +166,7 @@ def test_seen_as_the_first_failure(events: list[Event], expected: str) -> None:
         ([failed(), failed()], 0, "retried 2 times"),
         ([failed(), LimitsLowered(8)], 0, "batch of 16 rows cut to 8"),
         ([failed(), Waiting(1.0, "full")], 0, "waited 1 s, retried"),
-        ([failed(), ChunkSplit("out", 1)], 0, "row retried alone"),
+        ([failed(), ChunkSplit("out", 1, parts=1)], 0, "row retried alone"),
         ([failed(), ChunkSplit("out", 1), failed(), Quarantined("out", 1)], 3, "quarantined, found in 2 tries"),
         ([LateCrash("out", 1)], 0, "its vectors were kept"),
         ([failed(), Halted(69)], 69, "ended with 69; run again"),

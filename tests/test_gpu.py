@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.devices.gpu import CPU, Device, ask_smi, find_devices, parse_devices, select_visible
+from chunkvisor.devices import gpu
+from chunkvisor.devices.gpu import CPU, Device, ask_smi, find_devices, is_guessed, parse_devices, select_visible
 from chunkvisor.errors import ExitCode, Halt
 
 LISTING = (
@@ -63,12 +64,23 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
         ("MIG-cccc", [MIG]),
         ("MIG-cccc,1", [MIG, B]),
         ("0x1", []),
+        ("GPU-", []),
+        ("0,0", []),
+        ("1,GPU-bbbb", []),
         ("\u00b2", []),
     ],
 )
 def test_cuda_visible_devices(visible: str | None, chosen: list[Device]) -> None:
     """Read as CUDA reads it: in the order given, up to the first entry that names no device."""
     assert select_visible([A, B], visible) == chosen
+
+
+@pytest.mark.parametrize(("visible", "chosen"), [("2", [B]), ("1", []), ("0,2", [A, B]), ("2,1,0", [B])])
+def test_numbers_are_those_of_nvidia_smi(visible: str, chosen: list[Device]) -> None:
+    """A GPU that is missing from the list (number 1) does not move those behind it up."""
+    first, second = LISTING.splitlines()
+    devices = parse_devices(f"{first}\n1, [N/A], [GPU is lost], [N/A], 00000000:4B:00.0\n2{second[1:]}\n")
+    assert select_visible(devices, visible) == chosen
 
 
 @pytest.fixture
@@ -179,6 +191,36 @@ def test_broken_nvml_leaves_the_judgement_to_the_worker(
     install(smi, "Failed to initialize NVML: Driver/library version mismatch", 18)
     pretend_driver(monkeypatch, there=True)
     assert find_devices(["cuda:1"], environment(visible)) == (Device("cuda", uuid),)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["0", "1", "2"]),
+        ("GPU-x, GPU-y", ["GPU-x", "GPU-y"]),
+        ("2", ["2"]),
+    ],
+)
+@pytest.mark.parametrize("output", [None, "Failed to initialize NVML: Unknown Error"])
+def test_without_nvidia_smi_every_device_file_is_a_gpu(
+    smi: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    output: str | None,
+    visible: str | None,
+    names: list[str],
+) -> None:
+    """`device: cuda` takes as many GPUs as the driver has files for, or what CUDA_VISIBLE_DEVICES names."""
+    if output is not None:
+        install(smi, output, 255)
+    pretend_driver(monkeypatch, there=True)
+    monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
+        (tmp_path / "dev" / name).touch()
+    found = find_devices(["cuda"], environment(visible))
+    assert found == tuple(Device("cuda", name) for name in names)
+    assert [is_guessed(device) for device in found] == [name.isdecimal() for name in names]
 
 
 def test_answer_that_is_no_text(smi: Path) -> None:

@@ -98,13 +98,28 @@ def test_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWor
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
+def test_a_worker_that_never_had_the_gpu_raises_no_suspicion(smi: FakeSmi, place: ScriptedWorkplace) -> None:
+    """A crash while the plug-in is imported says nothing of the GPU: nvidia-smi is not asked again."""
+    (place.folder / "dies_once.py").write_text(
+        "import os, pathlib, signal\n"
+        "died = pathlib.Path(__file__).with_name('died')\n"
+        "if not died.exists():\n    died.touch()\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "from good import make\n"
+    )
+    place.write_config("dies_once:make", chunk__size=4, device="cuda")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.status()["attempts"] == {"crashed": 1, "committed": 2}
+    assert len([line for line in smi.asked() if line.startswith("--query-gpu=memory.used ")]) == 1
+
+
 def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """After a fault the GPU is full: the run waits, says who holds it, and goes on when it is free."""
     place.lay("t0", "wait_for_release")
     place.lay("t1", "crash")
     process = start(place)
     wait_for(lambda: place.calls())
-    smi.say(memory=40000, apps="77, /usr/bin/intruder, 39000")
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
     (place.folder / "release").touch()
     (busy,) = wait_for(lambda: events_of(place, "gpu_busy"))
     assert "/usr/bin/intruder (pid 77)" in busy["why"]
@@ -127,7 +142,7 @@ def test_memory_that_stays_held(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     place.lay("t5", "crash")
     process = start(place)
     wait_for(lambda: len(place.calls()) == 2)
-    smi.say(memory=40000, apps="77, /usr/bin/intruder, 39000")
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
     (place.folder / "release").touch()
     ended = finish(process)
     assert ended.returncode == 75, ended.stderr
@@ -223,6 +238,30 @@ def test_gate_leaves_our_own_workers_alone(gate: GpuGate, smi: FakeSmi) -> None:
     smi.say(memory=9003, apps=f"{os.getpid()}, python, 9000")
     gate.suspect()
     assert decided(gate, frozenset({os.getpid()}), bool)
+    gate.close()
+
+
+def test_a_shared_gpu_with_room_is_no_busy_one(gate: GpuGate, smi: FakeSmi) -> None:
+    """Others hold 60 GiB more than before: there is room for a worker, so that nothing is waited for."""
+    smi.say(memory=60000, apps="77, /usr/bin/intruder, 59900")
+    gate.suspect()
+    assert decided(gate, frozenset(), bool)
+    gate.close()
+
+
+def test_a_wait_counts_from_the_last_success(smi: FakeSmi) -> None:
+    """As long as other GPUs get on, a busy one is waited for past recovery.wait_timeout."""
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
+    gate = GpuGate(GPU, 0, lambda *event, **details: told.append(event))
+    told: list[object] = []
+    gate.open()
+    gate.suspect()
+    gate.success_s = float("inf")
+    wait_for(lambda: not gate.fit(frozenset()) and told)
+    gate.success_s = float("-inf")
+    with pytest.raises(Halt) as caught:
+        decided(gate, frozenset(), bool)
+    assert caught.value.code is ExitCode.TRY_AGAIN
     gate.close()
 
 

@@ -3,10 +3,11 @@
 import pytest
 
 from chunkvisor.devices.health import (
-    SLACK_BYTES,
+    Demand,
     Health,
     Holder,
     Reading,
+    is_alone,
     judge_gpu,
     parse_holders,
     parse_memory,
@@ -25,82 +26,149 @@ def good(used_bytes: int | None = BASE, **more: object) -> Reading:
     return Reading(0, used_bytes, **more)  # type: ignore[arg-type]  # keywords of every type
 
 
-TABLE: dict[str, tuple[Reading, int | None, set[int], Health, str]] = {
-    "as before": (good(), BASE, set(), Health.GOOD, ""),
-    "within the slack": (good(BASE + SLACK_BYTES), BASE, set(), Health.GOOD, ""),
-    "less than before": (good(0), 5 * GIB, set(), Health.GOOD, ""),
-    "no baseline": (good(70 * GIB), None, set(), Health.GOOD, ""),
-    "held by a stranger": (
-        good(20 * GIB + BASE, holders=(STRANGER,)),
-        BASE,
+TOTAL = 80 * GIB
+ROOMY = Demand(need_bytes=3 * GIB, total_bytes=TOTAL, unnamed_bytes=BASE)
+UNKNOWN = Demand(total_bytes=TOTAL, unnamed_bytes=BASE)
+JUST_ENDED = Demand(need_bytes=3 * GIB, total_bytes=TOTAL, unnamed_bytes=BASE, settling=True)
+
+
+def stranger(gib: int) -> Holder:
+    """A process that is none of ours."""
+    return Holder(77, "/usr/bin/python3", gib * GIB)
+
+
+TABLE: dict[str, tuple[Reading, Demand, set[int], Health, str]] = {
+    "empty": (good(), ROOMY, set(), Health.GOOD, ""),
+    "held by a stranger, with room for a worker": (
+        good(60 * GIB, holders=(stranger(60),)),
+        ROOMY,
+        set(),
+        Health.GOOD,
+        "",
+    ),
+    "held by a stranger, without": (
+        good(78 * GIB, holders=(stranger(78),)),
+        ROOMY,
         set(),
         Health.BUSY,
-        "20.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77)",
+        "78.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77); 2.0 GiB are free, and a worker needs 3.0",
     ),
+    "what a worker needs is not known": (good(78 * GIB, holders=(stranger(78),)), UNKNOWN, set(), Health.GOOD, ""),
+    "it is not known, but that is too little": (
+        good(TOTAL - BASE, holders=(stranger(79),)),
+        UNKNOWN,
+        set(),
+        Health.BUSY,
+        "held by /usr/bin/python3 (pid 77); 0.0 GiB are free",
+    ),
+    "the size of the GPU is not known": (good(78 * GIB, holders=(stranger(78),)), Demand(), set(), Health.GOOD, ""),
     "held by many": (
-        good(90 * GIB, holders=tuple(Holder(pid, "p", None) for pid in range(100, 120))),
-        0,
+        good(79 * GIB, holders=tuple(Holder(pid, "p", None) for pid in range(100, 120))),
+        ROOMY,
         set(),
         Health.BUSY,
         "held by p (pid 100), p (pid 101), p (pid 102)",
     ),
-    "held, in a container that names nobody": (good(2 * GIB), 0, set(), Health.BUSY, "a process that cannot be named"),
-    "our own worker computes": (good(4 * GIB, holders=(OURS,)), BASE, {11}, Health.GOOD, ""),
-    "our own worker, and a stranger": (
-        good(24 * GIB, holders=(OURS, STRANGER)),
-        0,
-        {11},
+    "held, in a container that names nobody": (
+        good(78 * GIB),
+        ROOMY,
+        set(),
         Health.BUSY,
-        "20.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77)",
+        "a process that cannot be named",
     ),
-    "our own worker, in a container that names nobody": (good(4 * GIB), 0, {11}, Health.GOOD, ""),
+    "a model larger than an empty GPU": (
+        good(),
+        Demand(need_bytes=90 * GIB, total_bytes=TOTAL),
+        set(),
+        Health.GOOD,
+        "",
+    ),
+    "a dead worker's memory": (good(20 * GIB), JUST_ENDED, set(), Health.SETTLING, "not given back yet"),
+    "a dead worker's memory, long after": (good(20 * GIB), ROOMY, set(), Health.GOOD, ""),
+    "a stranger came while a worker ended": (
+        good(20 * GIB, holders=(stranger(20),)),
+        JUST_ENDED,
+        set(),
+        Health.GOOD,
+        "",
+    ),
+    "our own worker computes": (good(78 * GIB, holders=(OURS,)), ROOMY, {11}, Health.BUSY, "cannot be named"),
+    "our own worker has it all": (
+        good(78 * GIB, holders=(Holder(11, "python", 78 * GIB),)),
+        ROOMY,
+        {11},
+        Health.GOOD,
+        "",
+    ),
+    "our own worker, in a container that names nobody": (good(78 * GIB), ROOMY, {11}, Health.GOOD, ""),
     "our own worker, in a container that names the host's pids": (
-        good(4 * GIB, holders=(Holder(40404, "python", 4 * GIB),)),
-        0,
+        good(78 * GIB, holders=(Holder(40404, "python", 78 * GIB),)),
+        ROOMY,
         {11},
         Health.GOOD,
         "",
     ),
     "our own worker, whose memory is not told": (
-        good(4 * GIB, holders=(Holder(11, "python", None),)),
-        0,
+        good(78 * GIB, holders=(Holder(11, "python", None),)),
+        ROOMY,
         {11},
         Health.GOOD,
         "",
     ),
-    "off the bus": (Reading(15), BASE, set(), Health.BROKEN, "fallen off the bus"),
+    "off the bus": (Reading(15), ROOMY, set(), Health.BROKEN, "fallen off the bus"),
     **{
-        f"Xid {xid}": (good(xids=(13, xid, xid)), BASE, set(), Health.BROKEN, f"Xid {xid} of this GPU: {mend}")
+        f"Xid {xid}": (good(xids=(13, xid, xid)), ROOMY, set(), Health.BROKEN, f"Xid {xid} of this GPU: {mend}")
         for xid, mend in ((48, "have the GPU reset"), (95, "have the GPU reset"), (79, "reboot"), (151, "reboot"))
     },
-    "several Xids": (good(xids=(119, 48)), BASE, set(), Health.BROKEN, "Xid 48, 119 of"),
+    "several Xids": (good(xids=(119, 48)), ROOMY, set(), Health.BROKEN, "Xid 48, 119 of"),
     **{
-        f"Xid {xid}, an application's": (good(xids=(xid,)), BASE, set(), Health.GOOD, "")
+        f"Xid {xid}, an application's": (good(xids=(xid,)), ROOMY, set(), Health.GOOD, "")
         for xid in (13, 31, 43, 45, 63)
     },
     **{
-        f"recovery action {action}": (good(recovery_action=action), BASE, set(), Health.BROKEN, action.strip())
-        for action in ("Reset", "Reboot", "Drain P2P", "Drain and Reset", " GPU Reset ")
+        f"recovery action {action}": (good(recovery_action=action), ROOMY, set(), Health.BROKEN, action.strip())
+        for action in (
+            *("Reset", "GPU Reset Required", " GPU Reset "),
+            *("Reboot", "Node Reboot Required", "Drain and Reset"),
+        )
     },
     **{
-        f"recovery action {action}": (good(recovery_action=action), BASE, set(), Health.GOOD, "")
-        for action in ("None", "none", "N/A", "[N/A]", "", None, "Unknown Error")
+        f"recovery action {action}": (good(recovery_action=action), ROOMY, set(), Health.GOOD, "")
+        for action in (
+            *("None", "none", "N/A", "[N/A]", "", None, "Unknown Error", "[Unknown Error]", "[Not Supported]"),
+            *("[Insufficient Permissions]", "Drain P2P", "something that a later driver says"),
+        )
     },
-    "driver/library mismatch": (Reading(18), BASE, set(), Health.BLIND, "exit code 18"),
-    "unknown NVML error": (Reading(255), BASE, set(), Health.BLIND, "exit code 255"),
-    "no answer in time": (Reading(None), BASE, set(), Health.BLIND, "None"),
-    "memory not told": (good(None), BASE, set(), Health.BLIND, ""),
-    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), BASE, set(), Health.BROKEN, "Xid 79"),
+    "driver/library mismatch": (Reading(18), ROOMY, set(), Health.BLIND, "exit code 18"),
+    "unknown NVML error": (Reading(255), ROOMY, set(), Health.BLIND, "exit code 255"),
+    "no answer in time": (Reading(None), ROOMY, set(), Health.BLIND, "None"),
+    "memory not told": (good(None), ROOMY, set(), Health.BLIND, ""),
+    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), ROOMY, set(), Health.BROKEN, "Xid 79"),
 }
 
 
-@pytest.mark.parametrize(("reading", "baseline", "ours", "health", "words"), TABLE.values(), ids=list(TABLE))
-def test_opinion(reading: Reading, baseline: int | None, ours: set[int], health: Health, words: str) -> None:
-    """Broken beats blind, blind beats busy; memory of our own workers is not held against the GPU."""
-    opinion = judge_gpu(reading, baseline, frozenset(ours))
+@pytest.mark.parametrize(("reading", "demand", "ours", "health", "words"), TABLE.values(), ids=list(TABLE))
+def test_opinion(reading: Reading, demand: Demand, ours: set[int], health: Health, words: str) -> None:
+    """Broken beats blind, blind beats busy; a GPU is busy where a worker does not fit beside what others hold."""
+    opinion = judge_gpu(reading, demand, frozenset(ours))
     assert opinion.health is health, opinion
     assert words in opinion.why
     assert bool(opinion.why) == (health is not Health.GOOD)
+
+
+ALONE = {
+    "empty": (good(), set(), True),
+    "a stranger": (good(2 * GIB, holders=(stranger(2),)), set(), False),
+    "our own worker": (good(4 * GIB, holders=(OURS,)), {11}, True),
+    "nobody is named, but it is in use": (good(2 * GIB), set(), False),
+    "no answer": (Reading(255), set(), False),
+}
+
+
+@pytest.mark.parametrize(("reading", "ours", "alone"), ALONE.values(), ids=ALONE)
+def test_who_is_alone(reading: Reading, ours: set[int], alone: bool) -> None:
+    """Only where nvidia-smi tells of nobody else, and of no memory that it cannot account for."""
+    assert is_alone(reading, frozenset(ours)) is alone
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def another(draw: st.DrawFn, content: bytes) -> bytes:
 
 def _lessons(place: ScriptedWorkplace, path: Path) -> None:
     for key in json.loads(place_lessons) if (place_lessons := _text(path)) else ():
-        book = LessonBook(path, key, Limits(8, 100), lambda tier, doubted: None)
+        book = LessonBook(path, key, Limits(8, 100), lambda tier, doubted, device: None)
         rows, tokens = book.limits(Limits(8, 100)).of_length(20)
         assert rows >= 1
         assert tokens is None or tokens >= 1

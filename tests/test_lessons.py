@@ -164,7 +164,7 @@ def run_chunks(book: LessonBook, chunks: int, fits: Callable[[int], int], length
 
 def book_at(path: Path, key: str = "gpu|model") -> LessonBook:
     """A lesson book in which nobody is interested."""
-    return LessonBook(path, key, FULL, lambda tier, doubted: None)
+    return LessonBook(path, key, FULL, lambda tier, doubted, device: None)
 
 
 def test_an_eighth_of_the_batch_wastes_four_attempts_at_most(tmp_path: Path) -> None:
@@ -224,11 +224,11 @@ def test_damaged_book_is_empty(tmp_path: Path, content: bytes) -> None:
 
 def test_unwritable_book_still_teaches(tmp_path: Path) -> None:
     """On a full or failing disk the run itself keeps its lessons in mind."""
-    told: list[tuple[Tier, bool]] = []
+    told: list[tuple[Tier, bool, str]] = []
     book = LessonBook(tmp_path / "no folder" / "lessons.json", "k", FULL, lambda *change: told.append(change))
     book.learn(Tier(0, 4))
     assert book.limits(FULL).of_length(1)[0] == 4
-    assert told == [(Tier(0, 4), False)]
+    assert told == [(Tier(0, 4), False, "")]
 
 
 def test_book_is_plain_json(tmp_path: Path) -> None:
@@ -236,3 +236,12 @@ def test_book_is_plain_json(tmp_path: Path) -> None:
     book_at(tmp_path / "lessons.json").learn(Tier(64, 4, 512))
     content = json.loads((tmp_path / "lessons.json").read_text())
     assert content["gpu|model"][0]["tier"] == {"min_length": 64, "rows": 4, "tokens": 512}
+
+
+def test_each_kind_of_device_has_its_own_lessons(tmp_path: Path) -> None:
+    """What a small GPU cannot hold does not narrow the batches of a large one, in this run and in the next."""
+    book = book_at(tmp_path / "lessons.json")
+    book.learn(Tier(0, 2), "small 8 GiB")
+    for each in (book, book_at(tmp_path / "lessons.json")):
+        assert each.limits(FULL, device="small 8 GiB").of_length(1)[0] == 2
+        assert each.limits(FULL, device="large 80 GiB") == FULL

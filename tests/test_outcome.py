@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from chunkvisor.decide.outcome import NEARLY_FULL_BYTES, EndedBy, Evidence, describe_exit, judge
+from chunkvisor.decide.outcome import NEARLY_FULL_BYTES, NODE_LOST, EndedBy, Evidence, describe_exit, judge
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
@@ -97,6 +97,60 @@ def test_outcome(evidence: Evidence, outcome: Outcome, words: str) -> None:
     verdict = judge(evidence)
     assert verdict.outcome is outcome
     assert words in verdict.reason
+
+
+BEATS = {
+    Phase.START: True,
+    Phase.IMPORT: True,
+    Phase.MODEL_LOAD: True,
+    Phase.TOKENIZE: False,
+    Phase.READY: True,
+    Phase.CUDA_INIT: True,
+    Phase.FORWARD: False,
+    Phase.WRITE: False,
+}
+
+
+@pytest.mark.parametrize(("phase", "before"), BEATS.items())
+def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> None:
+    """Without a fault record the last beat tells; while texts are tokenised, one of them can be the cause."""
+    assert judge(Evidence(-11, beat=Beat(3, 1, phase))).before_first_batch is before
+
+
+def test_a_beat_that_cannot_be_read_proves_nothing() -> None:
+    """The worker may have been at its texts."""
+    assert not judge(Evidence(-11)).before_first_batch
+
+
+@pytest.mark.parametrize(
+    ("evidence", "can"),
+    [
+        (Evidence(-11), True),
+        (Evidence(20), True),
+        (Evidence(0), False),
+        (Evidence(22), False),
+        (Evidence(24), False),
+        (Evidence(31), False),
+        (Evidence(-15, EndedBy.STOP), False),
+        (Evidence(NODE_LOST), False),
+    ],
+)
+def test_what_can_touch_the_gpu(evidence: Evidence, can: bool) -> None:
+    """A text's verdict, a full disk, the hub and our own stop are no reason to suspect a GPU."""
+    assert judge(evidence).can_touch_gpu is can
+
+
+def test_figures_of_an_out_of_memory_error_are_kept() -> None:
+    """Who held how much is part of the verdict, and so is what was done before."""
+    words = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is "
+    )
+    words += "free."
+    fault = Fault(Phase.FORWARD, (Cause("torch.OutOfMemoryError", (), words),), "", batch_rows=8, rows_done=8)
+    verdict = judge(Evidence(20, fault=fault))
+    assert verdict.figures is not None
+    assert verdict.figures.wanted_bytes == 2 << 30
+    assert verdict.fitted_before
 
 
 def test_every_evidence_has_a_verdict() -> None:

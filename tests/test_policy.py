@@ -12,12 +12,14 @@ from chunkvisor.decide.policy import (
     FRUITLESS_ATTEMPTS,
     Budget,
     Commit,
+    Company,
     EndRun,
     History,
     Quarantine,
     Retry,
     SetAside,
     Split,
+    StartAgain,
     Step,
     Wait,
     backoff_s,
@@ -26,8 +28,12 @@ from chunkvisor.decide.policy import (
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase, Tier
+from chunkvisor_worker.contract.oommessage import OomFigures
 
 BUDGET = Budget(attempts=3, min_batch_size=1, wait_timeout_s=600)
+
+
+GIB = 1 << 30
 
 
 def after(outcome: Outcome, tries: int = 0, **history: Any) -> History:
@@ -74,10 +80,10 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "bad input that is no row's": (of(Outcome.BAD_INPUT), History(), Retry(0.5)),
     "fruitless": (of(Outcome.HUNG), History(fruitless=LAST_FRUITLESS), EndRun(ExitCode.TRY_AGAIN)),
     "nearly fruitless": (of(Outcome.HUNG), History(fruitless=LAST_FRUITLESS - 1), Retry(0.5)),
-    "fruitless, halving": (
+    "fruitless, but the batch gets smaller": (
         of(Outcome.GPU_OOM, **HALVED),
         History(fruitless=LAST_FRUITLESS),
-        EndRun(ExitCode.TRY_AGAIN),
+        Retry(tier=Tier(0, 16), charged=False),
     ),
     "fruitless, taking apart": (
         of(Outcome.CRASHED, **SUSPECT),
@@ -101,11 +107,6 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         Retry(tier=Tier(0, 16), charged=False),
     ),
     "host_oom halves": (of(Outcome.HOST_OOM, **HALVED), History(), Retry(tier=Tier(0, 16), charged=False)),
-    "host_oom before the first batch": (
-        of(Outcome.HOST_OOM, **HALVED, phase=Phase.MODEL_LOAD),
-        History(),
-        Retry(0.5),
-    ),
     "host_oom that no smaller batch helps": (
         of(Outcome.HOST_OOM, **HALVED, phase=Phase.FORWARD, smaller_batch_helps=False),
         after(Outcome.HOST_OOM, 2),
@@ -222,6 +223,159 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
 @pytest.mark.parametrize(("verdict", "history", "step"), SUSPECTED.values(), ids=list(SUSPECTED))
 def test_step_where_a_text_can_be_the_cause(verdict: Verdict, history: History, step: Step) -> None:
     """Tried again, then with a smaller batch for one try, then taken apart; a text that fails alone twice is bad."""
+    assert decide(verdict, history, BUDGET) == step
+
+
+BEFORE = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.READY, Phase.CUDA_INIT)
+ON_LOADING = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
+CAN_BE_A_TEXTS = {"row_can_cause": True, "smaller_batch_helps": True, "limits": Limits(32), "batch_rows": 0}
+TWICE = History(failed_starts=1, same_elsewhere=True)
+STARTS: dict[str, tuple[Outcome, int | None, Phase, History, Step]] = {
+    **{f"crash in {p}": (Outcome.CRASHED, None, p, History(), StartAgain(0.5)) for p in BEFORE},
+    **{f"crash in {p}, of a text alone": (Outcome.CRASHED, None, p, History(texts=1), StartAgain(0.5)) for p in BEFORE},
+    **{
+        f"crash in {p}, whatever the chunk was charged with": (
+            Outcome.CRASHED,
+            None,
+            p,
+            after(Outcome.CRASHED, 2, texts=8, taken_apart=True),
+            StartAgain(0.5),
+        )
+        for p in BEFORE
+    },
+    "crash, second": (Outcome.CRASHED, None, Phase.IMPORT, History(failed_starts=1), StartAgain(1.0)),
+    **{
+        f"crash in {p}, third": (
+            Outcome.CRASHED,
+            None,
+            p,
+            History(failed_starts=2),
+            EndRun(ExitCode.CONFIG if p in ON_LOADING else ExitCode.MACHINE),
+        )
+        for p in BEFORE
+    },
+    "crash, the same over another chunk": (Outcome.CRASHED, None, Phase.IMPORT, TWICE, EndRun(ExitCode.CONFIG)),
+    "crash, the same over another chunk, but it worked": (
+        Outcome.CRASHED,
+        None,
+        Phase.IMPORT,
+        History(failed_starts=1, same_elsewhere=True, worked_before=True),
+        StartAgain(1.0),
+    ),
+    "killed, third": (Outcome.CRASHED, 69, Phase.MODEL_LOAD, History(failed_starts=2), EndRun(ExitCode.MACHINE)),
+    **{
+        f"{o}, the same over another chunk": (o, None, Phase.MODEL_LOAD, TWICE, EndRun(ExitCode.MACHINE))
+        for o in (Outcome.DEVICE_FAULT, Outcome.HUNG, Outcome.HOST_OOM, Outcome.GPU_OOM)
+    },
+    "device fault": (Outcome.DEVICE_FAULT, None, Phase.CUDA_INIT, History(), StartAgain(0.5)),
+    "host_oom": (Outcome.HOST_OOM, None, Phase.MODEL_LOAD, History(), StartAgain(0.5)),
+    "setup": (Outcome.SETUP, None, Phase.IMPORT, History(), EndRun(ExitCode.CONFIG)),
+    "setup that worked": (Outcome.SETUP, 69, Phase.IMPORT, History(worked_before=True), StartAgain(0.5)),
+    "setup that worked, third": (
+        Outcome.SETUP,
+        69,
+        Phase.IMPORT,
+        History(worked_before=True, failed_starts=2),
+        EndRun(ExitCode.MACHINE),
+    ),
+    "bad output": (Outcome.BAD_OUTPUT, None, Phase.IMPORT, History(), StartAgain(0.5)),
+    "interrupted": (Outcome.INTERRUPTED, None, Phase.IMPORT, History(), Retry(0.5)),
+    "lost": (Outcome.LOST, None, Phase.CUDA_INIT, History(), Retry()),
+    "crash while tokenising": (Outcome.CRASHED, None, Phase.TOKENIZE, after(Outcome.CRASHED, 2, texts=8), Split()),
+    "crash while tokenising, alone": (
+        Outcome.CRASHED,
+        None,
+        Phase.TOKENIZE,
+        after(Outcome.CRASHED, 1, texts=1),
+        Quarantine(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("outcome", "code", "phase", "history", "step"), STARTS.values(), ids=list(STARTS))
+def test_step_before_the_first_batch(
+    outcome: Outcome, code: int | None, phase: Phase, history: History, step: Step
+) -> None:
+    """No text is the cause: none is charged or taken apart, and what comes back ends the run with 69 or 78."""
+    assert decide(of(outcome, code, phase=phase, **CAN_BE_A_TEXTS), history, BUDGET) == step
+
+
+FULL = OomFigures(
+    wanted_bytes=GIB, total_bytes=8 * GIB, free_bytes=GIB // 4, process_bytes=7 * GIB + GIB // 2, reserved_bytes=0
+)
+HELD = OomFigures(wanted_bytes=GIB, total_bytes=8 * GIB, free_bytes=GIB // 4, process_bytes=2 * GIB, reserved_bytes=0)
+WEIGHTS = {"rule": "gpu-full-before-work", "phase": Phase.CUDA_INIT}
+SMALLEST = {"limits": Limits(1), "batch_rows": 1, "phase": Phase.FORWARD}
+LATER = {"limits": Limits(32), "batch_rows": 32, "rows_done": 64, "phase": Phase.FORWARD}
+FIRST = {**LATER, "rows_done": 0}
+HALF = Retry(tier=Tier(0, 16), charged=False)
+MEMORY: dict[str, tuple[Verdict, History, Step]] = {
+    "a model larger than the GPU": (
+        of(Outcome.GPU_BUSY, 75, **WEIGHTS, figures=FULL),
+        History(),
+        EndRun(ExitCode.MACHINE, too_large=True),
+    ),
+    "the same, where nvidia-smi says it": (
+        of(Outcome.GPU_BUSY, 75, **WEIGHTS),
+        History(company=Company.ALONE),
+        EndRun(ExitCode.MACHINE, too_large=True),
+    ),
+    "no room, others hold it": (of(Outcome.GPU_BUSY, 75, **WEIGHTS, figures=HELD), History(), Wait(1.0)),
+    "no room, and nobody can tell why": (
+        of(Outcome.GPU_BUSY, 75, **WEIGHTS),
+        History(company=Company.BLIND),
+        Wait(1.0),
+    ),
+    "no room beside another worker of ours": (
+        of(Outcome.GPU_BUSY, 75, **WEIGHTS, figures=FULL),
+        History(company=Company.OURS),
+        Wait(1.0),
+    ),
+    "busy for another reason": (
+        of(Outcome.GPU_BUSY, 75, rule="gpu-exclusive", phase=Phase.CUDA_INIT),
+        History(company=Company.ALONE),
+        Wait(1.0),
+    ),
+    **{
+        f"out of memory, {company.value}": (of(Outcome.GPU_OOM, **FIRST), History(company=company), HALF)
+        for company in Company
+        if company is not Company.CAME
+    },
+    "out of memory by a neighbour": (of(Outcome.GPU_OOM, **FIRST), History(company=Company.CAME), Wait(1.0)),
+    "out of memory by a neighbour that stays": (
+        of(Outcome.GPU_OOM, **FIRST),
+        History(company=Company.CAME, waited_s=600),
+        HALF,
+    ),
+    "blind, after batches that fitted": (of(Outcome.GPU_OOM, **LATER), History(company=Company.BLIND), Wait(1.0)),
+    "blind, after batches that fitted, waited for": (
+        of(Outcome.GPU_OOM, **LATER),
+        History(company=Company.BLIND, waited_s=600),
+        HALF,
+    ),
+    "blind, the smallest batch": (
+        of(Outcome.GPU_OOM, row_can_cause=True, **SMALLEST),
+        after(Outcome.GPU_OOM, 2, company=Company.BLIND, texts=8),
+        Wait(1.0),
+    ),
+    "blind, the smallest batch, waited for": (
+        of(Outcome.GPU_OOM, row_can_cause=True, **SMALLEST),
+        after(Outcome.GPU_OOM, 2, company=Company.BLIND, texts=8, waited_s=600),
+        Split(),
+    ),
+    "not blind, after batches that fitted": (of(Outcome.GPU_OOM, **LATER), History(company=Company.ALONE), HALF),
+    "host memory has no neighbours": (of(Outcome.HOST_OOM, **LATER), History(company=Company.BLIND), HALF),
+    "a pause grows with the spell": (
+        of(Outcome.GPU_BUSY),
+        History(waited_s=3, spell_s=300),
+        Wait(31.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("verdict", "history", "step"), MEMORY.values(), ids=list(MEMORY))
+def test_step_where_gpu_memory_ran_out(verdict: Verdict, history: History, step: Step) -> None:
+    """What others hold is waited for and leaves no lesson; what nobody else holds is ours, or too much for the GPU."""
     assert decide(verdict, history, BUDGET) == step
 
 

@@ -6,7 +6,7 @@ from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 PATIENCE = Patience(startup_s=100, stall_s=10)
-STARTING = (None, Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT)
+STARTING = (None, Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
 WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
 

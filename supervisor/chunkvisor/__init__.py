@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chunkvisor.version import __version__
 
 if TYPE_CHECKING:
+    from chunkvisor import testing
     from chunkvisor.api import FinalFile, QuarantinedRow, QuarantineWarning, Report, encode, run
     from chunkvisor.errors import ChunkvisorError, ExitCode
 
@@ -21,6 +22,7 @@ __all__ = [
     "__version__",
     "encode",
     "run",
+    "testing",
 ]
 
 _IN_ERRORS = ("ChunkvisorError", "ExitCode")
@@ -32,6 +34,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name == "testing":
+        return importlib.import_module("chunkvisor.testing")
     return getattr(importlib.import_module("chunkvisor.errors" if name in _IN_ERRORS else "chunkvisor.api"), name)
 
 

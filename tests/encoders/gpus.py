@@ -1,4 +1,8 @@
-"""Stands in for a model on a GPU: waits a moment for each chunk, and dies on one of the devices if told to."""
+"""Stands in for a model on a GPU: waits a moment for each chunk, and dies on one of the devices if told to.
+
+`model.kwargs.faulty` is that device's UUID (or every), and `fault` the CUDA error, [code, text]; `at` is encode or
+load.
+"""
 
 import os
 import time
@@ -15,17 +19,26 @@ class AcceleratorError(RuntimeError):
 AcceleratorError.__module__ = "torch"
 
 
+ECC = [214, "uncorrectable ECC error encountered"]
+
+
+def fail_if_faulty(kwargs, at):
+    if kwargs.get("faulty") in ("every", os.environ["CUDA_VISIBLE_DEVICES"]) and at == kwargs.get("at", "encode"):
+        code, text = kwargs.get("fault", ECC)
+        raise AcceleratorError(f"CUDA error: {text}", code)
+
+
 class OnGpu(Encoder):
-    def __init__(self, wait_s, faulty):
-        self.wait_s, self.faulty = wait_s, faulty
+    def __init__(self, kwargs):
+        self.kwargs = kwargs
 
     def encode(self, texts, batch_size):
-        if os.environ["CUDA_VISIBLE_DEVICES"] == self.faulty:
-            raise AcceleratorError("CUDA error: uncorrectable ECC error encountered", 214)
-        time.sleep(self.wait_s)
+        fail_if_faulty(self.kwargs, "encode")
+        time.sleep(self.kwargs.get("wait_s", 0.0))
         return super().encode(texts, batch_size)
 
 
 def make(model, device):
     assert device == "cuda"
-    return OnGpu(model.kwargs.get("wait_s", 0.0), model.kwargs.get("faulty", ""))
+    fail_if_faulty(model.kwargs, "load")
+    return OnGpu(model.kwargs)

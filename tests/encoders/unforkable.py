@@ -12,8 +12,15 @@ from good import make
 __all__ = ["make"]
 
 
-def load_driver():
-    # What counts is the name of what is mapped.
+def open_gpu():
+    # What counts is the name of what is open.
+    folder = Path(tempfile.mkdtemp(), "dev")
+    folder.mkdir()
+    return open(folder / "nvidiactl", "w")
+
+
+def map_driver():
+    # What every import of a CUDA build of torch does: the driver's library is there, and asleep.
     path = Path(tempfile.mkdtemp(), "libcuda.so.1")
     path.write_bytes(bytes(4096))
     with open(path, "rb") as file:

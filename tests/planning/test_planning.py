@@ -13,6 +13,7 @@ from chunkvisor.commands.planning.draw import WIDTH, bar, draw
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
     final_bytes,
+    gpu_bytes,
     last_rate,
     loaded_bytes,
     memory_bytes,
@@ -84,7 +85,9 @@ def test_sizes() -> None:
     """A final file is float32 with a header; on the way, chunks and staged texts lie beside it."""
     assert final_bytes(1000, 384) == 1000 * 384 * 4 + 128
     assert disk_bytes(rows=1000, texts_left=900, dimension=10, table_bytes=77) == (1000 + 900) * 40 + 77
-    assert memory_bytes(3 * GIB, workers=2) == 8 * GIB
+    assert memory_bytes(3 * GIB, GIB, workers=2, computing=0) == 8 * GIB
+    assert memory_bytes(3 * GIB, GIB, workers=3, computing=2) == 14 * GIB
+    assert gpu_bytes(3 * GIB, GIB, per_device=2) == 9 * GIB
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,7 @@ def output(**changes: Any) -> OutputForecast:
         "dimension": 384,
         "final_bytes": 5 * GIB,
         "disk_bytes": 7 * GIB,
+        "activation_bytes": GIB,
     }
     return OutputForecast(**(values | changes))
 
@@ -222,6 +226,7 @@ def forecast(*outputs: OutputForecast, **changes: Any) -> Forecast:
         "per_gpu": True,
         "host_memory_bytes": 8 * GIB,
         "total_memory_bytes": 64 * GIB,
+        "gpu_memory_bytes": 5 * GIB,
         "texts_per_s": 10.0,
         "time_s": 60.0,
         "notes": (),
@@ -248,6 +253,8 @@ def test_drawing(blocks: bool) -> None:
         "1,234,567 rows x 384, 5.0 GiB",
         "up to 7.0 GiB more on the way, 5.0 GiB of final files; 100.0 GiB",
         "about 8.0 GiB of 64.0 GiB for each GPU, an estimate: 2 x (1 GiB + 3.0",
+        "GPU     about 5.0 GiB of each GPU, an estimate: 0.5 GiB for CUDA, 3.0 GiB of",
+        "weights, and 1.0 GiB for the largest batch",
         "about 60 s at the 10.0 texts/s of the last run",
     ]:
         assert part in text
@@ -262,6 +269,7 @@ def test_drawing(blocks: bool) -> None:
         ({"dimension": None, "final_bytes": None, "disk_bytes": None}, {}, "the dimension is unknown until a run"),
         ({}, {"peak_disk_bytes": None}, "disk    unknown: the model's dimension is; 100.0 GiB are free"),
         ({}, {"host_memory_bytes": None, "weights_bytes": None}, "memory  unknown: the size of the weights is"),
+        ({}, {"gpu_memory_bytes": None, "per_gpu": False}, "        and 1.0 GiB for the largest batch"),
         ({}, {"texts_per_s": None, "time_s": None}, "time    unknown until a run has a rate"),
         ({}, {"time_s": 0.0}, "time    nothing is left to be done"),
         ({"max_length": 8000}, {"lengths": None}, "no text is longer than the 8,000 tokens that the model reads"),

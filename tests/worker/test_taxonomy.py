@@ -164,6 +164,12 @@ TABLE: list[Row] = [
     ("810", FORWARD, "mps-terminated", Outcome.DEVICE_FAULT, 75, cuda(810, "?")),
     ("721", FORWARD, "context-lost", Outcome.DEVICE_FAULT, None, cuda(721, "?")),
     ("911", FORWARD, "context-lost", Outcome.DEVICE_FAULT, None, cuda(911, "?")),
+    *((f"{code}, before work", phase, "gpu-fault-before-work", Outcome.DEVICE_FAULT, 69, cuda(code, "?"))
+      for code in (700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911)
+      for phase in (INIT, Phase.WEIGHTS_COPY)),
+    ("1, before work", INIT, "cuda-error-before-work", Outcome.DEVICE_FAULT, 69, cuda(1, "invalid argument")),
+    ("999 in mid-run", FORWARD, "cuda-unknown-error", Outcome.DEVICE_FAULT, 69, cuda(999, "unknown error")),
+    ("999 at start", INIT, "cuda-does-not-start", Outcome.SETUP, 69, cuda(999, "unknown error")),
     ("1, no rule", FORWARD, "cuda-error", Outcome.DEVICE_FAULT, None, cuda(1, "invalid argument")),
     ("the number beats the text", FORWARD, "illegal-memory-access", Outcome.DEVICE_FAULT, None,
      cuda(700, "device-side assert triggered")),
@@ -200,6 +206,13 @@ TABLE: list[Row] = [
     ("fork", INIT, "cuda-before-fork", Outcome.CRASHED, None,
      RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")),
     ("209", FORWARD, "gpu-not-supported-by-torch", Outcome.SETUP, 69, cuda(209, "no kernel image")),
+    *((str(code), FORWARD, "gpu-not-supported-by-torch", Outcome.SETUP, 69, cuda(code, "?"))
+      for code in (98, 200, 300)),
+    ("cuBLAS arch", FORWARD, "gpu-not-supported-by-torch", Outcome.SETUP, 69,
+     RuntimeError(CUBLAS.format("ARCH_MISMATCH"))),
+    *((str(code), FORWARD, "ptx-not-compiled", Outcome.SETUP, 69, cuda(code, "?")) for code in (218, 221, 223)),
+    *((str(code), INIT, "cuda-call-refused", Outcome.SETUP, 69, cuda(code, "?")) for code in (304, 800, 801)),
+    ("36", INIT, "driver-too-old", Outcome.SETUP, 69, cuda(36, "?")),
     ("222", FORWARD, "gpu-not-supported-by-torch", Outcome.SETUP, 69, cuda(222, "the provided PTX")),
     ("101", INIT, "no-such-gpu", Outcome.SETUP, 78, cuda(101, "invalid device ordinal")),
     ("cuDNN mixed", FORWARD, "cudnn-mixed", Outcome.SETUP, 69, RuntimeError(CUDNN.format("SUBLIBRARY_LOADING_FAILED"))),
@@ -296,6 +309,38 @@ def test_exception(
 ) -> None:
     """An exception, raised in a phase, falls under one rule."""
     check(diagnose(fault_of(error, phase)), rule, outcome, exit_code)
+
+
+CUDA_ERRORS = {
+    int(code): text
+    for code, _, text in (
+        line.split("\t")
+        for line in Path(__file__).with_name("cuda_errors.tsv").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    )
+}
+"""Text of every CUDA error, as libcudart gives it."""
+
+
+@pytest.mark.parametrize("phase", [INIT, FORWARD])
+@pytest.mark.parametrize("code", CUDA_ERRORS)
+def test_a_cuda_error_is_known_by_its_text_as_by_its_code(code: int, phase: Phase) -> None:
+    """Torch before 2.9 gives no number: libcudart's own text leads to the rule that the number leads to."""
+    text = CUDA_ERRORS[code]
+    by_code = diagnose(fault_of(cuda(code, text), phase)).rule.name
+    by_text = diagnose(fault_of(RuntimeError(f"CUDA error: {text}\nCUDA kernel errors might be ..."), phase)).rule.name
+
+    assert by_code == by_text
+    assert by_code not in ("unknown-on-texts", "unknown-at-load", "unknown")
+
+
+@pytest.mark.parametrize("code", [209, 214, 220, 226, 700, 702, 710, 714, 715, 716, 719, 721, 810, 911])
+def test_a_cuda_error_is_known_by_a_log_alone(code: int) -> None:
+    """Where a worker dies without a record, libcudart's text in its log leads to the rule of the number."""
+    found = diagnose_log(f"terminate called\n  what():  CUDA error: {CUDA_ERRORS[code]}\n", -signal.SIGABRT)
+
+    assert found is not None
+    assert found.rule.name == diagnose(fault_of(cuda(code, "?"), FORWARD)).rule.name
 
 
 def test_table_has_every_rule_that_an_exception_can_meet() -> None:

@@ -1,34 +1,43 @@
 """`python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]`: a worker that meets a fault, for a fire drill.
 
 It never strikes outside its own process and attempt folder, but for `oom`, which fills the GPU until it ends. NUMBER
-is the text of `poison-row`, or the bytes that `host-limit` fills at most.
+is the bytes that `host-limit` fills at most.
 """
 
-import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn, TypeAlias
 
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Phase, Spec
 from chunkvisor_worker.encoder import Encoder, Indices, Progress, Vectors
-from chunkvisor_worker.job import build_encoder, run
+from chunkvisor_worker.job import Build, build_encoder, run_and_exit
 from chunkvisor_worker.liveness import die_with_parent
 from chunkvisor_worker.sabotage import SABOTAGES, Moment, Sabotage, Scene, spoiled
+
+POISON_ROW = "poison-row"
+
+Then: TypeAlias = Callable[[], None]
+"""Done behind a success."""
+
+IsDue: TypeAlias = Callable[[], bool]
+"""Asked at the moment of a fault whether it is to strike."""
 
 
 class Tripwire:
     """The Progress of an encoder; the fault strikes where a forward pass is about to begin."""
 
-    def __init__(self, progress: Progress, sabotage: Sabotage, scene: Scene) -> None:
+    def __init__(self, progress: Progress, sabotage: Sabotage, scene: Scene, is_due: IsDue) -> None:
         self._progress = progress
         self._sabotage = sabotage
         self._scene = scene
+        self._is_due = is_due
 
     def phase(self, phase: Phase) -> None:
         """As `Progress.phase`."""
@@ -41,7 +50,8 @@ class Tripwire:
     def batch(self, rows: int, tokens: int) -> None:
         """As `Progress.batch`; then the fault."""
         self._progress.batch(rows, tokens)
-        self._sabotage.strike(self._scene)
+        if self._is_due():
+            self._sabotage.strike(self._scene)
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """As `Progress.advance`."""
@@ -51,14 +61,15 @@ class Tripwire:
 class Saboteur:
     """The real encoder with a fault in its way; see `Encoder`."""
 
-    def __init__(self, encoder: Encoder, sabotage: Sabotage, scene: Scene) -> None:
+    def __init__(self, encoder: Encoder, sabotage: Sabotage, scene: Scene, is_due: IsDue) -> None:
         self._encoder = encoder
         self._sabotage = sabotage
         self._scene = scene
+        self._is_due = is_due
 
     def load(self, progress: Progress) -> None:
         """As `Encoder.load`, or the fault instead."""
-        if self._sabotage.moment is Moment.LOAD:
+        if self._sabotage.moment is Moment.LOAD and self._is_due():
             progress.phase(Phase.MODEL_LOAD)
             self._sabotage.strike(self._scene)
         self._encoder.load(progress)
@@ -78,10 +89,13 @@ class Saboteur:
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """As `Encoder.encode`, with the fault in the first batch, in its vectors, or behind the last one."""
         moment = self._sabotage.moment
-        watched = Tripwire(progress, self._sabotage, self._scene) if moment is Moment.BATCH else progress
+        watched: Progress = progress
+        if moment is Moment.BATCH:
+            watched = Tripwire(progress, self._sabotage, self._scene, self._is_due)
         for number, (indices, vectors) in enumerate(self._encoder.encode(limits, watched)):
-            yield indices, spoiled(vectors) if moment is Moment.VECTORS and number == 0 else vectors
-        if moment is Moment.WRITE:
+            struck = moment is Moment.VECTORS and number == 0 and self._is_due()
+            yield indices, spoiled(vectors) if struck else vectors
+        if moment is Moment.WRITE and self._is_due():
             self._sabotage.strike(self._scene)
 
     def facts(self) -> Facts:
@@ -93,35 +107,37 @@ class Saboteur:
         return self._encoder.release()
 
 
-def main(arguments: list[str]) -> int:
-    """Do the attempt with the fault in it; returns the exit code, where the process lives that long."""
+def sabotaged(
+    folder: Path, build: Build, name: str, number: int = 0, is_due: IsDue = lambda: True
+) -> tuple[Build, Then]:
+    """What `run_and_exit` is to build and to do behind a success, so that the fault strikes wherever `is_due` says."""
+    sabotage, scene = SABOTAGES[name], Scene(AttemptFiles(folder), number)
+
+    def build_saboteur(spec: Spec) -> Encoder:
+        return Saboteur(build(spec), sabotage, replace(scene, cuda=spec.device == "cuda"), is_due)
+
+    def strike_at_end() -> None:
+        if sabotage.moment is Moment.AFTER and is_due():
+            sabotage.strike(scene)
+
+    return build_saboteur, strike_at_end
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Do the attempt with the fault in it; ends the process."""
     if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
         sys.stderr.write(
             "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]\n"
             f"FAULT is one of: {', '.join(SABOTAGES)}\n"
         )
-        return WorkerExit.USAGE
+        sys.stderr.flush()
+        os._exit(WorkerExit.USAGE)
     faulthandler.enable()
     if parent_pid := os.environ.get(PARENT_PID):
         die_with_parent(int(parent_pid))
     name, folder, number = arguments[0], Path(arguments[1]), int(arguments[2]) if len(arguments) == 3 else 0
-    sabotage, scene = SABOTAGES[name], Scene(AttemptFiles(folder), number)
-
-    def build(spec: Spec) -> Encoder:
-        encoder = build_encoder(spec)
-        if name == "poison-row" and not spec.start <= number < spec.stop:
-            return encoder
-        return Saboteur(encoder, sabotage, replace(scene, cuda=spec.device == "cuda"))
-
-    code = run(folder, build)
-    if sabotage.moment is Moment.AFTER and code is WorkerExit.DONE:
-        sabotage.strike(scene)
-    return code
+    run_and_exit(folder, *sabotaged(folder, build_encoder, name, number))
 
 
 if __name__ == "__main__":
-    ended = main(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # as in __main__
-            stream.flush()
-    os._exit(ended)
+    main(sys.argv[1:])

@@ -17,7 +17,7 @@ from chunkvisor_worker.contract.messages import Spec, read_message
 from chunkvisor_worker.contract.template import Fork
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.job import run_and_exit
-from chunkvisor_worker.taint import find_driver
+from chunkvisor_worker.taint import find_gpu_use
 from chunkvisor_worker.threads import use_threads
 
 
@@ -42,8 +42,8 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
             os.environ.pop(name, None)
         os.environ.update(fork.environment)
         sys.argv[1:] = [fork.folder]
-        if library := find_driver():
-            sys.stderr.write(f"refuses to run from a tainted template: it has loaded {library}\n")
+        if use := find_gpu_use():
+            sys.stderr.write(f"refuses to run from a tainted template: {use}\n")
             sys.stderr.flush()
             os._exit(WorkerExit.TAINTED_TEMPLATE)
         _begin_anew(AttemptFiles(Path(fork.folder)))

@@ -4,13 +4,14 @@ It never decides what a fault means for the run, and never touches another folde
 """
 
 import contextlib
+import gc
 import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import xxhash
@@ -28,12 +29,19 @@ from chunkvisor_worker.contract.messages import (
     read_message,
     write_message,
 )
+from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.encoder import Encoder, Vectors
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.texts import read_texts
+
+Build: TypeAlias = Callable[[Spec], Encoder]
+"""Makes the encoder of an attempt."""
+
+_held: list[BaseException] = []
+"""Exceptions that must not be freed before the end: see `run_and_exit`."""
 
 
 def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
@@ -50,26 +58,24 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> NoReturn:
-    """`run`, then end the process without a return to the interpreter.
+def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], None] | None = None) -> NoReturn:
+    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
-    Teardown after a CUDA fault can abort and replace the exit code (pytorch#84756), hence os._exit, with the streams
-    flushed.
+    It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
+    fault that is sticky makes torch abort where pinned memory or an event is freed (pytorch#84756), and that is what
+    the frames of the traceback hold. The abort would replace the exit code.
+
+    `then` is called behind a success (a fire drill has it fail).
     """
-    code = run(folder, build)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
-            stream.flush()
-    os._exit(code)
+    if TESTING_FAULTS in os.environ:
+        from chunkvisor_worker.provoked import provoked
 
-
-def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> WorkerExit:
-    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full."""
+        build, then = provoked(folder, build, then)
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        print(f"chunkvisor_worker: {files.spec} is missing or is no spec", flush=True)  # noqa: T201 - goes to the log
-        return WorkerExit.USAGE
+        print(f"chunkvisor_worker: {files.spec} is missing or is no spec")  # noqa: T201 - goes to the log
+        _leave(WorkerExit.USAGE)
     if spec.threads:
         # For a torch that is imported later; a worker under supervision has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -82,19 +88,27 @@ def run(folder: Path, build: Callable[[Spec], Encoder] = build_encoder) -> Worke
         _work(build, spec, files, progress, gate)
     # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
     except BaseException as error:  # noqa: BLE001
+        gc.disable()  # a cycle, too, can hold pinned memory
         _log_traceback()
         fault = fault_of(error, progress.current, progress.batch_rows, progress.batch_tokens, progress.rows_done)
         try:
             write_message(files.fault, fault)
         except OSError:
             _log_traceback()  # a full disk: the exit code has to say it alone
-        return exit_code_of(fault)
-    return WorkerExit.DONE
+        _leave(exit_code_of(fault))
+    if then is not None:
+        then()
+    _leave(WorkerExit.DONE)
 
 
-def _work(
-    build: Callable[[Spec], Encoder], spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None
-) -> None:
+def _leave(code: WorkerExit) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
+            stream.flush()
+    os._exit(code)
+
+
+def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
     count = spec.stop - spec.start
     progress.rows_total = count
     progress.phase(Phase.IMPORT)
@@ -134,8 +148,9 @@ def _work(
 def _release(encoder: Encoder) -> bool:
     try:
         return encoder.release()
-    except Exception:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
+    except Exception as error:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
         _log_traceback()
+        _held.append(error)
         return False
 
 

@@ -30,6 +30,8 @@ class BeatWriter:
         self.batch_rows = 0
         self.batch_tokens = 0
         self.freed = False
+        self.opening_s = 0.0
+        self._go_s: float | None = None
 
     @property
     def current(self) -> Phase:
@@ -41,6 +43,10 @@ class BeatWriter:
         now = time.monotonic()
         spent = self.phase_s.get(self._current, 0.0)
         self.phase_s[str(self._current)] = round(spent + now - self._phase_since_s, 4)
+        if self._current is Phase.READY:
+            self._go_s = now
+        if phase is Phase.FORWARD and self._go_s is not None:
+            self.opening_s = round(now - self._go_s, 4)
         self._current, self._phase_since_s = phase, now
         self._write(now)
 
@@ -80,5 +86,6 @@ class BeatWriter:
             self.batch_rows,
             self.batch_tokens,
             self.freed,
+            self.opening_s,
         )
         write_message(self._path, beat, durable=False)

@@ -45,7 +45,7 @@ class Scene:
 
     files: AttemptFiles
     number: int = 0
-    """The text that is poison, or the bytes to fill at most."""
+    """The bytes to fill at most."""
     cuda: bool = False
     """Whether the worker computes on a GPU."""
 
@@ -137,6 +137,19 @@ def _hub_busy(_scene: Scene) -> NoReturn:
     raise simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
 
 
+def _gpu_busy(_scene: Scene) -> NoReturn:
+    text = _cuda_error("CUDA-capable device(s) is/are busy or unavailable")
+    raise simulated("torch.AcceleratorError", text, code=46)
+
+
+def _import_failed(_scene: Scene) -> NoReturn:
+    raise ModuleNotFoundError("No module named 'drill'", name="drill")
+
+
+def _bad_input(_scene: Scene) -> NoReturn:
+    raise UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed")
+
+
 def _host_limit(scene: Scene) -> NoReturn:
     hoard = []
     for _ in range(scene.number // _BLOCK_BYTES + 1):
@@ -223,6 +236,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "host-limit": Sabotage(Moment.BATCH, _host_limit),
     "disk-full": Sabotage(Moment.WRITE, _disk_full),
     "hub-busy": Sabotage(Moment.LOAD, _hub_busy),
+    "gpu-busy": Sabotage(Moment.LOAD, _gpu_busy),
+    "import-failed": Sabotage(Moment.LOAD, _import_failed),
+    "bad-input": Sabotage(Moment.BATCH, _bad_input),
     "poison-row": Sabotage(Moment.BATCH, _segfault),
 }
 """By the name of the fault."""

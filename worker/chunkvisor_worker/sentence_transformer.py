@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from chunkvisor_worker import attention
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import begin_copy, to_device
+from chunkvisor_worker.devicecopy import begin_copy, copy_weights, to_device
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
@@ -91,6 +92,7 @@ class SentenceTransformerEncoder:
         if self._device != "cpu":
             import torch
 
+            attention.prepare()
             progress.phase(Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
@@ -98,13 +100,16 @@ class SentenceTransformerEncoder:
             self._load(self._device, progress)
             self._tokenize(progress)
         elif self._device != "cpu":
-            self._model.to(self._device)
+            progress.phase(Phase.WEIGHTS_COPY)
+            copy_weights(self._model, self._device)
 
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first; see `Encoder.encode`.
 
-        On a GPU the next batch is launched before the vectors of the one before are there: it pads and computes while
-        they are copied. Raises BadOutputError for an output that is not one vector a text.
+        On a GPU a batch is padded and launched while the one before it computes; then the vectors of that one are
+        waited for. Nothing in between waits for the device, as far as plain models of transformers go (`attention`):
+        custom modules may ask it for values and so wait, which costs a pause and no vector. Raises BadOutputError for
+        an output that is not one vector a text.
         """
         ahead = 0 if self._device == "cpu" else 1
         launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
@@ -217,8 +222,11 @@ class SentenceTransformerEncoder:
 
         rows = [self._tokens[index] for index in indices]
         batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
+        # A model's own code may change the mask before it gets to transformers.
+        known = "attention_mask" in batch and not self._spec.trust_remote_code
+        padded = not bool(batch["attention_mask"].all()) if known else None
         features = {key: to_device(value, self._model.device) for key, value in batch.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), attention.known_padding(padded):
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._encode.truncate_dim is not None:

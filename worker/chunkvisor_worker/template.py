@@ -1,6 +1,6 @@
 """`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
 
-It never touches CUDA or NVML and never runs a second thread: neither survives a fork. It never judges a worker.
+It never starts CUDA or NVML and never runs a second thread: neither survives a fork. It never judges a worker.
 
 The standard library's forkserver does not fit: it imports modules but runs no code of ours that loads weights, runs the
 supervisor's `__main__` again in every child, gives a child no standard input, log or process group of its own, reaps at
@@ -31,6 +31,7 @@ from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.forked import be_worker
+from chunkvisor_worker.gpuquestions import GpuQuestions
 from chunkvisor_worker.job import make_encoder
 from chunkvisor_worker.liveness import be_first_victim, die_with_parent, outlive_parent
 from chunkvisor_worker.progress import BeatWriter
@@ -115,15 +116,20 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     if spec is None:
         return None, f"{files.spec} is missing or is no spec"
     progress = BeatWriter(files.beat)
+    questions = GpuQuestions()
     try:
         encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
-        encoder.load(progress)
+        # On the CPU a fresh worker is shown no GPU either.
+        with questions if spec.device != "cpu" else contextlib.nullcontext():
+            encoder.load(progress)
     except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.current)
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {fault.chain[0].name}: {fault.chain[0].message}"
     find_pools()
+    if questions.asked:
+        return None, f"while it loads, it asks for a GPU, and a template shows it none ({questions.asked})"
     taint = find_taint()
     return (None, taint) if taint else (encoder, "")
 

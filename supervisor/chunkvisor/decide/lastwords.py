@@ -10,6 +10,7 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import EndRun
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
@@ -26,11 +27,35 @@ class BadRows:
 
 def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
     """The end of a run by this verdict."""
+    if step.too_large:
+        return _too_large(verdict, output, chunk, files)
     return Halt(
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome}",
-        why=verdict.reason,
+        why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
         remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
+        log=files.log,
+    )
+
+
+def _before_the_first_batch(verdict: Verdict) -> str:
+    return f"{verdict.reason.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
+
+
+def _too_large(verdict: Verdict, output: str, chunk: int, files: AttemptFiles) -> Halt:
+    figures = verdict.figures
+    if figures is None:
+        why = f"{verdict.reason}; nvidia-smi shows nobody else on it"
+    else:
+        memory = figures.allowed_bytes or figures.total_bytes
+        why = f"the worker held {human_bytes(figures.ours_bytes)} of the GPU's {human_bytes(memory)} and wanted "
+        why += f"{human_bytes(figures.wanted_bytes)} more before its first batch, and nobody else held any to speak of"
+    return Halt(
+        ExitCode.MACHINE,
+        f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory",
+        why=why,
+        remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since the "
+        "vectors are others). Then run the same command again; what is done stays done.",
         log=files.log,
     )
 

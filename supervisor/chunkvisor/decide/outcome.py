@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
+from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
+from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -24,6 +26,17 @@ class EndedBy(StrEnum):
 
 
 _ONE_ROW = Limits(rows=1)
+
+_WEIGHTS_DID_NOT_FIT = frozenset({"gpu-full-before-work", "nvml-assert-before-work"})
+"""Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
+
+_ON_THE_DEVICE = frozenset(
+    {
+        *(Outcome.GPU_OOM, Outcome.GPU_BUSY, Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT),
+        *(Outcome.CRASHED, Outcome.HUNG, Outcome.HOST_OOM, Outcome.SETUP, Outcome.INTERRUPTED),
+    }
+)
+"""Outcomes that can leave something behind on a GPU, or come from it, where the worker had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,38 @@ class Verdict:
     batch_rows: int = 0
     batch_tokens: int = 0
     phase: Phase | None = None
+    rows_done: int = 0
+    """Texts that had their vectors before it happened."""
+    figures: OomFigures | None = None
+    """Of the GPU's memory, where torch's message of running out of it has them."""
+
+    @property
+    def before_first_batch(self) -> bool:
+        """Whether no batch had begun, so that no text can be the cause.
+
+        Tokenising touches texts: a tokenizer that dies may do so over one of them.
+        """
+        return self.phase in BEFORE_WORK and self.phase is not Phase.TOKENIZE
+
+    @property
+    def past_its_start(self) -> bool:
+        """Whether it had got to its first batch."""
+        return self.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+
+    @property
+    def weights_did_not_fit(self) -> bool:
+        """Whether the GPU had no room for the model, whoever held it."""
+        return self.rule in _WEIGHTS_DID_NOT_FIT
+
+    @property
+    def fitted_before(self) -> bool:
+        """Whether as many rows as the failed batch had were done before it: longer ones, since those come first."""
+        return self.rows_done >= self.batch_rows > 0
+
+    @property
+    def can_touch_gpu(self) -> bool:
+        """Whether a worker that had a GPU may have left something behind on it, or failed by it."""
+        return self.outcome in _ON_THE_DEVICE and not self.asked_for
 
     @property
     def blameless(self) -> bool:
@@ -131,10 +176,16 @@ def judge(evidence: Evidence) -> Verdict:
         return _diagnosed(evidence, diagnosis)
     if code == 0:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
+    if code == -signal.SIGKILL:
+        # No text and no package kills from outside: before the first batch it is the machine's matter.
+        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
-    reason = f"ended with {describe_exit(code)}{means} and left no record"
-    return _verdict(evidence, outcome, reason, row_can_cause=code < 0)
+    return _verdict(evidence, outcome, _unrecorded(code, means), row_can_cause=code < 0)
+
+
+def _unrecorded(code: int, means: str = "") -> str:
+    return f"ended with {describe_exit(code)}{means} and left no record"
 
 
 def describe_exit(code: int) -> str:
@@ -167,6 +218,7 @@ def _diagnosed(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
         exit_code=rule.exit_code,
         smaller_batch_helps=rule.smaller_batch_helps,
         row_can_cause=rule.row_can_cause,
+        figures=read_oom(diagnosis.cause.message) if diagnosis.cause is not None else None,
     )
 
 
@@ -181,6 +233,7 @@ def _verdict(
     smaller_batch_helps: bool = True,
     row_can_cause: bool = False,
     asked_for: bool = False,
+    figures: OomFigures | None = None,
 ) -> Verdict:
     beat, fault = evidence.beat, evidence.fault
     return Verdict(
@@ -197,4 +250,6 @@ def _verdict(
         (fault and fault.batch_rows) or (beat.batch_rows if beat else 0),
         (fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
         fault.phase if fault else beat.phase if beat else None,
+        (fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
+        figures,
     )

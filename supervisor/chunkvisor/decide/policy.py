@@ -5,13 +5,14 @@ Pure: it never looks at a file, a process or a clock. The table at the end of th
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from chunkvisor.decide.lessons import smaller
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Tier
-from chunkvisor_worker.contract.rule import BEFORE_WORK
+from chunkvisor_worker.contract.messages import Phase, Tier
+from chunkvisor_worker.contract.rule import LOAD
 
 BACKOFF_S = 0.5
 """Pause before the second try; it doubles with each further one."""
@@ -41,6 +42,20 @@ class Budget:
     wait_timeout_s: float = 600
 
 
+class Company(Enum):
+    """Who else holds memory of the attempt's device."""
+
+    UNTOLD = "untold"
+    """Nobody has looked, or it is no GPU."""
+    ALONE = "alone"
+    CAME = "came"
+    """Others, who were not there when the run began and hold what was missing."""
+    OURS = "ours"
+    """Another worker of this run."""
+    BLIND = "blind"
+    """Nobody can be asked: NVML is broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """What came before this verdict."""
@@ -50,7 +65,14 @@ class History:
     worked_before: bool = False
     """Whether this run has committed a chunk of this output."""
     waited_s: float = 0
-    """How long the run has waited, without progress, for a world that is not ready."""
+    """How long this cause is waited for by now while nothing has succeeded anywhere: wall time of one spell."""
+    spell_s: float = 0
+    """The same, whatever has succeeded on other devices meanwhile."""
+    company: Company = Company.UNTOLD
+    failed_starts: int = 0
+    """Workers that failed before their first batch since the last success, on the device or machine of the attempt."""
+    same_elsewhere: bool = False
+    """Whether one of them failed in the same way over another chunk."""
     barren_chunks: int = 0
     """Chunks given up since the last success of the run."""
     fruitless: int = 0
@@ -111,20 +133,36 @@ class EndRun:
     """Every further worker would fail: end the run."""
 
     exit_code: ExitCode
+    too_large: bool = False
+    """Because the model is larger than the GPU."""
 
 
-Step = Commit | Retry | Wait | Split | Quarantine | SetAside | EndRun
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """The worker failed before its first batch: try the texts again, after others; the device rests meanwhile."""
+
+    delay_s: float
+
+
+Step = Commit | Retry | StartAgain | Wait | Split | Quarantine | SetAside | EndRun
 
 
 def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
     """The next step; total: every verdict has one."""
+    if verdict.before_first_batch and verdict.outcome in _START_CODES:
+        return _start_again(verdict, history, budget)
     step = _ANSWERS[verdict.outcome](verdict, history, budget)
     if isinstance(step, SetAside) and history.barren_chunks + 1 >= BARREN_CHUNKS:
         return EndRun(ExitCode.TRY_AGAIN)
-    fruitless = isinstance(step, Retry | Split | SetAside) and not verdict.blameless
-    if fruitless and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
+    if is_fruitless(step, verdict) and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
         return EndRun(ExitCode.TRY_AGAIN)
     return step
+
+
+def is_fruitless(step: Step, verdict: Verdict) -> bool:
+    """Whether the attempt brought the run no further; a batch that gets smaller ends by itself, and a wait by time."""
+    smaller_batch = isinstance(step, Retry) and step.tier is not None and step.lesson
+    return isinstance(step, Retry | Split | SetAside) and not smaller_batch and not verdict.blameless
 
 
 def backoff_s(tries: int) -> float:
@@ -167,10 +205,41 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     return Retry(backoff_s(tries), blocking_launches=verdict.outcome is Outcome.DEVICE_FAULT)
 
 
+def _start_again(verdict: Verdict, history: History, budget: Budget) -> Step:
+    """The answer to a fault before the first batch: no text can be the cause, so none is charged."""
+    starts = history.failed_starts + 1
+    certain = verdict.outcome is Outcome.SETUP or history.same_elsewhere
+    # What worked a minute ago is not set up wrongly: something passing happened to it.
+    if starts >= budget.attempts or (certain and not history.worked_before):
+        default = _START_CODES[verdict.outcome]
+        if default is None:
+            default = ExitCode.CONFIG if verdict.phase in LOAD else ExitCode.MACHINE
+        return EndRun(ExitCode(verdict.exit_code or default))
+    return StartAgain(backoff_s(starts))
+
+
+_START_CODES: dict[Outcome, ExitCode | None] = {
+    Outcome.SETUP: ExitCode.CONFIG,
+    Outcome.DEVICE_FAULT: ExitCode.MACHINE,
+    Outcome.GPU_OOM: ExitCode.MACHINE,
+    Outcome.HOST_OOM: ExitCode.MACHINE,
+    Outcome.HUNG: ExitCode.MACHINE,
+    Outcome.CRASHED: None,
+    Outcome.BAD_OUTPUT: None,
+    Outcome.BAD_INPUT: None,
+}
+"""With which code the run ends if such a fault before the first batch comes back; None = the phase decides: what fails
+while the model or the plug-in is loaded is theirs, what fails on the device is the machine's."""
+
+
 def _shrink(verdict: Verdict, history: History, budget: Budget) -> Step:
-    # Before the first batch none can have been too large, and a lesson would stay for the whole run.
-    of_batches = verdict.smaller_batch_helps and verdict.phase not in BEFORE_WORK
+    # Before the first batch none can have been too large; while texts are tokenised none has begun.
+    of_batches = verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE
     tier = smaller(verdict, budget.min_batch_size) if of_batches else None
+    if verdict.outcome is Outcome.GPU_OOM and history.waited_s < budget.wait_timeout_s:
+        may_be_others = tier is None or verdict.fitted_before
+        if history.company is Company.CAME or (history.company is Company.BLIND and may_be_others):
+            return Wait(_pause_s(history, budget))
     if tier is None:
         return _retry(verdict, history, budget)
     return Retry(tier=tier, charged=False)
@@ -201,13 +270,27 @@ def _setup(verdict: Verdict, history: History, budget: Budget) -> Step:
 
 def _wait(default: ExitCode) -> Callable[[Verdict, History, Budget], Step]:
     def answer(verdict: Verdict, history: History, budget: Budget) -> Step:
+        if _is_too_large(verdict, history):
+            return EndRun(ExitCode.MACHINE, too_large=True)
         if history.waited_s >= budget.wait_timeout_s:
             return EndRun(ExitCode(verdict.exit_code or default))
-        # A tenth more each time: seconds at first, a minute when it lasts, and never past the limit.
-        pause_s = min(BACKOFF_MAX_S, 1 + history.waited_s / 10)
-        return Wait(min(pause_s, max(0.1, budget.wait_timeout_s - history.waited_s)))
+        return Wait(_pause_s(history, budget))
 
     return answer
+
+
+def _pause_s(history: History, budget: Budget) -> float:
+    # A tenth more each time: seconds at first, a minute when it lasts, and never past the limit.
+    pause_s = min(BACKOFF_MAX_S, 1 + max(history.spell_s, history.waited_s) / 10)
+    return min(pause_s, max(0.1, budget.wait_timeout_s - history.waited_s))
+
+
+def _is_too_large(verdict: Verdict, history: History) -> bool:
+    """Whether the model did not fit on a GPU on which nobody else was."""
+    if not verdict.weights_did_not_fit or history.company is Company.OURS:
+        return False
+    larger = verdict.figures is not None and verdict.figures.larger_than_gpu
+    return larger or history.company is Company.ALONE
 
 
 _ANSWERS: dict[Outcome, Callable[[Verdict, History, Budget], Step]] = {

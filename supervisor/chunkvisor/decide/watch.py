@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from chunkvisor_worker.contract.messages import Beat, Phase
 
-_STARTING = frozenset({Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT})
+_STARTING = frozenset(
+    {Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT, Phase.WEIGHTS_COPY}
+)
 
 
 @dataclass(frozen=True, slots=True)

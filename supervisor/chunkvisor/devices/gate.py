@@ -12,18 +12,24 @@ from typing import Protocol
 
 from chunkvisor.devices.gpu import Device, ask_smi
 from chunkvisor.devices.health import (
+    Demand,
     Health,
     Opinion,
     Reading,
+    View,
+    is_alone,
     judge_gpu,
     parse_holders,
     parse_memory,
     parse_recovery_action,
     parse_xids,
+    unnamed_bytes,
 )
 from chunkvisor.errors import ExitCode, Halt
 
 _PAUSE_S = 2.0
+_SETTLE_S = 30.0
+"""A driver gives the memory of a killed process back within seconds; after this, what is held is somebody's."""
 _FORMAT = "--format=csv,noheader,nounits"
 
 
@@ -71,23 +77,32 @@ class GpuGate:
         wait_timeout_s: float,
         emit: Callable[..., None],
         sensor_of: Callable[[Device], Sensor] = SmiSensor,
+        need_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`need_bytes()` is what a worker needs before its first batch; 0 = not known."""
         self._device = device
+        self._need_bytes = need_bytes
         self._wait_timeout_s = wait_timeout_s
         self._emit = emit
         self._sensor = sensor_of(device) if is_watched(device) else None
         self._asked: Future[Reading] | None = None
         self._asked_s = 0.0
         self._suspected_s: float | None = None
-        self._baseline_bytes: int | None = None
+        self._first: Reading | None = None
+        self._used_to_bytes = 0
+        self._blind, self._alone = False, False
+        self.success_s = float("-inf")
+        """When something succeeded last, on any device: what is waited for since then has cost the run nothing."""
         self._told = ""
 
     def open(self) -> None:
         """Take the memory in use before our first worker as the baseline. Raises Halt (69) for a broken GPU."""
         if self._sensor is not None:
-            reading = self._sensor.first()
-            self._baseline_bytes = reading.used_bytes
-            self._heed(judge_gpu(reading, None, frozenset()))
+            self._first = reading = self._sensor.first()
+            self._used_to_bytes = reading.used_bytes or 0
+            opinion = judge_gpu(reading, Demand(), frozenset())
+            self._blind = opinion.health is Health.BLIND
+            self._heed(opinion)
 
     def close(self) -> None:
         """Leave an nvidia-smi that is still under way behind."""
@@ -95,13 +110,14 @@ class GpuGate:
             self._sensor.close()
 
     def suspect(self) -> None:
-        """A worker on this device failed: look at the device before the next one gets it."""
+        """A worker on this device failed, maybe by it: look at the device before the next one gets it."""
         if self._sensor is not None and self._suspected_s is None:
             self._suspected_s = time.monotonic()
 
     def fit(self, ours: frozenset[int]) -> bool:
         """Whether the next worker may have the device now. Raises Halt: 69 for a broken GPU, 75 for a busy one."""
         if self._suspected_s is None or self._sensor is None:
+            self._alone = False  # it may have changed since the last look
             return True
         now_s = time.monotonic()
         if self._asked is None:
@@ -111,7 +127,28 @@ class GpuGate:
         if not self._asked.done():
             return False
         reading, self._asked = self._asked.result(), None
-        return self._heed(judge_gpu(reading, self._baseline_bytes, ours))
+        self._alone = is_alone(reading, ours)
+        first = self._first if self._first is not None and self._first.used_bytes is not None else None
+        demand = Demand(
+            self._need_bytes(),
+            self._device.memory_bytes,
+            unnamed_bytes(first) if first is not None else None,
+            settling=now_s - self._suspected_s < _SETTLE_S,
+        )
+        opinion = judge_gpu(reading, demand, ours)
+        self._blind = opinion.health is Health.BLIND
+        return self._heed(opinion)
+
+    @property
+    def view(self) -> View | None:
+        """What is known of the GPU; None of what is none."""
+        if self._device.kind != "cuda":
+            return None
+        return View(self._blind or self._sensor is None, self._alone, self._used_to_bytes)
+
+    def get_used_to(self, others_bytes: int) -> None:
+        """Others stay, and so they are not waited for any more."""
+        self._used_to_bytes = max(self._used_to_bytes, others_bytes)
 
     def _heed(self, opinion: Opinion) -> bool:
         match opinion.health:
@@ -123,7 +160,8 @@ class GpuGate:
                     remedy="mend that, then run the same command again; what is done stays done",
                 )
             case Health.BUSY:
-                waited_s = time.monotonic() - (self._suspected_s or time.monotonic())
+                now_s = time.monotonic()
+                waited_s = now_s - max(self._suspected_s or now_s, self.success_s)
                 if waited_s > self._wait_timeout_s:
                     raise Halt(
                         ExitCode.TRY_AGAIN,
@@ -132,6 +170,8 @@ class GpuGate:
                         remedy="end the other process, or wait for it; then run the same command again",
                     )
                 self._tell("gpu_busy", opinion.why)
+                return False
+            case Health.SETTLING:
                 return False
             case Health.BLIND:
                 self._tell("gpu_blind", opinion.why)

@@ -7,12 +7,13 @@ symptom, and is left behind.
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
 
 _TIMEOUT_S = 20.0
+_DEV = Path("/dev")
 _LOST = 15
 """nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
 
@@ -24,11 +25,19 @@ class Device:
     kind: str
     """"cpu" or "cuda"."""
     uuid: str = ""
-    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or its index where nvidia-smi cannot tell."""
+    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index where nvidia-smi cannot tell."""
     name: str = ""
     memory_bytes: int = 0
     bus_id: str = ""
     """PCI address, as nvidia-smi writes it."""
+    index: int | None = field(default=None, compare=False)
+    """nvidia-smi's number; None where it tells none."""
+
+    @property
+    def model(self) -> str:
+        """What is alike of devices for which the same lessons hold: name, and size of memory in GiB."""
+        size = f" {self.memory_bytes >> 30} GiB" if self.memory_bytes else ""
+        return f"{self.name or self.kind}{size}"
 
     def __str__(self) -> str:
         if self.kind != "cuda":
@@ -77,9 +86,16 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
             f"no NVIDIA driver is loaded or visible here; {reason}",
             "install or load the driver; in a container, start it with GPU access; or write `device: cpu`",
         )
-    # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the worker finds out.
-    visible_now = environment.get("CUDA_VISIBLE_DEVICES")
-    return tuple(Device("cuda", _visible_index(visible_now, index)) for index in indices or [0])
+    # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the workers find out.
+    names = _names_without_smi(environment.get("CUDA_VISIBLE_DEVICES"))
+    if everything:
+        return tuple(Device("cuda", name) for name in names or ["0"])
+    return tuple(Device("cuda", names[index] if index < len(names) else str(index)) for index in indices)
+
+
+def is_guessed(device: Device) -> bool:
+    """Whether it was taken for a GPU because of a device file: nvidia-smi did not tell of it."""
+    return device.kind == "cuda" and device.uuid.isdecimal()
 
 
 def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
@@ -109,34 +125,42 @@ def parse_devices(text: str) -> list[Device]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 5 and fields[1].startswith(("GPU-", "MIG-")):
             memory = int(fields[3]) << 20 if fields[3].isdecimal() else 0
-            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4]))
+            index = int(fields[0]) if fields[0].isdecimal() else None
+            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4], index))
     return devices
 
 
 def select_visible(devices: Sequence[Device], visible: str | None) -> list[Device]:
     """The devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    As CUDA reads it: indices or UUID prefixes; the first entry that names no device hides all after it (CUDA C++
-    Programming Guide, environment variables). A MIG id is taken over as it is.
+    As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names no device hides all
+    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables). An index is
+    nvidia-smi's, where it told them: a GPU may be missing from its list. A MIG id is taken over as it is.
     """
     if visible is None:
         return list(devices)
     chosen: list[Device] = []
+    numbered = {position if each.index is None else each.index: each for position, each in enumerate(devices)}
     for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdecimal() and int(entry) < len(devices):
-            chosen.append(devices[int(entry)])
+        fits = [each for each in devices if entry.startswith("GPU-") and each.uuid.startswith(entry)]
+        if entry.isdecimal() and int(entry) in numbered:
+            fits = [numbered[int(entry)]]
         elif entry.startswith("MIG-"):
-            chosen.append(Device("cuda", entry, "MIG slice"))
-        elif entry.startswith("GPU-") and (match := [device for device in devices if device.uuid.startswith(entry)]):
-            chosen.append(match[0])
-        else:
+            fits = [Device("cuda", entry, "MIG slice")]
+        if len(fits) != 1:
             break
-    return chosen
+        chosen += fits
+    return chosen if len(set(chosen)) == len(chosen) else []
 
 
-def _visible_index(visible: str | None, index: int) -> str:
-    entries = [part.strip() for part in visible.split(",")] if visible else []
-    return entries[index] if index < len(entries) else str(index)
+def _names_without_smi(visible: str | None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name: its own entries, else a number for each device file of a GPU.
+
+    In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
+    """
+    if visible is not None:
+        return [part.strip() for part in visible.split(",") if part.strip()]
+    return [str(number) for number, _ in enumerate(_DEV.glob("nvidia[0-9]*"))]
 
 
 def _first_line(answer: SmiAnswer) -> str:

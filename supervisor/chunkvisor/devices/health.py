@@ -10,12 +10,21 @@ from enum import Enum
 
 SLACK_BYTES = 512 << 20
 """A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
-Resiliency Extension waits for the same amount)."""
+Resiliency Extension waits for the same amount). A context with its libraries takes about as much."""
 
 _LOST = 15
 """nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
 
-_HEALTHY_ACTIONS = frozenset({"none", "n/a", "[n/a]", "unknown error", ""})
+_BAD_ACTIONS = frozenset(
+    {
+        *("reset", "gpu reset", "gpu reset required"),
+        *("reboot", "node reboot", "node reboot required"),
+        *("drain and reset", "gpu drain and reset", "drain and reset required"),
+    }
+)
+"""Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Every other text is
+none of ours: `None`, `Drain P2P` (traffic between GPUs), and what a driver says that does not tell, such as
+`[Not Supported]`, `[Unknown Error]` or `[Insufficient Permissions]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,9 @@ class Health(Enum):
 
     GOOD = "good"
     BUSY = "busy"
-    """Wait: memory is held."""
+    """Wait: others hold the memory that a worker needs."""
+    SETTLING = "settling"
+    """Wait a little: what a worker held that has just ended is not given back yet."""
     BROKEN = "broken"
     """Nothing that we can do mends it."""
     BLIND = "blind"
@@ -60,37 +71,91 @@ class Opinion:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of a GPU beside its faults, for who asks whether memory ran out by our own doing."""
+
+    blind: bool = False
+    """nvidia-smi cannot tell of it."""
+    alone: bool = False
+    """Nobody but us was on it, by a look since its last worker failed."""
+    before_bytes: int = 0
+    """In use by others before our first worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a worker needs of a GPU, and what the memory was like before."""
+
+    need_bytes: int = 0
+    """Of a worker, before its first batch; 0 = not known, so that the least is assumed."""
+    total_bytes: int = 0
+    """0 = not known."""
+    unnamed_bytes: int | None = None
+    """In use before our first worker, by no process that nvidia-smi names; None = not known."""
+    settling: bool = False
+    """Whether a worker ended only just now."""
+
+
 _RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 _REBOOT_XIDS = frozenset({79, 151})
 """Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts."""
 
 
-def judge_gpu(reading: Reading, baseline_bytes: int | None, ours: frozenset[int]) -> Opinion:
-    """The opinion on a GPU whose memory in use was `baseline_bytes` before our first worker.
+def judge_gpu(reading: Reading, demand: Demand, ours: frozenset[int]) -> Opinion:
+    """The opinion on a GPU for the next worker.
 
-    `ours` are the pids of our workers that compute on it now; what they hold is not held against it.
+    `ours` are the pids of our workers that are on it now; what they hold is not held against it.
     """
     if reading.returncode == _LOST:
         return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
     if broken := sorted(_RESET_XIDS.union(_REBOOT_XIDS).intersection(reading.xids)):
         mend = "reboot the machine" if _REBOOT_XIDS.intersection(broken) else "have the GPU reset, or reboot"
         return Opinion(Health.BROKEN, f"the kernel's log has Xid {', '.join(map(str, broken))} of this GPU: {mend}")
-    if (action := (reading.recovery_action or "").strip()).lower() not in _HEALTHY_ACTIONS:
+    if asks_for_recovery(reading.recovery_action):
+        action = (reading.recovery_action or "").strip()
         return Opinion(Health.BROKEN, f"the driver asks for a recovery action: {action}")
     if reading.returncode != 0 or reading.used_bytes is None:
         return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
         return Opinion(Health.GOOD)  # how much of the memory is our own workers' cannot be told, in a container say
-    used_bytes = reading.used_bytes - sum(used or 0 for used in own)
-    if baseline_bytes is not None and used_bytes > baseline_bytes + SLACK_BYTES:
+    held_bytes = reading.used_bytes - sum(used or 0 for used in own)
+    before_bytes = demand.unnamed_bytes if demand.settling else None
+    if before_bytes is not None and unnamed_bytes(reading) > before_bytes + SLACK_BYTES:
+        return Opinion(Health.SETTLING, "a worker has ended, and its memory is not given back yet")
+    free_bytes = demand.total_bytes - reading.used_bytes
+    # Where hardly anything is held by others there is nobody to wait for, however large the model is.
+    if demand.total_bytes and held_bytes > SLACK_BYTES and free_bytes < max(demand.need_bytes, SLACK_BYTES):
         others = [holder for holder in reading.holders if holder.pid not in ours]
         who = (
             ", ".join(f"{holder.name} (pid {holder.pid})" for holder in others[:3]) or "a process that cannot be named"
         )
-        held = (used_bytes - baseline_bytes) / 2**30
-        return Opinion(Health.BUSY, f"{held:.1f} GiB of the GPU's memory are held by {who}")
+        needs = f", and a worker needs {_gib(demand.need_bytes)}" if demand.need_bytes else ""
+        why = f"{_gib(held_bytes)} of the GPU's memory are held by {who}; {_gib(max(0, free_bytes))} are free{needs}"
+        return Opinion(Health.BUSY, why)
     return Opinion(Health.GOOD)
+
+
+def asks_for_recovery(action: str | None) -> bool:
+    """Whether a GPU of which the driver says so cannot be worked on."""
+    return (action or "").strip().strip("[]").lower() in _BAD_ACTIONS
+
+
+def unnamed_bytes(reading: Reading) -> int:
+    """In use by no process that nvidia-smi names: the driver's, a dying context's, another container's."""
+    return max(0, (reading.used_bytes or 0) - sum(holder.used_bytes or 0 for holder in reading.holders))
+
+
+def is_alone(reading: Reading, ours: frozenset[int]) -> bool:
+    """Whether nobody but `ours` is seen on the GPU."""
+    if reading.returncode != 0 or reading.used_bytes is None or any(each.pid not in ours for each in reading.holders):
+        return False
+    return unnamed_bytes(reading) < SLACK_BYTES
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def parse_memory(text: str) -> int | None:

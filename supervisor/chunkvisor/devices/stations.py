@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor
+from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
@@ -58,6 +58,9 @@ class Stations:
         self._numbered = 0
         self._paused_until_s = 0.0
         """For all of them: what is waited for is not a device."""
+        self.need_bytes = 0
+        """GPU memory that a worker needs before its first batch; 0 = not known."""
+        self._left_out: list[str] = []
         self.last_halt: Halt | None = None
         """Why the last machine of a cluster that was left out was so."""
 
@@ -67,15 +70,19 @@ class Stations:
         """Take the devices of one machine, with a look at each. Raises Halt (69) where none of ours can be used."""
         first, self._numbered = self._numbered, self._numbered + len(devices)
         for number, device in enumerate(devices, first):
-            gate = GpuGate(device, self._wait_timeout_s, self._emit, sensor_of)
+            gate = GpuGate(device, self._wait_timeout_s, self._emit, sensor_of, lambda: self.need_bytes)
             self._all.append(Station(number, device, site, gate))
         if site.node:
             self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
         for station in self._all[-len(devices) :]:
+            if is_watched(station.device) and not site.node:
+                self._emit("checking_device", device=str(station))
             try:
                 station.gate.open()
             except Halt as halt:
                 self.drop(station, halt)
+        if not site.node:
+            self._emit("devices_checked", count=len(self.alive))
 
     def close(self) -> None:
         """Let go of the sensors."""
@@ -106,8 +113,9 @@ class Stations:
         if station.dropped:
             return
         if len(self.alive) == 1 and not station.site.node:
-            raise halt
+            raise self._with_others(halt)
         self._leave_out(station)
+        self._left_out.append(f"{station}: {halt.why or halt.what}")
         self._emit("device_dropped", device=str(station), left=len(self.alive), why=halt.why or halt.what)
         if station.site.node:
             self.last_halt = halt
@@ -131,6 +139,29 @@ class Stations:
         if ours:
             self._emit("node_lost", node=ours[0].site.name, left=len(self.alive), why=why)
 
+    def learn_need(self, need_bytes: int) -> None:
+        """A worker was seen to need so much before its first batch."""
+        self.need_bytes = max(self.need_bytes, need_bytes)
+
+    def succeeded(self, now_s: float) -> None:
+        """Something was done on one of them: no wait for another has cost the run anything until now."""
+        for station in self._all:
+            station.gate.success_s = now_s
+
+    def places(self, now_s: float) -> Callable[[Station], str]:
+        """What attempts are compared by: their machine where several work, else their device where several do."""
+        working = self.working(now_s)
+        if len({each.site.node for each in working}) > 1:
+            return lambda station: station.site.node
+        return device_place if len(working) > 1 else lambda _station: ""
+
+    def _with_others(self, halt: Halt) -> Halt:
+        """The words of the last device's end, with those of the devices that were left out before."""
+        if not self._left_out:
+            return halt
+        why = f"{halt.why}\nleft out before: " + "\nleft out before: ".join(self._left_out)
+        return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, log=halt.log)
+
     def _of(self, node: str) -> list[Station]:
         return [station for station in self.alive if station.site.node == node]
 
@@ -139,11 +170,17 @@ class Stations:
         station.gate.close()
 
 
-def is_devices_own(exit_code: ExitCode) -> bool:
-    """Whether a halt with this code may be the matter of one device alone: the others can go on."""
-    return exit_code is ExitCode.MACHINE
+def device_place(station: Station) -> str:
+    """The device's name among places; no machine of a cluster has such a one."""
+    return f"device {station.number}"
+
+
+def is_devices_own(exit_code: ExitCode, verdict: Verdict) -> bool:
+    """Whether a halt may be the matter of one device alone: the others can go on."""
+    return exit_code is ExitCode.MACHINE or verdict.outcome is Outcome.GPU_BUSY
 
 
 def is_machines_own(exit_code: ExitCode, verdict: Verdict) -> bool:
     """Whether a halt may be the matter of one machine of a cluster: what is installed there, or its disk."""
-    return exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP
+    load = verdict.before_first_batch and exit_code is ExitCode.CONFIG
+    return exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP or load

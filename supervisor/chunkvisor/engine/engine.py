@@ -40,10 +40,7 @@ class Engine(Protocol):
         """Descriptors that become readable when there is news."""
 
     def holding(self, station: Station) -> bool:
-        """Whether nothing is to be started there yet."""
-
-    def loading(self, station: Station) -> bool:
-        """Whether but one worker is to be started there: a template is getting ready."""
+        """Whether nothing is to be started there yet: a template is getting ready, say."""
 
     def has_room(self, station: Station, workers: Sequence[Worker]) -> bool:
         """Whether the device's machine has memory for one worker more; `workers` are all that run."""

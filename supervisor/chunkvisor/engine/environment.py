@@ -58,7 +58,8 @@ _ONE_THREAD = {
 }
 
 _NO_DEVICE = {
-    # With this check and no visible device, torch.cuda.is_available() says no without loading CUDA or NVML.
+    # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA or NVML
+    # (torch/cuda/__init__.py, _device_count_nvml); without it, it calls cuInit, and forks are poisoned.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }

@@ -61,10 +61,6 @@ class LocalEngine:
         """See Engine."""
         return self._starter.holding
 
-    def loading(self, _station: Station) -> bool:
-        """See Engine."""
-        return self._starter.loading
-
     def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
         """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
         now_s = time.monotonic()

@@ -31,21 +31,21 @@ class Starter:
         self._emit = emit
         self._template: Template | None = None
         self._begun = 0
+        self._was_ready = False
 
     @property
-    def loading(self) -> bool:
-        """Whether a template is getting ready: workers started meanwhile load the model once more."""
+    def holding(self) -> bool:
+        """Whether nothing is to be started before the template is ready.
+
+        With `auto`, too: a fresh worker has its first vector no sooner than one that is forked as soon as the template
+        has loaded, and the two of them would load the weights twice, beside each other.
+        """
         return self._template is not None and self._template.state is TemplateState.LOADING
 
     @property
     def warm(self) -> bool:
         """Whether a worker can be forked now."""
         return self._template is not None and self._template.state is TemplateState.READY
-
-    @property
-    def holding(self) -> bool:
-        """Whether nothing is to be started before the template is ready."""
-        return self.loading and self._start is Start.WARM
 
     def open(self, pending: int, at_once: int) -> None:
         """Begin to load a template, if it will be of use to so many pending chunks, `at_once` of them started now."""
@@ -55,9 +55,10 @@ class Starter:
     def attend(self) -> None:
         """Hear what the template has to say. Raises Halt where the config wants no other start."""
         if self._template is not None:
-            loading = self.loading
+            loading = self.holding
             self._template.attend()
             if loading and self._template.state is TemplateState.READY:
+                self._was_ready = True
                 self._emit(TemplateReady(self._template.pid, loaded_s=self._template.loaded_s))
             self._heed_failure()  # which a worker may have noticed before
 
@@ -81,7 +82,7 @@ class Starter:
     def mistrust(self, worker: Worker) -> None:
         """The worker has refused to run from its template. Raises Halt like `attend`."""
         if isinstance(worker, WarmWorker) and worker.template is self._template:
-            self._template.fail("a worker found that it had touched the GPU driver")
+            self._template.fail("a worker found that it had begun to use the GPU")
             self._heed_failure()
 
     def close(self) -> None:
@@ -103,7 +104,9 @@ class Starter:
         if failed is None or failed.state is not TemplateState.FAILED:
             return
         self._emit(TemplateFailed(failed.pid, reason=failed.failure))
-        if failed.hopeless or self._begun >= TEMPLATES:
+        # With `auto`, patience is for a template that has shown that it can load: fresh workers could have begun.
+        patient = self._was_ready or self._start is Start.WARM
+        if failed.hopeless or not patient or self._begun >= TEMPLATES:
             self._give_up(failed.failure, failed)
         else:
             self._begin()

@@ -53,9 +53,11 @@ class WorkerEnded(AttemptEvent):
     startup_s: float = 0.0
     """Imports, loading and tokenising."""
     idle_s: float = 0.0
-    """How long the device had nothing to do before."""
+    """How long the device had nothing to compute before the first batch; `opening_s` is part of it."""
     busy_s: float = 0.0
-    """From its `go` until it needed the device no longer."""
+    """From its first batch until it needed the device no longer; without an `opening_s`, from its `go`."""
+    opening_s: float = 0.0
+    """From its `go` to its first batch: a context is made, and weights are copied."""
     texts: int = 0
     tokens: int = 0
     """Without padding; 0 where the encoder cannot count them."""

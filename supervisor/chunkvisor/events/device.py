@@ -3,6 +3,36 @@
 from chunkvisor.events.event import Event, Severity, event
 
 
+@event()
+class LookingForGpus(Event):
+    """nvidia-smi is asked which GPUs there are."""
+
+
+@event(
+    "nvidia-smi does not tell of the GPUs, but the driver's device files are there: {count} taken; "
+    "CUDA may work all the same, chunkvisor doctor says more",
+    Severity.CARE,
+)
+class GpusGuessed(Event):
+    """Some GPUs are known by their device files alone."""
+
+    count: int
+
+
+@event()
+class CheckingDevice(Event):
+    """nvidia-smi is asked how a device is, before the first worker."""
+
+    device: str
+
+
+@event()
+class DevicesChecked(Event):
+    """Workers can be started."""
+
+    count: int = 0
+
+
 @event("node {node} works from now on, on {device}")
 class NodeJoined(Event):
     """A node of the cluster works from now on."""

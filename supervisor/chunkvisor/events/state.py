@@ -21,6 +21,9 @@ _WINDOW = 48
 _LAST_LINES = 5
 
 _STAGES: dict[type[Event], str] = {
+    of_device.LookingForGpus: "asking nvidia-smi for the GPUs",
+    of_device.CheckingDevice: "asking nvidia-smi how {0.device} is",
+    of_device.DevicesChecked: "starting the first workers",
     of_run.Resolving: "asking the hub for {0.model}",
     of_run.CheckingModel: "reading the files of the model",
     of_run.WaitingForTurn: "waiting for {0.who}",
@@ -38,6 +41,7 @@ _STAGES: dict[type[Event], str] = {
 _NO_WORK = (
     *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_run.Resolving, of_run.CheckingModel),
     *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded),
+    *(of_device.LookingForGpus, of_device.GpusGuessed, of_device.CheckingDevice, of_device.DevicesChecked),
 )
 """All that a run tells which finds everything done."""
 

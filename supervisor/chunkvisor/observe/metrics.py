@@ -73,7 +73,7 @@ class Metrics(Observer):
         busy = {number: times.busy_s for number, times in devices.items()}
         idle = {number: times.idle_s for number, times in devices.items()}
         startup_s = sum(times.startup_s for times in devices.values())
-        yield self._counter("device_busy_seconds", "Time that workers have had the device.", busy, "device")
+        yield self._counter("device_busy_seconds", "Time that the device has computed.", busy, "device")
         yield self._counter(
             "device_idle_seconds", "Time between one worker's end and the next one's go.", idle, "device"
         )

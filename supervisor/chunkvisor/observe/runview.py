@@ -20,6 +20,7 @@ _PHASES = {
     Phase.TOKENIZE: "tokenising",
     Phase.READY: "ready",
     Phase.CUDA_INIT: "opening",
+    Phase.WEIGHTS_COPY: "copying",
     Phase.FORWARD: "computing",
     Phase.WRITE: "writing",
     Phase.DONE: "writing",

@@ -20,6 +20,7 @@ from chunkvisor_worker.contract.messages import (
     Fault,
     Limits,
     ModelSpec,
+    Phase,
     Result,
     Spec,
     read_message,
@@ -117,7 +118,7 @@ def gather(
         ended_why,
         result=result,
         fault=read_message(Fault, files.fault),
-        beat=read_message(Beat, files.beat),
+        beat=_last_beat(files),
         log_tail=read_tail(files.log),
         oom_kills=oom_kills,
         disk_free_bytes=free_bytes(files.folder),
@@ -127,6 +128,13 @@ def gather(
         problem, bad_rows = _problem(files.vectors, result, known, is_blank)
         evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows)
     return evidence
+
+
+def _last_beat(files: AttemptFiles) -> Beat | None:
+    """None where it cannot be read; where there is none, the worker died before its first line."""
+    if not files.folder.exists() or os.path.lexists(files.beat):
+        return read_message(Beat, files.beat)
+    return Beat(0, 0, Phase.START)
 
 
 def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:

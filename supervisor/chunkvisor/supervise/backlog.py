@@ -30,7 +30,7 @@ class Task:
     fresh: bool = field(default=False, compare=False)
     """Whether the worker has to be a new interpreter: something has failed before."""
     avoid: str = field(default="", compare=False)
-    """Machine of a cluster on which it has failed last."""
+    """Machine of a cluster, or device, on which it has failed last."""
 
 
 class Backlog:
@@ -41,15 +41,15 @@ class Backlog:
         self._positions = [0] * len(ledgers)
         self._again: list[Task] = []
 
-    def take(self, now_s: float, machine: str = "") -> Task | None:
+    def take(self, now_s: float, place: str = "") -> Task | None:
         """The next task that may start now; it is not handed out twice unless it is put back.
 
-        With a `machine`, none that has failed there: the others are to say whether it is the machine's fault.
+        With a `place`, none that has failed there: others are to say whether it is the fault of that place.
         """
         passed_over, found = [], None
         while found is None and self._again and self._again[0].due_s <= now_s:
             task = heapq.heappop(self._again)
-            if machine and task.avoid == machine:
+            if place and task.avoid == place:
                 passed_over.append(task)
             else:
                 found = task

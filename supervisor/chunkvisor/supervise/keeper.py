@@ -57,8 +57,11 @@ class Keeper:
         """A gate was opened; rates count from the first."""
         self._first_go_s = self._first_go_s or go_s
 
-    def keep(self, task: Task, attempt: int, files: AttemptFiles) -> None:
-        """Take over the verified vectors of an attempt, as a whole chunk or as a part of one."""
+    def keep(self, task: Task, attempt: int, files: AttemptFiles, device: str = "") -> None:
+        """Take over the verified vectors of an attempt, as a whole chunk or as a part of one.
+
+        `device` is the kind of device on which it was made, whose lessons a whole chunk confirms; empty = not known.
+        """
         output = self._outputs[task.output]
         whole = (task.start, task.stop) == output.ledger.plan.bounds(task.chunk)
         try:
@@ -78,6 +81,7 @@ class Keeper:
             files.folder.parent.rmdir()
         self._on_success(task)
         if whole:
+            self._book.confirm(device)
             self._committed(output, task.output, task.chunk, result)
         else:
             self._emit("part_committed", output=output.name, chunk=task.chunk, start=task.start, stop=task.stop)
@@ -157,7 +161,6 @@ class Keeper:
         self._on_disk_error(Task(now, number, chunk, nothing, nothing), 0, files, error)
 
     def _committed(self, output: OutputRun, number: int, chunk: int, result: Result | None) -> None:
-        self._book.confirm()
         output.committed_here += 1
         if output.committed_here == 1 and not output.ledger.complete:
             check_space(output)

@@ -144,19 +144,16 @@ class Runner:
         """Start workers: first one for every place that computes, then those that are prepared ahead."""
         ahead = self._settings.per_device + max(0, self._settings.standby - self._aftermath.host_ooms)
         workers = [slot.worker for slot in self._slots]
-        machines = {station.site.node for station in self._stations.alive}
+        place_of = self._stations.places(now_s)
         for places in range(1, ahead + 1):
             for station in self._stations.working(now_s):
                 if len(self._on(station)) >= places or self._engine.holding(station):
                     continue
-                # While a template loads, but one worker of each device does so: cores and memory are for no more.
-                if places > 1 and self._engine.loading(station):
-                    continue
                 if places > self._settings.per_device and not self._engine.has_room(station, workers):
                     continue
-                task = self._backlog.take(now_s, station.site.node if len(machines) > 1 else "")
-                if task is None and len(machines) > 1:
-                    continue  # there may be something for another machine
+                task = self._backlog.take(now_s, place_of(station))
+                if task is None and place_of(station):
+                    continue  # there may be something for another place
                 if task is None:
                     return
                 self._hand_over()
@@ -183,8 +180,8 @@ class Runner:
     def _start(self, task: Task, station: Station, now_s: float) -> Slot:
         output = self._outputs[task.output]
         number, files = output.ledger.new_attempt(task.chunk)
-        texts, limits = output.table.each_text(task.start, task.stop), self._book.limits(output.limits, task.tier)
-        site = station.site
+        limits = self._book.limits(output.limits, task.tier, station.device.model)
+        texts, site = output.table.each_text(task.start, task.stop), station.site
         place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
         spec = write_attempt(files, output.job, place, texts, limits)
         worker = self._engine.start(station, files, spec, fresh=task.fresh, blocking_launches=task.blocking_launches)
@@ -221,7 +218,8 @@ class Runner:
             if slot.ready:
                 if not self._fit(station):
                     return
-                limits = self._book.limits(self._outputs[slot.task.output].limits, slot.task.tier)
+                full = self._outputs[slot.task.output].limits
+                limits = self._book.limits(full, slot.task.tier, station.device.model)
                 slot.go(limits)
                 self._aftermath.keeper.gone(slot.go_s)
                 self._emit("go", output=slot.spec.output, chunk=slot.task.chunk, attempt=slot.attempt, **asdict(limits))
@@ -229,11 +227,14 @@ class Runner:
 
     def _fit(self, station: Station) -> bool:
         try:
-            computing = (slot.worker.pid for slot in self._on(station) if slot.gate is GateState.OPEN)
-            return station.gate.fit(frozenset(computing))
+            return station.gate.fit(self._with_device(station))
         except Halt as halt:
             self._stations.drop(station, halt)
             return False
+
+    def _with_device(self, station: Station) -> frozenset[int]:
+        """Pids of the workers that have the device, or have just given it back."""
+        return frozenset(slot.worker.pid for slot in self._at[station] if slot.gate is not GateState.SHUT)
 
     def _attend(self, slot: Slot, now_s: float) -> None:
         returncode = slot.worker.poll()
@@ -256,10 +257,11 @@ class Runner:
                 return
             if returncode == NODE_LOST:
                 slot.ended_why = slot.ended_why or f"{slot.station} was lost"
-            elif returncode:
-                slot.station.gate.suspect()
+            if returncode == 0:
+                self._hand_over()
+            # After a failure the verdict comes first: the next worker is to have the lesson, and a look at its GPU.
+            self._aftermath.conclude(slot, returncode, self._with_device(slot.station))
             self._hand_over()
-            self._aftermath.conclude(slot, returncode)
             return
         if slot.station.dropped:
             slot.end(EndedBy.STOP, "its device was dropped", now_s)

@@ -92,6 +92,16 @@ class Slot:
         return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
 
     @property
+    def started_s(self) -> float:
+        """When the worker was started."""
+        return self._started_s
+
+    @property
+    def had_device(self) -> bool:
+        """Whether it ever had its `go`."""
+        return self.gate is not GateState.SHUT
+
+    @property
     def unused(self) -> bool:
         """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
         return self.worker.warm and self.gate is GateState.SHUT and self.ended_by is EndedBy.ITSELF
@@ -100,11 +110,14 @@ class Slot:
         """What the worker did with its time, for the journal; seconds and counts."""
         self.look(now_s, closely=True)
         beat = self.pulse.beat
+        opening_s = beat.opening_s if beat and self.freed_s is not None else 0.0
         return {
             "device": self.station.number,
             "startup_s": round((self._ready_s or now_s) - self._started_s, 4),
-            "idle_s": round(self.idle_s, 4),
-            "busy_s": round(self.freed_s - self.go_s, 4) if self.freed_s is not None else 0.0,
+            # The device computes from the first batch on: until then a context is made, and weights are copied.
+            "opening_s": opening_s,
+            "idle_s": round(self.idle_s + opening_s, 4),
+            "busy_s": round(self.freed_s - self.go_s - opening_s, 4) if self.freed_s is not None else 0.0,
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
         }

@@ -17,7 +17,7 @@ from chunkvisor.config.model import EngineKind, OnBadRow, Start
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.policy import Budget
 from chunkvisor.decide.watch import Patience
-from chunkvisor.devices.gpu import find_devices
+from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
@@ -27,6 +27,7 @@ from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.events.device import GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import (
@@ -89,7 +90,11 @@ class Work:
         self._run = run
         self._layout, self._emit = run.layout, run.emit
         self._on_ray = config.engine.kind is EngineKind.RAY
+        if not self._on_ray and "cpu" not in config.device:
+            self._emit(LookingForGpus())
         self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
+        if guessed := sum(map(is_guessed, self._devices)):
+            self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
 
     def do(self) -> ExitCode:
@@ -181,13 +186,14 @@ class Work:
 
     def _book(self, source: ModelSource, outputs: Sequence[OutputRun]) -> LessonBook:
         model = self._config.model
-        kinds = ",".join(sorted({device.name or device.kind for device in self._devices}))
-        key = f"{kinds}|{source.revision or model.name}|{model.dtype}|{model.encoder}"
+        key = f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
+        several = len({device.model for device in self._devices}) > 1
         rows = max((output.limits.rows for output in outputs), default=1)
         tokens = max((output.limits.tokens or 0 for output in outputs), default=0)
 
-        def on_change(tier: Tier, doubted: bool) -> None:
+        def on_change(tier: Tier, doubted: bool, device: str) -> None:
             of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
+            of_length += f" on {device}" if several else ""
             kind = LimitsWidened if doubted else LimitsLowered
             self._emit(kind(tier.rows, tier.tokens, tier.min_length, of_length))
 

@@ -54,15 +54,17 @@ same trace, which is none. chunkvisor reads the out-of-memory counter of the cgr
   permission, a rate limit and a model missing from the cache in offline mode alike; the cause is further down the
   chain.
 
-## What no GPU has confirmed
+## How far it is confirmed
 
-None of these rules has been seen at work on a GPU yet. Each entry says how far its signs are confirmed:
+Each entry says how far its signs are confirmed. Only what was seen on a card is a GPU's word. On the null GPU, torch's
+CUDA build runs over a runtime without a device: its host code and its errors are genuine, kernels and times are not.
+A stub that returned a code shows what torch makes of it, and no more.
 
 {evidence}
 
 Open in particular: that the CUDA context stays sound after a caught NVML assertion, the exact output of a device-side
-assertion on standard error, the return codes of a torch that crashes while it exits after a CUDA fault, the texts of
-the codes 721 and 911, and the messages of other frameworks than torch.
+assertion on standard error, and the messages of other frameworks than torch. The texts of all CUDA codes are
+libcudart's own (13.0.96), and a test holds the rules against them.
 """
 
 
@@ -94,7 +96,7 @@ def entry(rule: Rule) -> str:
         "; ".join(facts) + ".",
         "",
         *(f"- {sign}" for sign in _signs(rule)),
-        f"- confirmed so far: {rule.evidence}",
+        f"- confirmed so far: {', '.join(filter(None, (rule.evidence, rule.seen)))}",
     ]
     return "\n".join(lines) + "\n"
 

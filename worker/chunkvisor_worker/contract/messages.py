@@ -24,6 +24,9 @@ class Phase(StrEnum):
     TOKENIZE = "tokenize"
     READY = "ready"
     CUDA_INIT = "cuda_init"
+    """The CUDA context is made."""
+    WEIGHTS_COPY = "weights_copy"
+    """The weights go from host memory to the device."""
     FORWARD = "forward"
     WRITE = "write"
     DONE = "done"
@@ -144,6 +147,8 @@ class Beat:
     """Padded tokens of the batch under way; 0 = unknown."""
     freed: bool = False
     """The device is free for the next worker, though this one has not ended."""
+    opening_s: float = 0.0
+    """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
 
 
 @dataclass(frozen=True, slots=True)

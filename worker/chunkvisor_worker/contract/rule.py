@@ -22,16 +22,22 @@ CONFIG = os.EX_CONFIG
 
 LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
 """No text has been touched yet: no row can be the cause."""
-BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT)
+BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
 """No batch has been on the device yet: a smaller one cannot help."""
+AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+"""The device has begun to compute."""
 ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
 """The worker is handling texts: one of them can be the cause."""
 
 
 class Evidence(StrEnum):
-    """How far the signs of a rule are confirmed; a GPU never ran any of them."""
+    """How far the signs of a rule are confirmed."""
 
-    RUN = "produced without a GPU"
+    CARD = "seen on a card"
+    NULL_GPU = "run on the null GPU"
+    """torch's own CUDA build over a runtime without a device; what fails and how it is reported is genuine."""
+    RUN = "produced here; it needs no GPU"
+    STUB = "a stub that returned the code"
     READ = "read in released binaries, headers or sources"
     REPORTED = "reported by others"
 
@@ -97,6 +103,8 @@ class Rule:
     row_can_cause: bool = False
     """A row of the input can be the cause: bisecting the chunk makes sense."""
     evidence: Evidence = Evidence.READ
+    seen: str = ""
+    """With what, and when: `torch 2.13.0, 2026-11-21`."""
 
     def matches(self, cause: Cause, phase: Phase, head: str) -> bool:
         """Whether one exception of a fault in `phase` falls under the rule; `head` as in `Sign.matches`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from chunkvisor.commands.doctor.finding import Finding, State
 from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted
 from chunkvisor.devices.gpu import Device, select_visible
+from chunkvisor.devices.health import asks_for_recovery
 from chunkvisor.units import human_bytes
 
 _GIVE_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
@@ -35,7 +36,8 @@ _OTHERS_BYTES = 512 << 20
 """Less than this, held by others, does not matter: a desktop or the driver itself."""
 _LARGE_SHARE = 0.5
 _NAMES_SHOWN = 5
-_NO_ACTION = ("", "none", "n/a", "[n/a]", "unknown error")
+_NO_GPU_CODES = (4, 6, 8, 9, 15)
+"""Of those above: CUDA will not work either. With the others NVML alone is broken, and runs complete."""
 
 
 def severity(wanted: Wanted, state: State = State.FAULT) -> State:
@@ -85,8 +87,8 @@ def _check_nvml(readings: Readings) -> Finding:
         return Finding("nvml", State.OK, f"nvidia-smi answers, and lists {_count(len(smi.gpus), 'GPU')}")
     if smi.returncode is None and smi.line:
         mend = "reboot; if it comes again, have the GPU checked"
-        return Finding("nvml", severity(readings.wanted), f"nvidia-smi hangs ({smi.line}): the driver is stuck", mend)
-    if smi.returncode is None:
+        meaning = f"nvidia-smi hangs ({smi.line}): the driver is stuck"
+    elif smi.returncode is None:
         meaning, mend = "nvidia-smi is not on PATH", "install the driver's tools, or put them on PATH"
     else:
         texts = (entry for text, entry in _SMI_TEXTS.items() if text.lower() in smi.line.lower())
@@ -94,10 +96,13 @@ def _check_nvml(readings: Readings) -> Finding:
         meaning, mend = next(texts, None) or _SMI_CODES.get(smi.returncode, unknown)
         meaning += f" (nvidia-smi: {smi.line})" if smi.line else ""
     report = readings.probe.report
+    blind = "nobody can see who holds the GPU's memory, and up to torch 2.13 running out of it looks like an NVML "
+    blind += "assertion"
     if report is not None and report.gpus:
-        meaning += "; CUDA works all the same, but nobody can see who holds the GPU's memory, and up to torch 2.13 "
-        meaning += "running out of it looks like an NVML assertion"
-        return Finding("nvml", State.WARNING, meaning, mend)
+        return Finding("nvml", State.WARNING, f"{meaning}; CUDA works all the same, but {blind}", mend)
+    hangs = smi.returncode is None and smi.line
+    if readings.driver.nodes and not hangs and smi.returncode not in _NO_GPU_CODES:
+        return Finding("nvml", severity(readings.wanted, State.WARNING), f"{meaning}; CUDA may work, but {blind}", mend)
     return Finding("nvml", severity(readings.wanted), meaning, mend)
 
 
@@ -162,9 +167,9 @@ def _check_health(gpu: GpuReading, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _ailments(gpu: GpuReading) -> Iterator[tuple[State, str]]:
-    if gpu.recovery_action.lower() not in _NO_ACTION:
-        # Peer-to-peer traffic between GPUs, which no worker here has.
-        state = State.WARNING if "P2P" in gpu.recovery_action else State.FAULT
+    # Peer-to-peer traffic between GPUs is none that a worker here has.
+    if asks_for_recovery(gpu.recovery_action) or "p2p" in gpu.recovery_action.lower():
+        state = State.WARNING if "p2p" in gpu.recovery_action.lower() else State.FAULT
         yield state, f"the driver asks for a recovery action: {gpu.recovery_action}"
     if gpu.remap_failed:
         yield State.FAULT, "a faulty row of its memory could not be replaced by a spare one"

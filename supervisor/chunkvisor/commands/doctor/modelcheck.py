@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
+from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Whereabouts
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
@@ -85,13 +86,15 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
     verdict, who = sample.verdict, f" ({sample.where})" if sample.where else ""
     is_plugin = job.whereabouts is Whereabouts.PLUGIN
     if verdict.rule == _TOKENIZER:
-        yield Finding("tokenizer", State.FAULT, f"{verdict.reason}{who}", verdict.remedy, Blame.CONFIG)
+        mend = before_a_run(verdict.remedy) or "check model.name: tokenizer and model do not belong together"
+        yield Finding("tokenizer", State.FAULT, f"{verdict.reason}{who}", mend, Blame.CONFIG)
         return
     if verdict.outcome is not Outcome.COMMITTED:
         text = f"a worker got three short texts{who} and failed: {verdict.outcome}: {verdict.reason}"
         if sample.log_line:
             text += f"\nlast line of its log: {sample.log_line}"
-        mend = verdict.remedy or ("mend the plug-in encoder" if is_plugin else "run the config with --max-rows 10")
+        mend = before_a_run(verdict.remedy)
+        mend = mend or ("mend the plug-in encoder" if is_plugin else "update torch and the packages that the log names")
         yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
         return
     if not is_plugin:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.gpus import severity
+from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted, Whereabouts
 from chunkvisor.decide.outcome import describe_exit
 from chunkvisor.errors import ExitCode
@@ -138,7 +139,7 @@ def _why(probe: ProbeReading) -> tuple[str, str, Blame]:
         )
     rule = diagnosis.rule
     blame = Blame.CONFIG if rule.exit_code == ExitCode.CONFIG and rule.name == "allocator-config" else Blame.MACHINE
-    return f"{rule.cause.rstrip('.')}: {diagnosis.headline}", rule.remedy, blame
+    return f"{rule.cause.rstrip('.')}: {diagnosis.headline}", before_a_run(rule.remedy), blame
 
 
 def _version(text: str | None) -> tuple[int, int] | None:

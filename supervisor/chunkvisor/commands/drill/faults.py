@@ -77,6 +77,9 @@ FAULTS: tuple[DrillFault, ...] = (
     DrillFault("disk-full", "ENOSPC when the vectors are written", Outcome.DISK_FULL, real_on=()),
     DrillFault("disk-limit", "a small file system is full until the run waits", Outcome.DISK_FULL, Place.DISK),
     DrillFault("hub-busy", "HTTP 429 while the model is loaded", Outcome.HUB, real_on=()),
+    DrillFault("gpu-busy", "CUDA error 46: somebody else holds the GPU", Outcome.GPU_BUSY, real_on=()),
+    DrillFault("import-failed", "a package is missing while the model is loaded", Outcome.SETUP, real_on=()),
+    DrillFault("bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT, real_on=()),
     DrillFault("supervisor-killed", "the run itself is killed after its first chunk", State.STOPPED, Place.SUPERVISOR),
     DrillFault(
         "poison-row", "one text crashes every worker", Outcome.CRASHED, Place.ROW, exit_code=ExitCode.QUARANTINED

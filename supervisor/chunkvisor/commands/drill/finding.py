@@ -117,8 +117,8 @@ def action(runs: Sequence[Run], batch_rows: int) -> str:
         return f"waited {sum(waits):.0f} s, retried"
     if isinstance(lowered := told.get(LimitsLowered), LimitsLowered):
         return f"batch {f'of {batch_rows} rows ' if batch_rows else ''}cut to {lowered.rows}"
-    if ChunkSplit in told:
-        return "row retried alone"
+    if isinstance(split := told.get(ChunkSplit), ChunkSplit):
+        return "row retried alone" if split.parts == 1 else f"texts taken apart, {split.parts} tries"
     return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
 
 

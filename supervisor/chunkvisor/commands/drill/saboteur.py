@@ -32,7 +32,7 @@ def wherever(name: str, text: int) -> Command:
 
     def command(files: AttemptFiles, spec: Spec) -> list[str]:
         struck = spec.start <= text < spec.stop
-        return _saboteur(name, files, text) if struck else worker_command(files, spec)
+        return _saboteur(name, files, 0) if struck else worker_command(files, spec)
 
     return command
 

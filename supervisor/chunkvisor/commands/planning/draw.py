@@ -23,6 +23,8 @@ def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
         yield from _draw_output(name, output, blocks=blocks)
         yield ""
     said = [("disk", _disk(forecast)), ("memory", _memory(forecast)), ("time", _time(forecast))]
+    if forecast.gpu_memory_bytes is not None:
+        said.insert(2, ("GPU", _gpu_memory(forecast)))
     for label, text in [*said, *(("note", note) for note in forecast.notes)]:
         yield from textwrap.wrap(text, WIDTH, initial_indent=f"{label:8}", subsequent_indent=" " * 8)
 
@@ -104,7 +106,20 @@ def _memory(forecast: Forecast) -> str:
     each = " for each GPU" if forecast.per_gpu else ""
     need, total = human_bytes(forecast.host_memory_bytes), human_bytes(forecast.total_memory_bytes)
     reckoning = f"{forecast.workers} x (1 GiB + {human_bytes(forecast.weights_bytes)} of weights)"
+    batch = max((output.activation_bytes or 0 for output in forecast.outputs.values()), default=0)
+    if batch and forecast.gpu_memory_bytes is None:
+        reckoning += f" and {human_bytes(batch)} for the largest batch"
     return f"about {need} of {total}{each}, an estimate: {reckoning}"
+
+
+def _gpu_memory(forecast: Forecast) -> str:
+    """Of one GPU; the largest batch is what its limits allow, and workers take smaller ones where that does not fit."""
+    batch = max((output.activation_bytes or 0 for output in forecast.outputs.values()), default=0)
+    need, weights = human_bytes(forecast.gpu_memory_bytes or 0), human_bytes(forecast.weights_bytes or 0)
+    return (
+        f"about {need} of each GPU, an estimate: 0.5 GiB for CUDA, {weights} of weights, and {human_bytes(batch)} for "
+        "the largest batch; workers take smaller ones where that is more than is free"
+    )
 
 
 def _time(forecast: Forecast) -> str:

@@ -12,6 +12,9 @@ from chunkvisor.store.diskneed import RESERVE_BYTES, need_bytes
 LIBRARIES_BYTES = 1 << 30
 """About what torch and transformers take in a process, beside the weights."""
 
+CONTEXT_BYTES = 1 << 29
+"""About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
+
 _HEADER_BYTES = 128
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -33,9 +36,22 @@ def loaded_bytes(stored_bytes: int, stored_dtype: str | None, dtype: str) -> int
     return stored_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[stored_dtype]
 
 
-def memory_bytes(weights_bytes: int, workers: int) -> int:
-    """Host memory of so many workers: each loads the weights there before it moves them to its device."""
-    return workers * (LIBRARIES_BYTES + weights_bytes)
+def element_bytes(dtype: str | None) -> int:
+    """Size of one number; 4 where the dtype is not known."""
+    return _SIZES_BYTES.get(dtype or "", 4)
+
+
+def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
+    """Host memory of so many workers, of which `computing` hold a batch there: none where that is on a GPU.
+
+    Each loads the weights to host memory, before it moves them to its device.
+    """
+    return workers * (LIBRARIES_BYTES + weights_bytes) + computing * activation_bytes
+
+
+def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int:
+    """Memory of one GPU on which so many workers compute at a time."""
+    return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
 
 
 def last_rate(entries: Iterable[Entry]) -> float | None:

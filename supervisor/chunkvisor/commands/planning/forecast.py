@@ -60,6 +60,8 @@ class OutputForecast:
     """Size of the final file."""
     disk_bytes: int | None
     """Still to be written, at most, while the output is being made: staged texts, chunks, final file."""
+    activation_bytes: int | None = None
+    """What the largest batch takes beside the weights; None where the model's shape or the tokens are not known."""
     chunk_size_reason: str | None = None
     """Why it is that, where `auto` chose it; None once a run has fixed it."""
 
@@ -81,6 +83,8 @@ class Forecast:
     host_memory_bytes: int | None
     """An estimate for `workers` processes."""
     total_memory_bytes: int
+    gpu_memory_bytes: int | None
+    """An estimate for the workers that compute on one GPU at a time; None on a CPU, or where it is not known."""
     texts_per_s: float | None
     """Of this workdir's last run with a rate."""
     time_s: float | None

@@ -1,4 +1,4 @@
-"""What the files of a model folder tell without loading it: dimension, dtype and size of its weights.
+"""What the files of a model folder tell without loading it: dimension, dtype, shape, size of its weights.
 
 It never imports a machine-learning library, and says None rather than guess.
 """
@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from chunkvisor.commands.planning.activations import ModelShape, shape_of
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -19,6 +21,7 @@ class ModelFolder:
     dtype: str | None = None
     """As stored."""
     weights_bytes: int | None = None
+    shape: ModelShape | None = None
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
@@ -31,6 +34,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         _dimension(folder, config, modules if isinstance(modules, list) else []),
         dtype if isinstance(dtype, str) else None,
         _weights_bytes(folder),
+        shape_of(_mapping(config.get("text_config")) or config),
     )
 
 

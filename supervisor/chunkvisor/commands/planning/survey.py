@@ -4,14 +4,24 @@ It never writes into the workdir, and never asks a GPU anything.
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, last_rate, loaded_bytes, memory_bytes, scaled
+from chunkvisor.commands.planning.activations import activation_bytes
+from chunkvisor.commands.planning.estimate import (
+    disk_bytes,
+    element_bytes,
+    final_bytes,
+    gpu_bytes,
+    last_rate,
+    loaded_bytes,
+    memory_bytes,
+    scaled,
+)
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.modelfolder import ModelFolder, read_model_folder
@@ -73,6 +83,7 @@ class _Survey:
         rate = last_rate(read_events(self._layout.events))
         disk = [each.disk_bytes for each in outputs.values()]
         finals = [each.final_bytes for each in outputs.values()]
+        activations = self._activations(outputs.values())
         return Forecast(
             outputs=outputs,
             peak_disk_bytes=_sum(disk),
@@ -81,8 +92,9 @@ class _Survey:
             weights_bytes=weights,
             workers=workers,
             per_gpu=per_gpu,
-            host_memory_bytes=memory_bytes(weights, workers) if weights is not None else None,
+            host_memory_bytes=_host_memory(config, weights, activations, workers),
             total_memory_bytes=int(psutil.virtual_memory().total),
+            gpu_memory_bytes=_gpu_memory(config, weights, activations),
             texts_per_s=rate,
             time_s=sum(each.texts_left for each in outputs.values()) / rate if rate else None,
             notes=tuple(self._notes),
@@ -135,6 +147,16 @@ class _Survey:
             self._notes.append("the size of the weights is unknown until a run has downloaded them")
         return None
 
+    def _activations(self, outputs: Iterable[OutputForecast]) -> int | None:
+        """Of the largest batch of all outputs; None where that of one of them is not known."""
+        each = [output.activation_bytes for output in outputs]
+        known = [size for size in each if size is not None]
+        if len(known) == len(each):
+            return max(known, default=0)
+        if not self._config.model.is_plugin:
+            self._notes.append("what a batch takes of the memory is not known for this model, and is not counted")
+        return None
+
     def _output(self, name: str, measured: _Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
@@ -171,7 +193,20 @@ class _Survey:
             dimension=dimension,
             final_bytes=final_bytes(table.rows, dimension) if dimension is not None else None,
             disk_bytes=disk,
+            activation_bytes=self._activation(sample, measured, model, max_length),
         )
+
+    def _activation(
+        self, sample: Sample, measured: _Measured, model: ModelFolder, max_length: int | None
+    ) -> int | None:
+        """Of the batch of the longest texts: the first that a worker computes, and the largest."""
+        if model.shape is None or measured.unit is not Unit.TOKENS or not len(measured.lengths):
+            return None
+        dtype = str(self._config.model.dtype)
+        longest = min(int(measured.lengths.max()), max_length or int(measured.lengths.max()))
+        rows, tokens = sample.limits.of_length(longest)
+        rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
+        return activation_bytes(model.shape, element_bytes(model.dtype if dtype == "auto" else dtype), rows, longest)
 
     def _done(self, name: str) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
@@ -200,6 +235,19 @@ class _Survey:
         if self._layout.outputs in table.folder.parents:
             return 0
         return sum(path.stat().st_size for path in table.folder.iterdir())
+
+
+def _host_memory(config: Config, weights: int | None, activations: int | None, workers: int) -> int | None:
+    if weights is None:
+        return None
+    computing = config.workers.per_device if "cpu" in config.device else 0
+    return memory_bytes(weights, activations or 0, workers, computing)
+
+
+def _gpu_memory(config: Config, weights: int | None, activations: int | None) -> int | None:
+    if weights is None or activations is None or "cpu" in config.device:
+        return None
+    return gpu_bytes(weights, activations, config.workers.per_device)
 
 
 def _long_texts(sample: Sample, lengths: Lengths) -> list[LongText]:

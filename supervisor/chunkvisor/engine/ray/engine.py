@@ -124,11 +124,6 @@ class RayEngine:
         state = self._states.get(station.site.node)
         return state is None or state.holding
 
-    def loading(self, station: Station) -> bool:
-        """See Engine."""
-        state = self._states.get(station.site.node)
-        return state is None or state.loading
-
     def has_room(self, station: Station, _workers: Sequence[Worker]) -> bool:
         """See Engine."""
         state = self._states.get(station.site.node)

@@ -241,8 +241,8 @@ class NodeWorkers(threading.Thread):
         if not self._demanded:
             return  # whether a template is of use is not known yet
         now_s = time.monotonic()
-        now = (self._starter.loading, self._starter.holding, self._starter.warm)
-        before = self._state and (self._state.loading, self._state.holding, self._state.warm)
+        now = (self._starter.holding, self._starter.warm)
+        before = self._state and (self._state.holding, self._state.warm)
         if now == before and now_s - self._state_s < _STATE_S:
             return
         self._state_s = now_s

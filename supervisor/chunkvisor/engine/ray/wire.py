@@ -164,8 +164,8 @@ class NodeState:
     node: str
     room: bool
     """Memory for one more worker."""
-    loading: bool = False
     holding: bool = False
+    """A template is getting ready: nothing is to be started."""
     warm: bool = False
     """Whether a worker can be forked."""
 

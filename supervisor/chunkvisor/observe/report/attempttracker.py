@@ -38,11 +38,11 @@ class AttemptTracker:
         words = f"{attempt.output} chunk {attempt.chunk}, attempt {attempt.attempt}"
         _keep(self._open, attempt, AttemptSpan(self._device_of.get(attempt, ""), at_s, at_s, words=words))
 
-    def ended(self, attempt: AttemptKey, at_s: float, busy_s: float, well: bool) -> None:
+    def ended(self, attempt: AttemptKey, at_s: float, had_s: float, well: bool) -> None:
         """Its worker has ended, after it had the device for so long; one that never had it leaves no span."""
         self._device_of.pop(attempt, None)
         if (span := self._open.pop(attempt, None)) is not None:
-            freed_s = span.start_s + busy_s if busy_s > 0 else at_s
+            freed_s = span.start_s + had_s if had_s > 0 else at_s
             span.stop_s = max(span.start_s, min(at_s, freed_s))
             span.kind = Kind.DONE if well else Kind.STOPPED
             self._add(attempt, span)

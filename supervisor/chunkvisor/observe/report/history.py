@@ -176,7 +176,7 @@ class History:
         self.startup_s += event.startup_s
         self.idle_s += event.idle_s
         self.busy_s += event.busy_s
-        self.attempts.ended(_attempt_of(event), at_s, event.busy_s, event.returncode == 0)
+        self.attempts.ended(_attempt_of(event), at_s, event.opening_s + event.busy_s, event.returncode == 0)
 
     def _committed(self, event: of_attempt.ChunkCommitted, at_s: float) -> None:
         self.outcomes[Outcome.COMMITTED] += event.attempt_ok

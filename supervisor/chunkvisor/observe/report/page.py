@@ -40,6 +40,7 @@ _PHASES = {
     "tokenize": "tokenising",
     "ready": "ready, waiting for the device",
     "cuda_init": "starting CUDA",
+    "weights_copy": "copying the weights to the device",
     "forward": "encoding",
     "write": "writing vectors",
 }

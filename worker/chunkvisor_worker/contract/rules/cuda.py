@@ -7,9 +7,35 @@ driver_types.h (13.0) says "the process must be terminated and relaunched".
 import re
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import MACHINE, PASSING, Evidence, Rule, Sign, runtime_error
+from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE, PASSING, Evidence, Rule, runtime_error
+
+_CONTAINED = r"Invalid access of peer GPU memory over nvlink or a hardware error"
+_KERNEL = (
+    r"an illegal instruction was encountered|misaligned address|invalid program counter"
+    r"|operation not supported on global/shared address space|hardware stack error"
+)
+_LOST = r"tensor memory not completely freed|an async error has occured in external entity outside of CUDA"
 
 CUDA_RULES: tuple[Rule, ...] = (
+    Rule(
+        # Codes that mean a kernel's or a text's fault once there has been a kernel and a text.
+        name="gpu-fault-before-work",
+        outcome=Outcome.DEVICE_FAULT,
+        cause="The GPU failed before the first batch, while the CUDA context was made or the weights were copied: no "
+        "text has to do with it.",
+        remedy="A new worker tries again; if it returns, see the kernel's log for Xid messages and reset the GPU or "
+        "reboot.",
+        signs=(
+            runtime_error(
+                r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
+                rf"|the launch timed out and was terminated|{_KERNEL}|{_LOST}",
+                *(53, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911),
+            ),
+        ),
+        phases=BEFORE_WORK,
+        exit_code=MACHINE,
+        fresh_process_helps=True,
+    ),
     Rule(
         name="device-side-assert",
         outcome=Outcome.DEVICE_FAULT,
@@ -28,7 +54,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         cause="A kernel touched memory that is not its own: a bug, an overflow at a huge batch, rarely the hardware.",
         remedy="The chunk is tried again, then with a smaller batch, then row by row; if it returns, look for Xid 48, "
         "94 or 95 in the kernel's log and try another attn_implementation.",
-        signs=(runtime_error(r"an illegal memory access was encountered|unspecified launch failure", 700, 719),),
+        signs=(runtime_error(r"an illegal memory access was encountered|unspecified launch failure", 53, 700, 719),),
         # bitsandbytes prints this and calls exit(1).
         log=re.compile(r"an illegal memory access was encountered|unspecified launch failure"),
         smaller_batch_helps=True,
@@ -41,13 +67,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         cause="The GPU refused a kernel's instructions: a wrong build or a bug of a kernel.",
         remedy="Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this GPU and each "
         "other, or set model.kwargs.attn_implementation to sdpa.",
-        signs=(
-            runtime_error(
-                r"an illegal instruction was encountered|misaligned address|invalid program counter"
-                r"|operation not supported on global/shared address space|hardware stack error",
-                *(714, 715, 716, 717, 718),
-            ),
-        ),
+        signs=(runtime_error(_KERNEL, 714, 715, 716, 717, 718),),
         log=re.compile(r"an illegal instruction was encountered|CUDA error: (?:misaligned address|hardware stack)"),
         exit_code=MACHINE,
         fresh_process_helps=True,
@@ -58,6 +78,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         cause="The watchdog of a GPU that drives a display ended a kernel that ran too long.",
         remedy="Use a GPU without a display, or a smaller batch.",
         signs=(runtime_error(r"the launch timed out and was terminated", 702),),
+        log=re.compile(r"the launch timed out and was terminated"),
         smaller_batch_helps=True,
         fresh_process_helps=True,
     ),
@@ -65,9 +86,11 @@ CUDA_RULES: tuple[Rule, ...] = (
         # cudaErrorContained.
         name="contained-error",
         outcome=Outcome.DEVICE_FAULT,
-        cause="A hardware error hit this process only (Xid 94); the GPU goes on.",
+        cause="A hardware error, or an access to another GPU's memory, hit this process only (Xid 94); the GPU goes "
+        "on.",
         remedy="The chunk is tried again; if it returns, see `nvidia-smi -q -d ECC,ROW_REMAPPER` and reset the GPU.",
-        signs=(Sign(classes=("builtins.RuntimeError",), codes=(226,)),),
+        signs=(runtime_error(_CONTAINED, 226),),
+        log=re.compile(_CONTAINED),
         exit_code=MACHINE,
         fresh_process_helps=True,
     ),
@@ -77,16 +100,17 @@ CUDA_RULES: tuple[Rule, ...] = (
         cause="The MPS server ended this process, mostly because a neighbour on the same GPU crashed.",
         remedy="The chunk is tried again; run without MPS if neighbours crash often.",
         signs=(runtime_error(r"the MPS client has been terminated by the server", 810),),
+        log=re.compile(r"the MPS client has been terminated by the server"),
         exit_code=PASSING,
         fresh_process_helps=True,
     ),
     Rule(
-        # 721 and 911 are on the header's list too; torch's texts for them are not known.
         name="context-lost",
         outcome=Outcome.DEVICE_FAULT,
         cause="The CUDA context is broken by an error that CUDA calls fatal for the process.",
         remedy="The chunk is tried again in a new process; if it returns, report the error to the model's authors.",
-        signs=(Sign(classes=("builtins.RuntimeError",), codes=(721, 911)),),
+        signs=(runtime_error(_LOST, 721, 911),),
+        log=re.compile(_LOST),
         fresh_process_helps=True,
     ),
     Rule(

@@ -9,11 +9,27 @@ without a code; the strings are libcudart's.
 import re
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import CONFIG, MACHINE, PASSING, Evidence, Rule, error, of_class, runtime_error
+from chunkvisor_worker.contract.rule import (
+    AT_WORK,
+    BEFORE_WORK,
+    CONFIG,
+    MACHINE,
+    PASSING,
+    Evidence,
+    Rule,
+    error,
+    of_class,
+    runtime_error,
+)
 
 _CUDNN = (
     r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
     r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
+)
+
+_MPS = (
+    r"Error 80[5-9]: |MPS client failed to connect|between the MPS server and the MPS client failed"
+    r"|MPS server is not ready|hardware resources required to (?:create MPS client|support device connections)"
 )
 
 DRIVER_RULES: tuple[Rule, ...] = (
@@ -36,8 +52,9 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Update the driver, or install a torch built for the CUDA version that `nvidia-smi` shows.",
         signs=(
             runtime_error(
-                r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime",
-                35,
+                r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime"
+                r"|API call is not supported in the installed CUDA driver",
+                *(35, 36),
             ),
         ),
         exit_code=MACHINE,
@@ -49,7 +66,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Check CUDA_VISIBLE_DEVICES, `device:` in the config and the container's GPUs against `nvidia-smi -L`.",
         signs=(runtime_error(r"No CUDA GPUs are available|no CUDA-capable device is detected", 100),),
         exit_code=MACHINE,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="gpu-exclusive",
@@ -58,7 +75,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Wait for the other process or end it; `nvidia-smi -q -d COMPUTE` shows the mode.",
         signs=(runtime_error(r"CUDA-capable device\(s\) is/are busy or unavailable", 46),),
         exit_code=PASSING,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="gpu-services-not-ready",
@@ -67,16 +84,16 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Start them (`systemctl start nvidia-fabricmanager nvidia-persistenced`).",
         signs=(runtime_error(r"system not yet initialized", 802),),
         exit_code=MACHINE,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="mps-unavailable",
         outcome=Outcome.GPU_BUSY,
         cause="The MPS server of this GPU refuses clients or cannot be reached.",
         remedy="Start or restart it (`nvidia-cuda-mps-control -d`), or unset CUDA_MPS_PIPE_DIRECTORY.",
-        signs=(runtime_error(r"Error 80[5-9]: ", 805, 806, 807, 808, 809),),
+        signs=(runtime_error(_MPS, 805, 806, 807, 808, 809),),
         exit_code=PASSING,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="driver-library-mismatch",
@@ -88,7 +105,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
             error(r"Driver/library version mismatch"),
         ),
         exit_code=MACHINE,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="forward-compatibility",
@@ -98,7 +115,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
         "driver and libraries may differ.",
         signs=(runtime_error(r"forward compatibility was attempted on non supported HW", 804),),
         exit_code=MACHINE,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="stub-driver",
@@ -107,7 +124,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Remove the folder cuda/stubs from LD_LIBRARY_PATH.",
         signs=(runtime_error(r"CUDA driver is a stub library", 34),),
         exit_code=MACHINE,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="torch-without-cuda",
@@ -133,10 +150,44 @@ DRIVER_RULES: tuple[Rule, ...] = (
         cause="This torch, or an extension, was not built for this generation of GPU.",
         remedy="Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability.",
         signs=(
-            runtime_error(r"no kernel image is available for execution on the device", 209),
-            runtime_error(r"the provided PTX was compiled with an unsupported toolchain", 222),
+            runtime_error(
+                r"no kernel image is available for execution on the device|invalid device function"
+                r"|device kernel image is invalid|the provided PTX was compiled with an unsupported toolchain"
+                r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH",
+                *(98, 200, 209, 222, 300),
+            ),
         ),
-        log=re.compile(r"no kernel image is available for execution on the device"),
+        log=re.compile(r"no kernel image is available for execution on the device|device kernel image is invalid"),
+        exit_code=MACHINE,
+    ),
+    Rule(
+        name="ptx-not-compiled",
+        outcome=Outcome.SETUP,
+        cause="torch or an extension has no ready kernels for this GPU, and those in PTX cannot be compiled here.",
+        remedy="Install a build for this GPU; or unset CUDA_DISABLE_PTX_JIT and CUDA_DISABLE_JIT, and give the "
+        "container the driver's libnvidia-ptxjitcompiler.",
+        signs=(
+            runtime_error(
+                r"a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
+                *(218, 221, 223),
+            ),
+        ),
+        exit_code=MACHINE,
+    ),
+    Rule(
+        name="cuda-call-refused",
+        outcome=Outcome.SETUP,
+        cause="The operating system, the container or this kind of GPU (virtual, a slice) does not allow what CUDA "
+        "was asked to do.",
+        remedy="Take allocator options such as expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, give the container "
+        "all devices of the GPU (`docker run --gpus all`), and see the kernel's log.",
+        signs=(
+            runtime_error(
+                r"OS call failed or operation not supported on this OS"
+                r"|(?m:CUDA (?:driver )?error: operation not (?:permitted|supported)$)",
+                *(304, 800, 801),
+            ),
+        ),
         exit_code=MACHINE,
     ),
     Rule(
@@ -174,18 +225,46 @@ DRIVER_RULES: tuple[Rule, ...] = (
         evidence=Evidence.REPORTED,
     ),
     Rule(
+        name="cuda-unknown-error",
+        outcome=Outcome.DEVICE_FAULT,
+        cause="CUDA failed in the middle of the work, without saying why.",
+        remedy="The chunk is tried again in a new process; if it returns, see the kernel's log for Xid messages and "
+        "`nvidia-smi`.",
+        signs=(runtime_error(r"CUDA (?:driver )?error: unknown error", 999),),
+        phases=AT_WORK,
+        exit_code=MACHINE,
+        fresh_process_helps=True,
+    ),
+    Rule(
         name="cuda-does-not-start",
         outcome=Outcome.SETUP,
         cause="The driver could not be started, without saying why.",
         remedy="See whether `nvidia-smi` works and what the kernel's log says; after a suspend, reload nvidia_uvm "
         "(`modprobe -r nvidia_uvm && modprobe nvidia_uvm`) or reboot.",
         signs=(
-            runtime_error(r"CUDA driver initialization failed|CUDA unknown error - this may be due to", 3, 999),
+            runtime_error(
+                r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
+                r"|CUDA (?:driver )?error: (?:initialization|unknown) error",
+                *(3, 999),
+            ),
             runtime_error(r"Unexpected error from cudaGetDeviceCount"),
         ),
         exit_code=MACHINE,
         fresh_process_helps=True,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
+    ),
+    Rule(
+        # Nothing but the context and the weights has been asked for: what fails here fails in every worker.
+        name="cuda-error-before-work",
+        outcome=Outcome.DEVICE_FAULT,
+        cause="A CUDA call failed before the first batch, with an error that no rule knows.",
+        remedy="Look the error up in NVIDIA's documentation; `chunkvisor doctor` tries the GPU without a run.",
+        signs=(
+            of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
+            runtime_error(r"\bCUDA (?:driver )?error: "),
+        ),
+        phases=BEFORE_WORK,
+        exit_code=MACHINE,
     ),
     Rule(
         # AcceleratorError of a code without a rule; and old torch, which raises a plain RuntimeError.

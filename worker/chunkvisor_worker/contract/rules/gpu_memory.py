@@ -37,7 +37,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         remedy="See `nvidia-smi` for the processes on the GPU and end them, or choose another with `device:`.",
         signs=(runtime_error(r"Unexpected error from cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory"),),
         exit_code=PASSING,
-        evidence=Evidence.RUN,
+        evidence=Evidence.STUB,
     ),
     Rule(
         name="absurd-allocation",
@@ -106,7 +106,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         outcome=Outcome.GPU_OOM,
         cause="The batch did not fit in the GPU's memory.",
         remedy="The run goes on with half the batch; smaller encode.batch_size and encode.batch_tokens save the failed "
-        "tries.",
+        "tries. Where single long texts do not fit, model.dtype bfloat16 (or float16) takes half the memory or less.",
         signs=(_ALLOCATOR, _TEXT, _OTHER_FRAMEWORKS),
         log=re.compile(r"CUDA out of memory|CUDA error: out of memory"),
         smaller_batch_helps=True,

@@ -1,0 +1,52 @@
+"""Workers that failed before their first batch, which no text can cause: how often in a row, and over which chunks.
+
+Pure: it never looks at a worker or a clock, and never decides what follows.
+"""
+
+from dataclasses import dataclass, field
+
+from chunkvisor_worker.contract.exits import Outcome
+
+Chunk = tuple[int, int]
+"""Output and chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A worker's end before its first batch."""
+
+    outcome: Outcome
+    rule: str
+    chunk: Chunk
+    began_s: float
+    """When the worker was started."""
+    ended_s: float
+
+
+@dataclass(slots=True)
+class Starts:
+    """The failed starts of a run since the last success, by place: a device, or a machine with its installation."""
+
+    _rows: dict[str, list[FailedStart]] = field(default_factory=dict)
+
+    def before(self, place: str, start: FailedStart) -> tuple[int, bool]:
+        """(failed starts in a row before this one, whether one of another chunk failed in the same way).
+
+        A worker that was on its way when the last one failed confirms nothing: both may have met the same moment.
+        """
+        row = self._rows.get(place, [])
+        if row and start.began_s < row[-1].ended_s:
+            return len(row) - 1, False
+        same = (each for each in row if (each.outcome, each.rule) == (start.outcome, start.rule))
+        return len(row), any(each.chunk != start.chunk for each in same)
+
+    def failed(self, place: str, start: FailedStart) -> None:
+        """Take it down, unless it confirms nothing."""
+        row = self._rows.setdefault(place, [])
+        if not row or start.began_s >= row[-1].ended_s:
+            row.append(start)
+
+    def succeeded(self, *places: str) -> None:
+        """A worker got past its start there."""
+        for place in places:
+            self._rows.pop(place, None)

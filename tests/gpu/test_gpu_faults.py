@@ -1,0 +1,157 @@
+"""Faults on a real GPU: each is met in the second chunk, ends its own process, and costs no row."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from gpuplace import TEXTS, GpuPlace
+
+from chunkvisor import testing
+from harness import expected, finish, wait_for
+
+MIB = 1 << 20
+Figure = Callable[[str], None]
+
+
+def with_trouble(place: GpuPlace, name: str, **changes: Any) -> None:
+    """A config whose plug-in meets the trouble in the first attempt at chunk 1; of a GPU without kernels, by a knob."""
+    if not place.gpu.arithmetic and name not in place.gpu.troubles:
+        pytest.skip("kernels do nothing here, and this null GPU has no knob for what they would do")
+    env = {} if place.gpu.arithmetic else dict(place.gpu.troubles[name])
+    place.configure(**{"model__kwargs": {"trouble": {"1": name}}, "env": env, **changes})
+
+
+def assert_right(place: GpuPlace) -> None:
+    """Every row is there, in its place: the vectors went through the memory of the GPU and back."""
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, figure: Figure) -> None:
+    """Each attempt has a process and a context of its own: after a fault the next one computes as if nothing was."""
+    with_trouble(place, "assert_async")
+
+    place.complete()
+
+    assert place.failed() == [(1, "device_fault")]
+    assert_right(place)
+    noted = place.noted()
+    assert sorted(noted) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    assert len({each["pid"] for each in noted.values()}) == len(noted)
+    assert all(each["product"] == 64**3 for each in noted.values()) or not place.gpu.arithmetic
+    assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
+    figure(f"{len(noted)} attempts, {len(noted)} contexts, one of them broken")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("assert_async", 710), ("index_out_of_range", 710), ("illegal_address", 700)]
+)
+def test_a_sticky_fault_is_cured_by_the_next_process(trouble: str, code: int, place: GpuPlace, figure: Figure) -> None:
+    """A genuine CUDA fault breaks its process for every later call, and the next process does the chunk."""
+    with_trouble(place, trouble)
+
+    place.complete()
+
+    assert place.failed() == [(1, "device_fault")]
+    assert_right(place)
+    struck = place.noted()[1, 1]
+    assert struck["code"] == code, struck
+    assert struck["afterwards"], "the context was not broken"
+    assert "afterwards" not in place.noted()[1, 2]
+    figure(f"error {struck['code']}; the same process afterwards: {struck['afterwards'].splitlines()[0]:.60}")
+
+
+def test_a_plugin_out_of_memory_is_halved(place: GpuPlace, figure: Figure) -> None:
+    """A plug-in bounded by set_per_process_memory_fraction runs out of memory, and finishes with smaller batches."""
+    kwargs = {"limit_bytes": 300 * MIB, "row_bytes": 16 * MIB}
+    place.configure(model__kwargs=kwargs, encode={"batch_size": 32})
+
+    place.complete()
+
+    assert set(place.failed()) == {(0, "gpu_oom")}
+    assert_right(place)
+    figure(f"batches of 32 rows cut to {lowered(place)[-1]}")
+
+
+def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Any, figure: Figure) -> None:
+    """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
+    share = 400 * MIB / (place.gpu.memory_bytes or 1)
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
+    place.configure(minilm_path, env=setting, encode={"batch_size": 256, "batch_tokens": None}, chunk__size=192)
+    place.write_source(["word " * 400 + str(number) for number in range(384)])
+
+    place.complete()
+
+    assert place.failed()
+    assert {outcome for _, outcome in place.failed()} == {"gpu_oom"}
+    assert place.vectors().shape == (384, 384)
+    figure(f"batches of 256 rows cut to {lowered(place)[-1]}")
+
+
+def lowered(place: GpuPlace) -> list[int]:
+    """Rows to which batches were cut, one after the other."""
+    return [each["rows"] for each in place.events() if each["event"] == "limits_lowered"]
+
+
+def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace, figure: Figure) -> None:
+    """SIGKILL in the middle of kernels: the run goes on, and the driver takes the memory back, so fast."""
+    ballast = 1024 * MIB
+    kwargs = {"trouble": {"1": "compute"}, "ballast_bytes": ballast}
+    place.configure(model__kwargs=kwargs, workers={"start": "fresh", "standby": 0})
+    process = place.start("run", str(place.config_path))
+    try:
+        note = place.notes / "1-1.json"
+        pid = wait_for(lambda: note.exists() and "trouble" in (seen := json.loads(note.read_text())) and seen["pid"])
+        full = place.gpu.used_bytes()
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        ended_s = time.monotonic()
+        # The next worker may have its context by then, but not more of the ballast than this one had.
+        wait_for(lambda: place.gpu.used_bytes() < full - 3 * ballast // 4)
+        back_s, asked = time.monotonic(), time.monotonic()
+        place.gpu.used_bytes()
+        look_s = time.monotonic() - asked
+    finally:
+        ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert place.failed() == [(1, "crashed")]
+    assert_right(place)
+    figure(
+        f"process gone after {1000 * (ended_s - killed_s):.0f} ms, memory back after at most "
+        f"{1000 * (back_s - killed_s):.0f} ms (one nvidia-smi takes {1000 * look_s:.0f} ms)"
+    )
+
+
+def test_a_kernel_that_never_ends_is_ended(place: GpuPlace, figure: Figure) -> None:
+    """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next one computes."""
+    with_trouble(place, "spin", recovery__stall_timeout=5)
+
+    place.complete()
+
+    assert place.failed() == [(1, "hung")]
+    assert_right(place)
+    assert place.noted()[1, 1]["trouble"] == "spin"
+    figure(f"ended {hung_s(place):.1f} s after its go, with stall_timeout 5")
+
+
+def hung_s(place: GpuPlace) -> float:
+    """Seconds from the go of the first attempt at chunk 1 to its end."""
+    return sum(each["busy_s"] for each in place.events() if each["event"] == "worker_ended" and (
+        each["chunk"], each["attempt"]) == (1, 1))  # fmt: skip
+
+
+def test_a_fault_asked_for_by_a_test_is_met_on_the_gpu(place: GpuPlace, minilm_path: Any, figure: Figure) -> None:
+    """`chunkvisor.testing.fault` fills the GPU for MiniLM in its second chunk: a genuine out-of-memory error."""
+    share = 1024 * MIB / (place.gpu.memory_bytes or 1)
+    place.configure(minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"})
+    with testing.fault("gpu_oom", chunk=1) as fault:
+        place.complete()
+    assert (fault.struck, place.failed()) == (1, [(1, "gpu_oom")])
+    log = next(place.workdir.glob("outputs/out/attempts/000001/001/worker.log")).read_text()
+    figure(f"batches cut to {lowered(place)[-1]} rows" + (", simulated" if "drill: simulated" in log else ""))

@@ -1,0 +1,227 @@
+"""A null GPU as a Python object: a folder with a control file, and the environment that makes torch meet it.
+
+The knobs may be turned while processes run on it. README.md beside this file tells what each of them does.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from build import Built
+
+from harness import Ended, Workplace, finish
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+_SMI = {
+    "ok": "ok",
+    "hang": "hang",
+    "broken": "fail:9:NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+    "latest NVIDIA driver is installed and running.",
+    "mismatch": "fail:18:Failed to initialize NVML: Driver/library version mismatch",
+    "unknown": "fail:255:Failed to initialize NVML: Unknown Error",
+    "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to recover "
+    "this GPU",
+}
+
+
+@dataclass(slots=True)
+class NullGpu:
+    """One machine with null GPUs."""
+
+    folder: Path
+    built: Built
+    gpus: Sequence[int] = (8 * GIB,)
+    """Memory of each GPU, in bytes."""
+    _settings: dict[str, str] = field(default_factory=dict)
+    _neighbours: list[tuple[int, str]] = field(default_factory=list)
+    _faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the folder: its own nvidia-smi, and the first control file."""
+        (self.folder / "bin").mkdir(parents=True)
+        (self.folder / "bin" / "nvidia-smi").symlink_to(self.built.smi)
+        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(len(self.gpus)))):
+            node = self.folder / "dev" / name
+            node.parent.mkdir(exist_ok=True)
+            node.touch()
+        module = self.folder / "proc" / "driver" / "nvidia" / "version"
+        module.parent.mkdir(parents=True)
+        module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Null GPU\n")
+        self._write()
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to run on these GPUs, over that of this process."""
+        return {
+            "NULLGPU_DIR": str(self.folder),
+            "LD_PRELOAD": str(self.built.preload),
+            "LD_LIBRARY_PATH": os.pathsep.join([str(self.built.libraries), *_listed("LD_LIBRARY_PATH")]),
+            "PATH": os.pathsep.join([str(self.folder / "bin"), *_listed("PATH")]),
+        }
+
+    def set(self, **settings: Any) -> None:
+        """Set keys of the control file by name; `__` stands for the dot, as in memory__1="16G". None takes one out."""
+        for key, value in settings.items():
+            self._settings[key.replace("__", ".")] = str(value)
+            if value is None:
+                del self._settings[key.replace("__", ".")]
+        self._write()
+
+    def neighbour(self, gpu: int, size_bytes: int, pid: int = 999_999, name: str = "python3") -> None:
+        """Memory that somebody else holds from now on."""
+        self._neighbours.append((gpu, f"{gpu}:{size_bytes}:{pid}:{name}"))
+        self._write()
+
+    def neighbours_leave(self, gpu: int | None = None) -> None:
+        """The neighbours on this GPU, or all, give their memory back."""
+        self._neighbours = [each for each in self._neighbours if gpu is not None and each[0] != gpu]
+        self._write()
+
+    def fault(
+        self,
+        what: int | str,
+        place: str,
+        *,
+        process: int | str | None = None,
+        gpu: int | None = None,
+        sticky: bool | None = None,
+        late: int = 0,
+        times: int = 0,
+        argv: str = "",
+        environment: str = "",
+    ) -> None:
+        """Add a fault: a CUDA error code, "hang", "kill", "kill:6" or "slow:2.5", at a place such as "launch:35".
+
+        Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any function's name; with
+        ":N" the Nth, ":N+" from it on, ":N-M". `process` is the place in the order in which processes first asked the
+        driver; `times` bounds it over all processes together; `late` calls that wait do not notice it yet.
+        """
+        words = [f"{what}@{place}"]
+        words += [f"process={process}"] if process is not None else []
+        words += [f"gpu={gpu}"] if gpu is not None else []
+        words += ["sticky" if sticky else "plain"] if sticky is not None else []
+        words += [f"late={late}"] if late else []
+        words += [f"times={times}"] if times else []
+        words += [f"argv={argv}"] if argv else []
+        words += [f"with={environment}"] if environment else []
+        self._faults.append(",".join(words))
+        self._write()
+
+    def mend(self) -> None:
+        """Take all faults out; an error that stays for a process stays for those that have it."""
+        self._faults.clear()
+        self._write()
+
+    def nvml(self, *, init: int = 0, handle: int = 0, processes: int = 0, smi: str = "") -> None:
+        """Let NVML fail with these codes (999: unknown; 18: version mismatch); 0 = it works.
+
+        nvidia-smi fails with nvmlInit, unless `smi` says "ok".
+        """
+        self.set(nvml__init=init, nvml__handle=handle, nvml__processes=processes)
+        if smi:
+            self.smi(smi)
+
+    def smi(self, mode: str) -> None:
+        """How nvidia-smi behaves: ok, absent, broken, mismatch, unknown, lost, hang, "slow:SECONDS"."""
+        link = self.folder / "bin" / "nvidia-smi"
+        link.unlink(missing_ok=True)
+        if mode != "absent":
+            link.symlink_to(self.built.smi)
+            self.set(smi=_SMI.get(mode, mode))
+
+    def without_driver(self) -> None:
+        """The kernel module is not loaded: no device files, no GPU, and nvidia-smi says so."""
+        shutil.rmtree(self.folder / "dev")
+        shutil.rmtree(self.folder / "proc")
+        self.smi("broken")
+        self.fault(100, "init")
+
+    def lose(self, gpu: int, code: int = 999) -> None:
+        """The GPU falls off the bus: whoever uses it gets the code; nvidia-smi ends with 15."""
+        self.set(**{f"lost__{gpu}": code})
+
+    def trace(self) -> dict[int, list[str]]:
+        """The calls of each process by its pid, where trace=1 is set; a launch has its kernel's name behind it."""
+        return {int(path.name): path.read_text().splitlines() for path in (self.folder / "trace").glob("*")}
+
+    def used_bytes(self, gpu: int = 0) -> int:
+        """Memory in use, as nvidia-smi tells it (whole MiB)."""
+        answer = self.ask_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu))
+        return int(answer.stdout) * MIB
+
+    def ask_smi(self, *arguments: str) -> Ended:
+        """Call nvidia-smi."""
+        return self.call(["nvidia-smi", *arguments])
+
+    def call(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
+        """Run a command on these GPUs, to its end."""
+        return finish(self.start(command, env))
+
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command on these GPUs."""
+        environment = {**os.environ, **self.environment(), **(env or {})}
+        program = shutil.which(command[0], path=environment["PATH"]) or command[0]
+        return subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def python(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run Python code on these GPUs, to its end."""
+        return self.call([sys.executable, "-c", code, *arguments], env)
+
+    def _write(self) -> None:
+        lines = [f"gpus={len(self.gpus)}", *(f"memory.{index}={size}" for index, size in enumerate(self.gpus))]
+        lines += [f"{key}={value}" for key, value in self._settings.items()]
+        lines += [f"neighbour={line}" for _, line in self._neighbours]
+        lines += [f"fault={line}" for line in self._faults]
+        temporary = self.folder / ".control"
+        temporary.write_text("\n".join(lines) + "\n")
+        temporary.replace(self.folder / "control")
+
+
+class GpuWorkplace(Workplace):
+    """A Workplace whose runs compute a tiny BERT on null GPUs."""
+
+    def __init__(self, folder: Path, gpu: NullGpu, model: Path) -> None:
+        super().__init__(folder)
+        self.gpu = gpu
+        self.model = model
+
+    def write_model_config(self, **changes: Any) -> None:
+        """As `write_config`: fresh workers without standby, on every GPU; dotted keys (`__`) override."""
+        self.write_config(
+            "sentence-transformers", **{"model.name": str(self.model), "device": "cuda", "env": {}, **changes}
+        )
+
+    def write_texts(self, count: int, words: int = 8) -> None:
+        """Texts of so many tokens (two more with the model's own), no two alike."""
+        self.write_source(
+            [" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)]
+        )
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """See Workplace; on the null GPUs."""
+        return super().start(*arguments, env={**self.gpu.environment(), **(env or {})})
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """The events of this name, in their order."""
+        return [each for each in self.events() if each["event"] == event]
+
+    def attempts(self, output: str = "out") -> list[Path]:
+        """Folders of the attempts that were kept, in their order."""
+        return sorted((self.workdir / "outputs" / output / "attempts").glob("*/*"))
+
+
+def _listed(name: str) -> list[str]:
+    return [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry]

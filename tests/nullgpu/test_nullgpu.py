@@ -1,0 +1,270 @@
+"""The null GPU agrees with itself: torch, the driver's tools and several processes see the same machine."""
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+
+import pytest
+from asking import ask, ask_each
+
+from nullgpu import GIB, MIB, NullGpu
+
+ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
+"""Later allocators warn."""
+
+
+@pytest.mark.newer
+def test_torch_and_nvidia_smi_see_the_same_gpus(make_gpu: Callable[..., NullGpu]) -> None:
+    """Count, names, sizes and UUIDs agree, and so does memory that neighbours hold and torch takes."""
+    gpu = make_gpu([8 * GIB, 16 * GIB], name__1="Null GPU 16")
+    gpu.neighbour(1, 3 * GIB, pid=4711, name="trainer")
+    said = ask(
+        gpu,
+        """
+import subprocess
+csv = "--format=csv,noheader,nounits"
+say("count", torch.cuda.device_count())
+say("names", [torch.cuda.get_device_name(i) for i in range(2)])
+say("uuids", ["GPU-" + str(torch.cuda.get_device_properties(i).uuid) for i in range(2)])
+say("capability", torch.cuda.get_device_capability())
+say("before", torch.cuda.mem_get_info(1))
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:1")
+say("after", torch.cuda.mem_get_info(1))
+ones = torch.ones((64, 64), device="cuda")
+say("product", (ones @ ones).sum().item())
+say("there and back", torch.arange(6.0).cuda().cpu().tolist())
+gpus = ["nvidia-smi", "--query-gpu=uuid,memory.total,memory.used", csv]
+say("smi", subprocess.check_output(gpus, text=True))
+apps = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", csv, "-i", "1"]
+say("apps", subprocess.check_output(apps, text=True))
+say("open", sorted(os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2))
+""",
+    )
+    assert said["count"] == 2
+    assert said["names"] == ["Null GPU", "Null GPU 16"]
+    assert said["capability"] == [8, 0]
+    assert said["before"] == [12.75 * GIB, 16 * GIB]
+    assert said["after"] == [11.75 * GIB, 16 * GIB]
+    assert said["product"] == 64**3
+    assert said["there and back"] == [0, 1, 2, 3, 4, 5]
+    first, second = (line.split(", ") for line in said["smi"].splitlines())
+    assert [first[0], second[0]] == said["uuids"]
+    assert [first[1], second[1]] == ["8192", "16384"]
+    assert second[2] == str(int(4.25 * 1024))
+    apps = [line.split(", ") for line in said["apps"].splitlines()]
+    assert [app[2] for app in apps] == ["1280", "3072"]
+    assert apps[1][:2] == ["4711", "trainer"]
+    assert [each for each in said["open"] if "nvidia" in each] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+
+
+def test_processes_share_the_memory_of_a_gpu(gpu: NullGpu) -> None:
+    """What one process holds, another cannot have; the dead give theirs back, after the time they are given."""
+    gpu.set(giveback_s=3600)
+    take = "torch.empty({} << 30, dtype=torch.uint8, device='cuda')"
+    hold = f"import sys, torch; kept = {take.format(6)}; print('held', flush=True); sys.stdin.read()"
+    holder = gpu.start([sys.executable, "-c", hold])
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    assert gpu.used_bytes() == 6 * GIB + 256 * MIB
+    said = ask(gpu, f'error("refused", lambda: {take.format(2)})')
+    assert said["refused"][0] == "OutOfMemoryError"
+    assert "GPU 0 has a total capacity of 8.00 GiB of which 1.50 GiB is free" in said["refused"][1]
+    assert f"Process {holder.pid} has 6.25 GiB memory in use" in said["refused"][1]
+    holder.kill()
+    holder.communicate()
+    assert gpu.used_bytes() > 6 * GIB
+    gpu.set(giveback_s=0)
+    assert gpu.used_bytes() == 0
+
+
+_OOM = "lambda: torch.empty(9 << 30, dtype=torch.uint8, device='cuda')"
+
+
+@pytest.mark.newer
+def test_a_broken_nvml_gives_the_genuine_assertions(gpu: NullGpu) -> None:
+    """Torch 2.13's allocator asks NVML for its out-of-memory message, and asserts that it works; a newer one does not."""
+    said = ask(
+        gpu,
+        f"""
+turn("nvml.init=999")
+error("init", {_OOM})
+turn("nvml.init=0\\nnvml.handle=999")
+error("handle", {_OOM})
+turn("nvml.handle=0\\nnvml.processes=999")
+error("processes", {_OOM})
+turn("nvml.processes=0")
+error("none", {_OOM})
+""",
+    )
+    assert said["none"][0] == "OutOfMemoryError"
+    if ASSERTS_NVML:
+        lines = {"init": 1377, "handle": 1392, "processes": 1407}
+        for place, line in lines.items():
+            name, text, _ = said[place]
+            assert name == "RuntimeError"
+            assert "NVML_SUCCESS == " in text
+            assert f'CUDACachingAllocator.cpp":{line}, please report a bug' in text
+    else:
+        assert {said[place][0] for place in ("init", "handle", "processes")} == {"OutOfMemoryError"}
+
+
+@pytest.mark.newer
+def test_a_fault_of_a_kernel_stays_for_its_process(gpu: NullGpu) -> None:
+    """700 is noticed by the next call that waits, or at once where launches block, and by every call after it."""
+    code = """
+torch.zeros(1, device="cuda")
+error("launch", lambda: torch.ones(4, device="cuda"))
+error("wait", torch.cuda.synchronize)
+error("later", lambda: torch.zeros(4, device="cuda"))
+"""
+    fault = {"NULLGPU_SET": "fault=700@launch:2"}
+    late, blocking = ask_each(gpu, code, fault, {**fault, "CUDA_LAUNCH_BLOCKING": "1"})
+    assert late["launch"] is None
+    assert blocking["launch"][0] == "AcceleratorError"
+    for said in (late, blocking):
+        for place in ("wait", "later"):
+            name, text, code_ = said[place]
+            assert name == "AcceleratorError"
+            assert "CUDA error: an illegal memory access was encountered" in text
+            assert code_ == 700
+    assert ask(gpu, code) == {"launch": None, "wait": None, "later": None}
+
+
+_BUSY = "CUDA-capable device(s) is/are busy or unavailable"
+_STARTS = {
+    "fault=100@init": "No CUDA GPUs are available",
+    "fault=35@init": "The NVIDIA driver on your system is too old",
+    "fault=999@init": "CUDA unknown error",
+    "fault=803@init": "Error 803: system has unsupported display driver / cuda driver combination",
+    "fault=804@init": "Error 804: forward compatibility was attempted on non supported HW",
+    "fault=802@init": "Error 802: system not yet initialized",
+    "fault=34@init": "CUDA driver is a stub library",
+    "fault=46@context": _BUSY,
+    "fault=719@context": "unspecified launch failure",
+    "fault=2@context": "out of memory",
+    "mode.0=prohibited": _BUSY,
+    "mode.0=exclusive;neighbour=0:1G": _BUSY,
+    "neighbour=0:8000M": "out of memory",
+    "lost.0=1": "No CUDA GPUs are available",
+    "mode.0=exclusive": None,
+}
+"""What the machine is like -> a part of what torch raises at the first allocation."""
+
+
+def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
+    """Torch's own texts for the codes with which a driver or a context fails at the start."""
+    code = 'error("first", lambda: torch.zeros(1, device="cuda"))'
+    answers = ask_each(gpu, code, *({"NULLGPU_SET": setting} for setting in _STARTS))
+    said = {setting: answer["first"] and answer["first"][1] for setting, answer in zip(_STARTS, answers, strict=True)}
+    wrong = {setting: said[setting] for setting, text in _STARTS.items() if (text or "") not in (said[setting] or "")}
+    assert not wrong
+    assert said["mode.0=exclusive"] is None
+
+
+_VISIBLE = {
+    "": [],
+    "0": [0],
+    "2,0": [2, 0],
+    "1,9,0": [1],
+    "-1,0": [],
+    "0,0": [],
+    "GPU-21f00000-0b5e-4c1a-9d00-000000000002": [2],
+    "GPU-11f": [1],
+    "GPU-none,0": [],
+    "MIG-5e030100-0b5e-5c1a-9d00-000000000001": [3],
+    "3": [3],
+}
+"""CUDA_VISIBLE_DEVICES -> numbers of GPUs; the fourth is split into two slices."""
+
+
+def test_visible_devices_are_read_as_cuda_reads_them(make_gpu: Callable[..., NullGpu]) -> None:
+    """Indices, UUIDs, the beginning of one, MIG slices; the first that names no device hides all after it."""
+    gpu = make_gpu([8 * GIB] * 4, mig__3=2)
+    code = """
+count = torch._C._cuda_getDeviceCount()
+say("buses", [torch.cuda.get_device_properties(i).pci_bus_id for i in range(count)])
+say("memory", [torch.cuda.get_device_properties(i).total_memory for i in range(count)])
+"""
+    answers = ask_each(gpu, code, *({"CUDA_VISIBLE_DEVICES": wanted} for wanted in _VISIBLE))
+    found = {wanted: [bus - 0x1A for bus in answer["buses"]] for wanted, answer in zip(_VISIBLE, answers, strict=True)}
+    assert found == _VISIBLE
+    assert answers[-1]["memory"] == [4 * GIB]
+    assert "MIG 1g.4gb" in gpu.ask_smi("-L").stdout
+
+
+def test_expandable_segments_grow_and_shrink(gpu: NullGpu) -> None:
+    """The driver's virtual memory works, is counted, and asks NVML where torch does."""
+    code = """
+kept = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+kept[:5] = torch.arange(5, dtype=torch.uint8).cuda()
+say("held", torch.cuda.mem_get_info())
+del kept
+torch.cuda.empty_cache()
+say("free", torch.cuda.mem_get_info())
+error("oom", lambda: torch.empty(9 << 30, dtype=torch.uint8, device="cuda"))
+"""
+    said = ask(gpu, code, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC="0")
+    assert 4.7 * GIB < said["held"][0] <= 4.75 * GIB
+    assert said["free"][0] > 7.7 * GIB
+    assert said["oom"][0] == "OutOfMemoryError"
+
+
+def test_importing_touches_no_gpu(gpu: NullGpu) -> None:
+    """Importing all that a worker imports calls nothing of the runtime, though libcuda is mapped."""
+    code = "import torch, transformers, sentence_transformers; print('libcuda.so.1' in open('/proc/self/maps').read())"
+    ended = gpu.python(code)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "True"
+    assert gpu.trace() == {}
+
+
+_SMI = {
+    "ok": (0, "GPU 0: Null GPU (UUID: GPU-01f00000-0b5e-4c1a-9d00-000000000000)"),
+    "broken": (9, "couldn't communicate with the NVIDIA driver"),
+    "mismatch": (18, "Failed to initialize NVML: Driver/library version mismatch"),
+    "unknown": (255, "Failed to initialize NVML: Unknown Error"),
+    "lost": (15, "GPU is lost"),
+}
+
+
+def test_nvidia_smi_fails_in_many_ways(gpu: NullGpu) -> None:
+    """Exit codes and texts of a driver in trouble; without nvidia-smi there is none on the path."""
+    for mode, (code, text) in _SMI.items():
+        gpu.smi(mode)
+        ended = gpu.ask_smi("-L")
+        assert (ended.returncode, text in ended.stdout) == (code, True), ended
+    gpu.smi("absent")
+    with pytest.raises(FileNotFoundError):
+        gpu.ask_smi("-L")
+    gpu.smi("ok")
+    assert gpu.ask_smi("--query-gpu=shoe.size", "--format=csv").returncode == 2
+    gpu.lose(0)
+    assert gpu.ask_smi("-L").returncode == 15
+
+
+_FAULTS = {
+    "fault=3@cublasDgemm_v2:2": [0, 3, 0, 0],
+    "fault=7@launch:3+": [0, 0, 7, 7],
+    "fault=7@launch:2-3": [0, 7, 7, 0],
+    "fault=7@launch,times=1": [7, 0, 0, 0],
+    "fault=7@launch:1,process=1": [0, 0, 0, 0],
+    "fault=7@launch:1,gpu=1": [0, 0, 0, 0],
+    "fault=7@launch:1,argv=no such word": [0, 0, 0, 0],
+    "fault=7@launch:1,with=ONLY=yes": [0, 0, 0, 0],
+    "fault=7@launch:1,with=NULLGPU_SET": [7, 0, 0, 0],
+    "fault=700@launch:2": [0, 0, 0, 0],
+    "fault=700@launch:2,plain": [0, 700, 0, 0],
+}
+"""A fault -> what four calls of cublasDgemm answer; a code of CUDA comes out of cuBLAS as 13, EXECUTION_FAILED."""
+
+
+def test_faults_happen_where_they_are_addressed(gpu: NullGpu) -> None:
+    """By the Nth event, a range, a function, a process, a GPU, a command line, a variable; once in all or each time."""
+    code = """
+import ctypes
+library = ctypes.CDLL("libcuda.so.1")
+say("codes", [library.cublasDgemm_v2() for _ in range(4)])
+"""
+    answers = ask_each(gpu, code, {}, *({"NULLGPU_SET": fault} for fault in _FAULTS))
+    blas = {fault: [code and (code if "cublas" in fault else 13) for code in codes] for fault, codes in _FAULTS.items()}
+    assert dict(zip(_FAULTS, (answer["codes"] for answer in answers[1:]), strict=True)) == blas

@@ -1,0 +1,58 @@
+"""tests/gpu where there is no GPU: one skipped line, a page that has every case, and the table."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from gpuplace import TestGpu
+from gputable import Row, table, title
+
+from harness import ROOT
+
+_RUN = "import sys, pytest; pytest.main(['tests/gpu', '-q', '-p', 'no:cacheprovider']); print('torch' in sys.modules)"
+
+
+def cases() -> dict[str, bool]:
+    """The cases by name, and whether they are marked `arithmetic`."""
+    found = {}
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                marks = [ast.unparse(each) for each in node.decorator_list]
+                found[node.name.removeprefix("test_")] = "pytest.mark.arithmetic" in marks
+    return found
+
+
+def test_without_a_gpu_it_is_one_skipped_line(tmp_path: Path) -> None:
+    """Where there is no nvidia-smi, the folder is skipped as a whole, and torch is not imported to find that out."""
+    env = {name: value for name, value in os.environ.items() if name != "CHUNKVISOR_TEST_GPU"}
+    ended = subprocess.run(
+        [sys.executable, "-c", _RUN], cwd=ROOT, env={**env, "PATH": str(tmp_path)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert re.findall("SKIPPED.*", ended.stdout) == [
+        line for line in ended.stdout.splitlines() if "nvidia-smi lists no GPU" in line
+    ], ended.stdout
+    assert "1 skipped" in ended.stdout
+    assert ended.stdout.endswith("False\n")
+
+
+def test_the_page_lists_the_cases() -> None:
+    """docs/gpu.md has a line for every case and for no other, and says "no" where a null GPU cannot show it."""
+    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", page, re.MULTILINE))
+
+    assert {name: listed[name] == "no" for name in listed} == cases()
+
+
+def test_the_table_can_be_pasted() -> None:
+    """The table is Markdown: what it ran on, then a line for each case, in words."""
+    gpu = TestGpu(name="H100", driver="580.1", versions={"torch": "2.13.0", "CUDA": "13.0"})
+    lines = table(gpu, [Row("test_a_b[x-1]", "passed", "a | b"), Row("test_c", "failed", "why")], "0.1.0")
+
+    assert lines[0].startswith("1 of 2 cases passed on GPU H100, driver 580.1, torch 2.13.0, CUDA 13.0, chunkvisor 0.1")
+    assert lines[-2:] == ["| a b (x-1) | passed | a / b |", "| c | failed | why |"]
+    assert title("test_no_parameters") == "no parameters"

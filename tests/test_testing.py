@@ -1,0 +1,216 @@
+"""`chunkvisor.testing.fault`: what a test asks for strikes at the chosen chunk, and leaves no trace."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chunkvisor
+from chunkvisor import testing
+from chunkvisor.commands.drill.faults import FAULTS
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.provoked import TESTING_FAULTS, as_variable
+from harness import ENCODERS, Workplace, expected, local_engine_only
+
+pytestmark = local_engine_only
+
+TEXTS = [f"text number {number}" for number in range(30)]
+OUTCOMES = {fault.name: str(fault.seen_as) for fault in FAULTS}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for temporary files."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+class Told:
+    """Hears the events of runs."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, name: str, details: dict[str, Any]) -> None:
+        """Keep it."""
+        self.events.append((name, details))
+
+    def failed(self) -> list[tuple[int, str]]:
+        """(chunk, outcome) of each failed attempt."""
+        names = ("attempt_failed", "part_failed", "late_crash")
+        return [(each["chunk"], each.get("outcome", "committed")) for name, each in self.events if name in names]
+
+
+def prepared(workplace: Workplace, **changes: Any) -> Told:
+    """Three chunks of ten texts, with a plug-in."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make", recovery__stall_timeout=2, **changes)
+    return Told()
+
+
+@pytest.mark.parametrize("name", [name for name in testing.NAMES if name != "poison-row"])
+def test_each_fault_strikes_once_and_is_survived(name: str, workplace: Workplace, temporary: Path) -> None:
+    """Every fault strikes in the first attempt at the chosen chunk, is seen for what it is, and costs no row."""
+    told = prepared(workplace)
+    with testing.fault(name, chunk=1) as fault:
+        if name == "ecc":
+            with pytest.raises(chunkvisor.ChunkvisorError):
+                chunkvisor.run(workplace.config_path, on_event=told)
+        chunkvisor.run(workplace.config_path, on_event=told)
+
+    assert fault.struck == 1
+    assert told.failed() == [(1, OUTCOMES[name])]
+    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
+    assert list(temporary.iterdir()) == []
+
+
+def test_every_outcome_has_its_fault() -> None:
+    """The name of an outcome stands for a fault that is seen as that outcome; that of a lost node is refused."""
+    for outcome in set(Outcome) - {Outcome.LOST}:
+        assert OUTCOMES[testing._known(outcome)] == outcome
+    with pytest.raises(chunkvisor.ChunkvisorError, match="lost cannot be provoked here: a whole machine"):
+        testing._known("lost")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "gpu_omm", "chunk": 1}, "no fault gpu_omm to provoke; did you mean gpu_oom"),
+        ({"name": "segfalt", "chunk": 1}, "did you mean segfault"),
+        ({"name": "xyzzy", "chunk": 1}, "there are: oom, "),
+        ({"name": "supervisor-killed", "chunk": 1}, "cannot be provoked here"),
+        ({"name": "oom", "chunk": -1}, "chunk=-1"),
+        ({"name": "oom", "chunk": 1, "times": 0}, "times=0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
+    """Unknown names are refused with the nearest one, and impossible numbers by name, before anything is set."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught, testing.fault(**arguments):
+        pytest.fail("the block was entered")
+    assert caught.value.code is chunkvisor.ExitCode.USAGE
+    assert TESTING_FAULTS not in os.environ
+
+
+def test_the_struck_worker_may_be_warm(workplace: Workplace) -> None:
+    """With warm starts the worker that meets the fault is forked, as all the others are."""
+    told = prepared(workplace, workers={"start": "warm", "standby": 1})
+    with testing.fault("crashed", chunk=1):
+        chunkvisor.run(workplace.config_path, on_event=told)
+
+    starts = {
+        (each["chunk"], each["attempt"]): each["start"] for name, each in told.events if name == "attempt_started"
+    }
+    assert starts[1, 1] == "warm"
+    assert told.failed() == [(1, "crashed")]
+    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
+
+
+def test_times_and_output(workplace: Workplace) -> None:
+    """A fault strikes so many attempts of its own output's chunk, and no other's."""
+    outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
+    told = prepared(workplace, outputs=outputs)
+    with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
+        chunkvisor.run(workplace.config_path, on_event=told)
+
+    failed = [(each["output"], each["chunk"]) for name, each in told.events if name == "attempt_failed"]
+    assert (fault.struck, failed) == (2, [("second", 0)] * 2)
+
+
+def test_faults_may_be_nested(workplace: Workplace) -> None:
+    """Two blocks, one within the other, strike at their own chunks; the inner one ends with its block."""
+    told = prepared(workplace)
+    with testing.fault("oom", chunk=0), testing.fault("nan-row", chunk=2):
+        chunkvisor.run(workplace.config_path, on_event=told)
+    assert sorted(told.failed()) == [(0, "gpu_oom"), (2, "bad_output")]
+    assert TESTING_FAULTS not in os.environ
+
+
+def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
+    """The first text of the chunk fails in every attempt that has it, and is the only row without a vector."""
+    told = prepared(workplace)
+    with testing.fault("poison-row", chunk=1) as fault, pytest.warns(chunkvisor.QuarantineWarning):
+        report = chunkvisor.run(workplace.config_path, on_event=told)
+    assert [each.row for each in report.outputs["out"].quarantined] == [10]
+    assert fault.struck == 1
+
+
+def test_encode_meets_it_too(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`chunkvisor.encode` in a temporary folder meets the fault, and gives the right vectors."""
+    monkeypatch.setenv("PYTHONPATH", str(ENCODERS))
+    told = Told()
+    with testing.fault("gpu_oom", chunk=1):
+        vectors = chunkvisor.encode(TEXTS, model="m", encoder="good:make", device="cpu", chunk_size=10, on_event=told)
+    assert told.failed() == [(1, "gpu_oom")]
+    np.testing.assert_array_equal(vectors, expected(TEXTS))
+    assert list(temporary.iterdir()) == []
+
+
+def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
+    """A `chunkvisor run` that the pipeline starts as a process meets the fault; the log says that a test asked."""
+    prepared(workplace)
+    with testing.fault("device_fault", chunk=1):
+        assert workplace.run().returncode == 0
+    failed = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
+    (log,) = workplace.workdir.glob("outputs/out/attempts/000001/001/worker.log")
+    assert "the fault device-assert strikes here, as a test asked" in log.read_text()
+
+
+def test_it_leaves_no_trace(workplace: Workplace, temporary: Path) -> None:
+    """Identity and manifest of the workdir are those of a run without a fault; environment and disk are as before."""
+    prepared(workplace)
+    before = dict(os.environ)
+    with testing.fault("hub", chunk=2):
+        chunkvisor.run(workplace.config_path)
+    assert (dict(os.environ), list(temporary.iterdir())) == (before, [])
+    struck = workplace.manifest()
+    other = [f"workdir={workplace.folder / 'other'}"]
+    chunkvisor.run(workplace.config_path, set=other)
+    undisturbed = json.loads((workplace.folder / "other" / "out.json").read_text())
+    assert {key for key in struck if struck[key] != undisturbed[key]} <= {"created_at", "digest_of_record", "seal"}
+    identities = [
+        json.loads((folder / "outputs" / "out" / "identity.json").read_text())
+        for folder in (workplace.workdir, workplace.folder / "other")
+    ]
+    assert identities[0] == identities[1]
+
+
+def test_a_variable_that_was_left_over_does_nothing(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable without a block that is open, or with nonsense in it, provokes nothing."""
+    for value in (as_variable([tmp_path / "gone"]), "nonsense", "{}", "[3]"):
+        monkeypatch.setenv(TESTING_FAULTS, value)
+        told = prepared(workplace)
+        chunkvisor.run(workplace.config_path, on_event=told, from_scratch=True)
+        assert told.failed() == []
+
+
+def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
+    """A block whose fault nobody met fails the test; one that ended in another error keeps that."""
+    prepared(workplace)
+    with pytest.raises(AssertionError, match=r"oom never struck: .* chunk 7"), testing.fault("oom", chunk=7):
+        chunkvisor.run(workplace.config_path)
+    with pytest.raises(KeyError), testing.fault("oom", chunk=0):
+        raise KeyError("mine")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_a_real_model_meets_it(start: str, workplace: Workplace, minilm_path: Path) -> None:
+    """MiniLM, fresh and warm, recovers from an out-of-memory error in its second chunk with the same vectors."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), workers={"start": start})
+    told = Told()
+    with testing.fault("gpu_oom", chunk=1):
+        chunkvisor.run(workplace.config_path, on_event=told)
+    struck = np.array(workplace.vectors())
+    chunkvisor.run(workplace.config_path, from_scratch=True)
+    assert told.failed() == [(1, "gpu_oom")]
+    np.testing.assert_allclose(struck, workplace.vectors(), rtol=0, atol=1e-5)

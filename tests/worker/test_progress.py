@@ -1,0 +1,32 @@
+"""What the beat says of the time before the first batch."""
+
+from pathlib import Path
+
+from chunkvisor_worker.contract.messages import Beat, Phase, from_json, read_message
+from chunkvisor_worker.progress import BeatWriter
+
+
+def test_opening_is_the_time_from_go_to_the_first_batch(tmp_path: Path) -> None:
+    """Context and copy of the weights are told from computing, each in its own phase and both in `opening_s`."""
+    progress = BeatWriter(tmp_path / "beat.json")
+    for phase in (Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY):
+        progress.phase(phase)
+        beat = read_message(Beat, tmp_path / "beat.json")
+        assert beat is not None
+        assert beat.opening_s == 0.0
+    progress._go_s = (progress._go_s or 0.0) - 10  # ten seconds ago
+    progress.phase(Phase.FORWARD)
+    progress.batch(1, 1)
+    progress.phase(Phase.DONE)
+
+    beat = read_message(Beat, tmp_path / "beat.json")
+    assert beat is not None
+    assert 10 <= beat.opening_s < 70
+    assert set(progress.phase_s) >= {"cuda_init", "weights_copy", "forward"}
+
+
+def test_a_beat_of_an_earlier_release_is_read() -> None:
+    """Without the field it is 0."""
+    beat = from_json(Beat, '{"seq": 1, "pid": 2, "phase": "forward"}')
+    assert beat is not None
+    assert beat.opening_s == 0.0

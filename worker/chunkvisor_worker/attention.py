@@ -1,0 +1,90 @@
+"""Two choices that transformers makes for each batch of sdpa attention, made better on a GPU; neither changes a vector.
+
+It never touches the CPU's path, nor a transformers whose functions are others than those that are known here: then all
+stays as it is. Functions of transformers 5.23: integrations/sdpa_attention.py, masking_utils.py.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_AMPERE = (8, 0)
+"""Compute capability from which on there are fused kernels for grouped queries, in half precision."""
+
+_padded: bool | None = None
+"""Whether the batch under way has padding; None = not known here."""
+
+
+@contextmanager
+def known_padding(padded: bool | None) -> Iterator[None]:
+    """Within it, transformers need not ask the device whether the batch has padding."""
+    global _padded
+    _padded = padded
+    try:
+        yield
+    finally:
+        _padded = None
+
+
+def prepare() -> None:
+    """Put both choices in place of transformers' own; once for a process."""
+    _replace(
+        "transformers.integrations.sdpa_attention", "use_gqa_in_sdpa", ["attention_mask", "key", "value"], _grouped
+    )
+    _replace("transformers.masking_utils", "_ignore_causal_mask_sdpa", ["padding_mask", "q_length", "kv_length"], _skip)
+    _replace("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa", ["padding_mask", "kv_length"], _skip)
+
+
+def _grouped(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether sdpa is to be told of grouped queries, rather than that keys and values are repeated for it.
+
+    Only the flash and cuDNN kernels take them, which want half precision and Ampere: told in float32, or on an older
+    GPU, sdpa computes by the math kernel, with all scores in memory (48 GiB for one text of 32k tokens, Qwen2-1.5B).
+    """
+
+    @functools.wraps(original)
+    def use_gqa(attention_mask: Any, key: Any, value: Any) -> bool:
+        return original(attention_mask, key, value) and (key.device.type != "cuda" or _has_fused_kernel(key))
+
+    return use_gqa
+
+
+def _has_fused_kernel(key: Any) -> bool:
+    import torch
+
+    return key.dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(key.device) >= _AMPERE
+
+
+def _skip(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether a batch needs no mask: `padding_mask.all()` waits for the device, and the host knows the answer."""
+
+    @functools.wraps(original)
+    def ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
+        bound = _signature(original).bind(padding_mask, *args, **kwargs).arguments
+        lengths = {bound.get("q_length", bound["kv_length"]), bound["kv_length"]}
+        if _padded is None or padding_mask is None or lengths != {padding_mask.shape[-1]}:
+            return original(padding_mask, *args, **kwargs)
+        return not _padded and original(None, *args, **kwargs)
+
+    return ignore
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Its signature, which takes a while to find."""
+    return inspect.signature(function)
+
+
+def _replace(module_name: str, name: str, parameters: list[str], wrap: Callable[[Any], Any]) -> None:
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return
+    original = getattr(module, name, None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+    if list(inspect.signature(original).parameters)[: len(parameters)] == parameters:
+        setattr(module, name, wrap(original))
