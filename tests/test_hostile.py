@@ -27,12 +27,12 @@ from chunkvisor.decide.lessons import apply, learn
 from chunkvisor.engine.modelsource import Snapshot, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.status import read_status
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.status import read_status
 from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
