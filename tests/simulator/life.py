@@ -479,7 +479,9 @@ class _Run:
         poison = self.world.poison[task.output]
         bad = [text for text in range(task.start, task.stop) if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
-            return verdict(Failure.DIMENSION, limits=process.limits)
+            # As if another slice had told the right dimension before.
+            alike = all(poison.get(text) is Failure.DIMENSION for text in range(task.start, task.stop))
+            return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
         if bad:
             return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - task.start for text in bad))
         return verdict(Failure.NONE)

@@ -74,17 +74,20 @@ class Blame:
         self._acquit_on_lost_devices()
         if not self._undecided or self._control is not None:
             return
-        if not nothing_else and len(self._undecided) < UNDECIDED_MAX:
-            return
         task, verdict, worker, device = self._undecided[-1]
+        many = nothing_else or len(self._undecided) >= UNDECIDED_MAX
+        # The next text that hangs would cost more than a control.
+        if not many and verdict.outcome is not Outcome.HUNG:
+            return
         for number, output in enumerate(self._outputs):
             if (good := output.known_good()) is not None:
                 chunk, text = good
                 self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=device)
                 self._backlog.put_back(self._control)
                 return
-        name = self._outputs[task.output].name
-        self._say(do.HaltRun(lastwords.nothing_encoded(name, task.chunk, verdict), worker))
+        if many:
+            name = self._outputs[task.output].name
+            self._say(do.HaltRun(lastwords.nothing_encoded(name, task.chunk, verdict), worker))
 
     def _acquit_on_lost_devices(self) -> None:
         """A device that the run does without can show nothing any more: its texts are tried on another."""
