@@ -339,13 +339,14 @@ class _Run:
         if out.node in self.aside:
             return
         lost = [each for each in self.processes.values() if each.device.gpu.node == out.node]
-        self._leave(out.node)
         first = self.chance.random() < 0.5
         if first:
+            self._leave(out.node)
             self._tell(on.NodeLeft(out.node))
         for process in lost:
             self._gone(process, verdict(Failure.NODE))
         if not first:
+            self._leave(out.node)
             self._tell(on.NodeLeft(out.node))
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
@@ -398,6 +399,8 @@ class _Run:
             self._at(took_s / 4, self._refuse, process)
         elif self.watchdog.may_fail_early(process) and self.life.mishap("early"):
             process.phase = self.chance.choice((Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE))
+            if process.phase is Phase.TOKENIZE and not self.watchdog.may_fail_by_chance(process):
+                process.phase = Phase.START
             self._fail(process, took_s, self.chance.choice((Failure.SEGFAULT, Failure.HOST_OOM, Failure.KILLED)))
         else:
             self._at(took_s, self._ready, process)
@@ -418,6 +421,7 @@ class _Run:
         gpu, now_s = process.device.gpu, self.life.now_s
         process.phase = Phase.CUDA_INIT
         fails = now_s >= gpu.fails_from_s
+        process.alone = not within(gpu.neighbours, now_s) and not within(gpu.busy, now_s)
         if now_s >= gpu.hangs_from_s:
             self._hang(process)
         elif fails and (gpu.fails_at_start or gpu.fails_as is Failure.GPU_LOST):
@@ -431,7 +435,6 @@ class _Run:
             self._fail(process, 0.5, Failure.DOES_NOT_START)
         else:
             process.phase = Phase.FORWARD
-            process.alone = not within(gpu.neighbours, now_s)
             self._compute(process, gpu.fails_as if fails else Failure.NONE)
 
     def _compute(self, process: Process, fault: Failure) -> None:
@@ -479,7 +482,9 @@ class _Run:
         poison = self.world.poison[task.output]
         bad = [text for text in range(task.start, task.stop) if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
-            return verdict(Failure.DIMENSION, limits=process.limits)
+            # As if another slice had told the right dimension before.
+            alike = all(poison.get(text) is Failure.DIMENSION for text in range(task.start, task.stop))
+            return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
         if bad:
             return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - task.start for text in bad))
         return verdict(Failure.NONE)
@@ -565,7 +570,7 @@ class _Run:
         spells = [*gpu.busy, *gpu.neighbours]
         if any(start > self.began_s for start, stop in spells if start <= now_s < stop):
             return Company.CAME
-        return Company.UNTOLD if within(spells, now_s) else Company.ALONE
+        return Company.ALONE if process.alone and not within(spells, now_s) else Company.UNTOLD
 
     def _obey(self) -> None:
         todo = self.todo

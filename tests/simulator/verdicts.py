@@ -21,6 +21,7 @@ class Failure(Enum):
     BAD_INPUT = "bad input"
     NAN = "NaN row"
     DIMENSION = "wrong dimension"
+    DIMENSIONS = "wrong dimension beside right ones"
     HANG = "hang"
     OOM = "out of memory"
     NO_ROOM = "no room for the weights"
@@ -42,6 +43,9 @@ _CAUSES = {
     ),
     Failure.RAISES: Cause("builtins.ValueError", ("builtins.Exception",), "the encoder does not like it"),
     Failure.BAD_INPUT: Cause("builtins.UnicodeEncodeError", ("builtins.ValueError",), "surrogates not allowed"),
+    Failure.DIMENSIONS: Cause(
+        "chunkvisor_worker.plugin.BadOutputError", _ERROR, "vectors of 5 dimensions follow vectors of 4"
+    ),
     Failure.OOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
     Failure.NO_ROOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
     Failure.DOES_NOT_START: Cause("torch.AcceleratorError", _ERROR, "CUDA error: unspecified launch failure", 719),
@@ -71,7 +75,7 @@ def _judged(failure: Failure, phase: Phase) -> Verdict:
     if failure is Failure.NAN:
         return judge(Evidence(0, result=_RESULT, vectors_problem="are not finite", bad_rows=(0,)))
     if failure is Failure.DIMENSION:
-        return judge(Evidence(0, result=_RESULT, vectors_problem="have dimension 5, not 4"))
+        return judge(Evidence(0, result=_RESULT, vectors_problem="have dimension 5, not 4", other_dimension=True))
     if failure in _SIGNALS:
         return judge(Evidence(_SIGNALS[failure], beat=beat))
     return judge(Evidence(1, fault=Fault(phase, (_CAUSES[failure],), "", 1, 1)))

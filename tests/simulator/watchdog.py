@@ -268,7 +268,8 @@ class Watchdog:
             raise Broken("69 is for devices", f"{told}")
         if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
             raise Broken("74 is for disks", f"{told}")
-        if code is ExitCode.CONFIG and not any(world.poison) and not self._fails:
+        # Two workers in a row that die by chance while they load the model are as good as a model that cannot be.
+        if code is ExitCode.CONFIG and not any(world.poison) and not self._fails and not self._damaging(world):
             raise Broken("78 is for texts, config and model", f"{told}")
 
     @staticmethod

@@ -54,6 +54,8 @@ class Evidence:
     """What is wrong with the vectors that the result speaks of; None = they are verified."""
     bad_rows: tuple[int, ...] = ()
     """Positions of the rows that are wrong, where nothing else is."""
+    other_dimension: bool = False
+    """Whether what is wrong is that they have not the dimension of those before: one text's doing, or all of theirs."""
     fault: Fault | None = None
     beat: Beat | None = None
     log_tail: str = ""
@@ -146,13 +148,16 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
-        return _verdict(evidence, Outcome.HUNG, f"made no progress and was ended: {evidence.ended_why}{stack}")
+        reason = f"made no progress and was ended: {evidence.ended_why}{stack}"
+        at_texts = evidence.beat is not None and evidence.beat.phase in (Phase.TOKENIZE, Phase.FORWARD)
+        return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
     if code == NODE_LOST:
         return _verdict(evidence, Outcome.LOST, evidence.ended_why or "its machine was lost")
     if evidence.result is not None:
         reason = f"its vectors {evidence.vectors_problem}"
-        # Where no row is named, the file as a whole is wrong (dimension, type, digest): that is no text's doing.
-        return _verdict(evidence, Outcome.BAD_OUTPUT, reason, row_can_cause=bool(evidence.bad_rows))
+        # Else the file as a whole is wrong (count, type, digest): that is no text's doing.
+        of_texts = bool(evidence.bad_rows) or evidence.other_dimension
+        return _verdict(evidence, Outcome.BAD_OUTPUT, reason, row_can_cause=of_texts)
     if evidence.fault is not None:
         return _diagnosed(evidence, diagnose(evidence.fault))
     if code is None:

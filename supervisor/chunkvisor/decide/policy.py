@@ -154,17 +154,19 @@ def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
     step = _ANSWERS[verdict.outcome](verdict, history, budget)
     if isinstance(step, SetAside) and history.barren_chunks + 1 >= BARREN_CHUNKS:
         return EndRun(ExitCode.TRY_AGAIN)
-    if is_fruitless(step, verdict) and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
+    if is_fruitless(step, verdict, history.texts) and history.fruitless + 1 >= FRUITLESS_ATTEMPTS:
         return EndRun(ExitCode.TRY_AGAIN)
     return step
 
 
-def is_fruitless(step: Step, verdict: Verdict) -> bool:
-    """Whether the attempt brought the run no further.
+def is_fruitless(step: Step, verdict: Verdict, texts: int) -> bool:
+    """Whether the attempt, at so many texts, brought the run no further.
 
-    A batch or a range of texts that gets smaller ends by itself, and a wait by time.
+    A batch or a range of texts that gets smaller ends by itself, the second look at a text alone by a verdict on it,
+    and a wait by time.
     """
-    repeated = isinstance(step, SetAside) or (isinstance(step, Retry) and step.charged)
+    second_look = texts == 1 and verdict.row_can_cause
+    repeated = isinstance(step, SetAside) or (isinstance(step, Retry) and step.charged and not second_look)
     return repeated and not verdict.blameless
 
 
@@ -202,15 +204,19 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     """The answer to a fault that a text can cause."""
     tries = history.tries.get(verdict.outcome, 0) + 1
     certain = verdict.outcome is Outcome.BAD_INPUT or bool(verdict.bad_rows)
+    # A hang may always have been the machine's, even where the config wants one try.
+    looks = SEEN_TWICE if verdict.outcome is Outcome.HUNG else min(SEEN_TWICE, budget.attempts)
     if history.texts == 1:
         # What may have been chance is looked at twice before a row is lost to it.
-        return Quarantine() if certain or tries >= min(SEEN_TWICE, budget.attempts) else Retry(backoff_s(tries))
+        return Quarantine() if certain or tries >= looks else Retry(backoff_s(tries))
     if verdict.bad_rows and len(verdict.bad_rows) == history.texts and tries < SEEN_TWICE:
         return Retry(backoff_s(tries))  # not one good row: hardly the doing of each of them
     if verdict.bad_rows:
         return Split(verdict.bad_rows)
-    if certain or history.taken_apart or tries >= budget.attempts:
+    if certain or history.taken_apart or tries >= max(looks, budget.attempts):
         return Split()
+    if verdict.outcome is Outcome.HUNG and tries >= looks:
+        return Split()  # each further try costs a whole stall_timeout
     if tries >= SEEN_TWICE:
         tier = smaller(verdict, budget.min_batch_size) if verdict.smaller_batch_helps else None
         # For this try alone: one bad row must not make the batches of a whole night smaller.

@@ -125,8 +125,8 @@ def gather(
         limits=limits,
     )
     if result is not None:
-        problem, bad_rows = _problem(files.vectors, result, known, is_blank)
-        evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows)
+        problem, bad_rows, other_dimension = _problem(files.vectors, result, known, is_blank)
+        evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows, other_dimension=other_dimension)
     return evidence
 
 
@@ -163,29 +163,37 @@ def _answers(result: Result, spec: Spec) -> bool:
 
 def _problem(
     vectors: Path, result: Result, known: Facts | None, is_blank: Callable[[int], bool]
-) -> tuple[str | None, tuple[int, ...]]:
-    """What is wrong with the vectors, and which rows are, where nothing else is and they are few enough to list."""
+) -> tuple[str | None, tuple[int, ...], bool]:
+    """What is wrong with the vectors; which rows are, where nothing else is and they are few enough to list; and
+    whether it is that they have another dimension than those before."""
     try:
         found = inspect(vectors)
     except BadVectorsError as error:
-        return str(error), ()
+        return str(error), (), False
     except OSError as error:
-        return f"cannot be read: {error.strerror}", ()
-    if (problem := _mismatch(found, result, known)) is not None:
-        return problem, ()
+        return f"cannot be read: {error.strerror}", (), False
+    if (problem := _mismatch(found, result)) is not None:
+        return problem, (), False
+    if known is not None and found.shape.dimension != known.dimension:
+        wrong = f"have dimension {found.shape.dimension}, the chunks before have {known.dimension}"
+        return f"{wrong} (if it is those that are wrong: --from-scratch)", (), True
+    if known is not None and result.facts.dtype != known.dtype:
+        return f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}", (), False
     zero = [row for row in found.zero if not is_blank(row)]
     bad = tuple(sorted(found.not_finite + zero))
     listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
     rows = found.shape.rows
     if found.not_finite_count:
         what = f"have NaN or infinity in {found.not_finite_count} of {rows} rows (text {found.not_finite[0]} first)"
-        return what, bad if listed else ()
+        return what, bad if listed else (), False
     if zero:
-        return f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)", bad if listed else ()
-    return None, ()
+        what = f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)"
+        return what, bad if listed else (), False
+    return None, (), False
 
 
-def _mismatch(found: Inspection, result: Result, known: Facts | None) -> str | None:
+def _mismatch(found: Inspection, result: Result) -> str | None:
+    """What the result says of the file that is not so."""
     rows = result.stop - result.start
     if found.digest != result.digest:
         return "are not the ones that the result speaks of (another digest)"
@@ -193,9 +201,4 @@ def _mismatch(found: Inspection, result: Result, known: Facts | None) -> str | N
         return f"are {found.shape.rows} for {rows} texts"
     if found.shape.dimension != result.facts.dimension:
         return f"have dimension {found.shape.dimension}, the result says {result.facts.dimension}"
-    if known is not None and found.shape.dimension != known.dimension:
-        wrong = f"have dimension {found.shape.dimension}, the chunks before have {known.dimension}"
-        return f"{wrong} (if it is those that are wrong: --from-scratch)"
-    if known is not None and result.facts.dtype != known.dtype:
-        return f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}"
     return None

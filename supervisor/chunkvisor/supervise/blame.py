@@ -76,15 +76,19 @@ class Blame:
         self._acquit_on_lost_devices()
         if not self._undecided or self._control is not None:
             return
-        if not nothing_else and len(self._undecided) < UNDECIDED_MAX:
-            return
         task, verdict, worker, device = self._undecided[-1]
+        many = nothing_else or len(self._undecided) >= UNDECIDED_MAX
+        # The next text that hangs would cost more than a control.
+        if not many and verdict.outcome is not Outcome.HUNG:
+            return
         for number, output in enumerate(self._outputs):
             if (good := output.known_good()) is not None:
                 chunk, text = good
                 self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=device)
                 self._backlog.put_back(self._control)
                 return
+        if not many:
+            return
         output = self._outputs[task.output]
         bad = output.bad_count + sum(each[0].output == task.output for each in self._undecided)
         if not output.whole or bad >= output.texts:  # another slice may have good ones; or there are no others

@@ -140,7 +140,7 @@ class Consequences:
             self._keep(end.worker, end.task, device)
             return
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
-        self._fruitless += is_fruitless(step, verdict)
+        self._fruitless += is_fruitless(step, verdict, end.task.texts)
         self._say(do.Record(end.worker, end.task, verdict))
         if device is not None and verdict.past_its_start:
             self._suspects.started(device.seat)
