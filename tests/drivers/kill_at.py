@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import chunkvisor.observe.report.page
 import chunkvisor.supervise.driver
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
+from chunkvisor.events.event import Event
 
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.decide.policy.BACKOFF_S = 0.01
@@ -82,6 +84,9 @@ def in_words(argument: object) -> str:
         argument = Path(f"/proc/self/fd/{argument}").readlink()
     if isinstance(argument, tuple) and argument[0] not in KEYS:
         return str(argument[0])
+    if isinstance(argument, Event):
+        values = asdict(argument)
+        return " ".join([argument.name, *(f"{key}={values[key]}" for key in sorted(KEYS & values.keys()))])
     return re.sub(r" object at 0x[0-9a-f]+|(?<=/invocations/)\d[^/]+", "", str(argument))
 
 

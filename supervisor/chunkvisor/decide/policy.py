@@ -208,7 +208,7 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     looks = SEEN_TWICE if verdict.outcome is Outcome.HUNG else min(SEEN_TWICE, budget.attempts)
     if history.texts == 1:
         # What may have been chance is looked at twice before a row is lost to it.
-        return Quarantine() if certain or tries >= looks else Retry(backoff_s(tries))
+        return Quarantine() if certain or tries >= looks else Retry()
     if verdict.bad_rows and len(verdict.bad_rows) == history.texts and tries < SEEN_TWICE:
         return Retry(backoff_s(tries))  # not one good row: hardly the doing of each of them
     if verdict.bad_rows:

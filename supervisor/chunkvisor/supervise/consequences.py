@@ -237,7 +237,7 @@ class Consequences:
             self._say_if(self._book.learn(device.kind, step.tier))
         again = replace(
             task,
-            due_s=end.now_s + step.delay_s,
+            due_s=end.now_s + step.delay_s if step.delay_s else NOW,
             tier=task.tier if step.lesson else step.tier,
             blocking_launches=step.blocking_launches,
             fresh=task.fresh or verdict.outcome is not Outcome.LOST,

@@ -28,6 +28,7 @@ from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
 from chunkvisor.supervise.adopt import adopt
 from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
+from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.scheduler import Scheduler, Settings
@@ -230,7 +231,8 @@ class Driver:
         self._tell(ended)
 
     def _end_of(self, slot: Slot, verdict: Verdict) -> on.Ended:
-        siblings = self._pids().get(slot.station.number, frozenset())
+        beside = (each for each in self._acts.running.values() if each.gate is Gate.OPEN)
+        siblings = frozenset(each.worker.pid for each in beside if each.station is slot.station)
         company = company_of(verdict.figures, slot.station.gate.view, siblings)
         if verdict.figures is not None and verdict.weights_did_not_fit:
             self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
