@@ -164,9 +164,7 @@ def _answers(result: Result, spec: Spec) -> bool:
 def _problem(
     vectors: Path, result: Result, known: Facts | None, is_blank: Callable[[int], bool]
 ) -> tuple[str | None, tuple[int, ...], bool]:
-    """What is wrong with the vectors; which rows are, where nothing else is and they are few enough to list; and
-    whether it is that they have another dimension than those before.
-    """
+    """What is wrong with the vectors; which rows are, where that can be listed; whether it is their dimension."""
     try:
         found = inspect(vectors)
     except BadVectorsError as error:
