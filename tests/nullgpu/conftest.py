@@ -18,6 +18,7 @@ collect_ignore_glob = [] if IN_ENVIRONMENT else ["test_*.py"]
 if IN_ENVIRONMENT:
     import tiny
     from build import Built, build, cache_folder
+
     from nullgpu import GIB, GpuWorkplace, NullGpu
 
 
@@ -74,5 +75,3 @@ def bert() -> Path:
 def gpu_workplace(tmp_path: Path, gpu: "NullGpu", bert: Path) -> "GpuWorkplace":
     """A folder in which a config and a source can be made, and run on `gpu`."""
     return GpuWorkplace(tmp_path, gpu, bert)
-
-

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from asking import ask, ask_each
+
 from nullgpu import GIB, MIB, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
@@ -53,7 +54,8 @@ say("open", sorted(os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir(
     apps = [line.split(", ") for line in said["apps"].splitlines()]
     assert [app[2] for app in apps] == ["1280", "3072"]
     assert apps[1][:2] == ["4711", "trainer"]
-    assert [each for each in said["open"] if "nvidia" in each] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+    nodes = [each for each in said["open"] if each.startswith("/dev/nvidia")]
+    assert nodes == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
 
 
 def test_processes_share_the_memory_of_a_gpu(gpu: NullGpu) -> None:
@@ -81,7 +83,7 @@ _OOM = "lambda: torch.empty(9 << 30, dtype=torch.uint8, device='cuda')"
 
 @pytest.mark.newer
 def test_a_broken_nvml_gives_the_genuine_assertions(gpu: NullGpu) -> None:
-    """torch 2.13's allocator asks NVML for its out-of-memory message, and asserts that it works; a newer one does not."""
+    """The allocator of 2.13 asks NVML for its out-of-memory message, and asserts that it works; newer ones do not."""
     said = ask(
         gpu,
         f"""
@@ -151,7 +153,7 @@ _STARTS = {
 
 
 def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
-    """torch's own texts for the codes with which a driver or a context fails at the start."""
+    """They are torch's own texts for the codes with which a driver or a context fails at the start."""
     code = 'error("first", lambda: torch.zeros(1, device="cuda"))'
     answers = ask_each(gpu, code, *({"NULLGPU_SET": setting} for setting in _STARTS))
     said = {setting: answer["first"] and answer["first"][1] for setting, answer in zip(_STARTS, answers, strict=True)}
