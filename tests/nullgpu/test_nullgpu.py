@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from asking import ask, ask_each
 
+from harness import wait_for
 from nullgpu import GIB, MIB, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
@@ -269,3 +270,34 @@ say("codes", [library.cublasDgemm_v2() for _ in range(4)])
     answers = ask_each(gpu, code, {}, *({"NULLGPU_SET": fault} for fault in _FAULTS))
     blas = {fault: [code and (code if "cublas" in fault else 13) for code in codes] for fault, codes in _FAULTS.items()}
     assert dict(zip(_FAULTS, (answer["codes"] for answer in answers[1:]), strict=True)) == blas
+
+
+def test_a_process_can_die_hang_or_fork_on_the_gpu(gpu: NullGpu) -> None:
+    """A fault can be a signal; one that hangs lets no call that waits return; a context does not survive a fork."""
+    fork = """
+torch.zeros(1, device="cuda")
+if os.environ.get("FORK"):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        import ctypes
+        os.write(writing, bytes([ctypes.CDLL("libcuda.so.1").cudaDeviceSynchronize()]))
+        os._exit(0)
+    say("in the child", os.read(reading, 1)[0])
+torch.cuda.synchronize()
+"""
+    with_kill, with_fork, with_late = ask_each(
+        gpu,
+        fork,
+        {"NULLGPU_SET": "fault=kill@wait"},
+        {"FORK": "yes"},
+        {"NULLGPU_SET": "fault=700@launch:1,late=1"},
+    )
+    assert with_kill is None
+    assert with_fork == {"in the child": 3}
+    assert with_late == {}
+    gpu.fault("hang", "launch:1", times=1)
+    process = gpu.start([sys.executable, "-c", "import torch; torch.zeros(1, device='cuda'); torch.cuda.synchronize()"])
+    wait_for(lambda: gpu.trace().get(process.pid, [""])[-1] == "cudaDeviceSynchronize", timeout_s=120)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
