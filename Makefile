@@ -15,7 +15,7 @@ RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py st
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-ray test-nullgpu cluster-demo lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-gpu test-ray test-nullgpu cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
