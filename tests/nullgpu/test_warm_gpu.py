@@ -1,4 +1,4 @@
-"""Warm starts with torch's CUDA build: the template loads a model and touches no GPU, its workers are at home on one."""
+"""Warm starts with torch's CUDA build: the template loads a model and touches no GPU; its workers compute on one."""
 
 import json
 import shutil
