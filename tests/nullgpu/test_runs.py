@@ -34,15 +34,15 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
 def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     gpu_workplace: GpuWorkplace, nvml: int, sign: str
 ) -> None:
-    """The second chunk's texts are long: 32 at once do not fit, 16 do; where NVML is broken, torch asserts instead."""
-    gpu_workplace.gpu.set(memory__0=f"{256 + 90}M")
+    """The second chunk's texts are long: 64 at once do not fit, 32 do; where NVML is broken, torch asserts instead."""
+    gpu_workplace.gpu.set(memory__0=f"{256 + 60}M")
     gpu_workplace.gpu.nvml(init=nvml, smi="ok")
-    gpu_workplace.write_source(texts(32) + texts(32, words=500))
-    gpu_workplace.write_model_config(**{"chunk.size": 32, "encode.batch_size": 32, "encode.batch_tokens": None})
+    gpu_workplace.write_source(texts(64) + texts(64, words=500))
+    gpu_workplace.write_model_config(**{"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None})
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
-    assert rows_of(gpu_workplace, 0) == [32]
-    assert rows_of(gpu_workplace, 1) == [32, 16]
+    assert rows_of(gpu_workplace, 0) == [64]
+    assert rows_of(gpu_workplace, 1) == [64, 32]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3
     assert [each["outcome"] for each in gpu_workplace.named("attempt_failed")] == ["gpu_oom"]
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()
