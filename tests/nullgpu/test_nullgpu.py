@@ -163,7 +163,7 @@ def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
     assert said["mode.0=exclusive"] is None
 
 
-_VISIBLE = {
+VISIBLE = {
     "": [],
     "0": [0],
     "2,0": [2, 0],
@@ -187,9 +187,9 @@ count = torch._C._cuda_getDeviceCount()
 say("buses", [torch.cuda.get_device_properties(i).pci_bus_id for i in range(count)])
 say("memory", [torch.cuda.get_device_properties(i).total_memory for i in range(count)])
 """
-    answers = ask_each(gpu, code, *({"CUDA_VISIBLE_DEVICES": wanted} for wanted in _VISIBLE))
-    found = {wanted: [bus - 0x1A for bus in answer["buses"]] for wanted, answer in zip(_VISIBLE, answers, strict=True)}
-    assert found == _VISIBLE
+    answers = ask_each(gpu, code, *({"CUDA_VISIBLE_DEVICES": wanted} for wanted in VISIBLE))
+    found = {wanted: [bus - 0x1A for bus in answer["buses"]] for wanted, answer in zip(VISIBLE, answers, strict=True)}
+    assert found == VISIBLE
     assert answers[-1]["memory"] == [4 * GIB]
     assert "MIG 1g.4gb" in gpu.ask_smi("-L").stdout
 
