@@ -199,6 +199,19 @@ def test_a_run_needs_no_nvidia_smi(make_gpu: MakeGpu, on: Callable[..., GpuWorkp
     assert told == ([] if mode.startswith("slow") else [2])
 
 
+def test_a_lost_gpu_does_not_keep_the_others_from_a_run(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """The run that is started again after a GPU was lost takes those that nvidia-smi still lists, and says so."""
+    workplace = on(make_gpu([8 * GIB] * 3))
+    run_without_torch(workplace)
+    workplace.gpu.lose(0)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert "working in" in ended.stderr
+    assert "on Null GPU (GPU-11f00000), Null GPU (GPU-21f00000)\n" in ended.stderr
+    assert "GPU0: 0000:1A:00.0: GPU is lost" in ended.stderr
+    assert set(used_devices(workplace)) == {0, 1}
+
+
 def impatient(workplace: GpuWorkplace, env: dict[str, str]) -> Ended:
     """Run, with little patience with nvidia-smi."""
     python = workplace.command()[0]

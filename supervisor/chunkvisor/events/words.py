@@ -61,6 +61,7 @@ _WORDS = {
     "gpu_busy": "{device}: waiting, {why}",
     "gpus_guessed": "nvidia-smi does not tell of the GPUs, but the driver's device files are there: {count} taken; "
     "CUDA may work all the same, chunkvisor doctor says more",
+    "gpu_lost": "a GPU has fallen off the bus, and the others are taken; nvidia-smi says: {why}",
     "gpu_blind": "{device}: {why}; going on without, CUDA may work all the same",
     "chunk_split": "{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow",
     "quarantined": "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}",
@@ -86,6 +87,7 @@ _WEIGHTS = {
     "node_set_aside": Weight.LOSS,
     "gpu_busy": Weight.CARE,
     "gpus_guessed": Weight.CARE,
+    "gpu_lost": Weight.LOSS,
     "late_crash": Weight.CARE,
     "limits_lowered": Weight.CARE,
     "quarantined": Weight.LOSS,

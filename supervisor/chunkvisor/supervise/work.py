@@ -80,7 +80,10 @@ class Work:
         self._on_ray = config.engine.kind is EngineKind.RAY
         if not self._on_ray and "cpu" not in config.device:
             self._emit("looking_for_gpus")
-        self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
+        if self._on_ray:
+            self._devices = cluster_devices(config)
+        else:
+            self._devices = find_devices(config.device, on_lost=lambda why: self._emit("gpu_lost", why=why))
         if guessed := sum(map(is_guessed, self._devices)):
             self._emit("gpus_guessed", count=guessed)
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
