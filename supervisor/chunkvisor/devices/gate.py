@@ -36,8 +36,8 @@ _FORMAT = "--format=csv,noheader,nounits"
 class Sensor(Protocol):
     """Reads the state of one GPU, wherever it is."""
 
-    def first(self) -> Reading:
-        """Before our first worker; may take nvidia-smi's time limit."""
+    def first(self) -> Future[Reading]:
+        """Begin the reading before our first worker; it may take nvidia-smi's time limit."""
 
     def ask(self) -> Future[Reading]:
         """Begin a reading; nobody waits for it."""
@@ -55,9 +55,9 @@ class SmiSensor:
         # A thread waits for nvidia-smi, which may take its whole time limit; the loop goes on meanwhile.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nvidia-smi")
 
-    def first(self) -> Reading:
+    def first(self) -> Future[Reading]:
         """See Sensor."""
-        return _read(self._device, self._kernel_log)
+        return self.ask()
 
     def ask(self) -> Future[Reading]:
         """See Sensor."""
@@ -95,10 +95,18 @@ class GpuGate:
         """When something succeeded last, on any device: what is waited for since then has cost the run nothing."""
         self._told = ""
 
+    def begin(self) -> None:
+        """Begin the first look, for `open`: with many GPUs and a hung nvidia-smi, all of them wait at once."""
+        if self._sensor is not None:
+            self._asked = self._sensor.first()
+
     def open(self) -> None:
         """Take the memory in use before our first worker as the baseline. Raises Halt (69) for a broken GPU."""
-        if self._sensor is not None:
-            self._first = reading = self._sensor.first()
+        if self._asked is None:
+            self.begin()
+        if self._asked is not None:
+            self._first, self._asked = self._asked.result(), None
+            reading = self._first
             self._used_to_bytes = reading.used_bytes or 0
             opinion = judge_gpu(reading, Demand(), frozenset())
             self._blind = opinion.health is Health.BLIND

@@ -74,9 +74,12 @@ class Stations:
             self._all.append(Station(number, device, site, gate))
         if site.node:
             self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
-        for station in self._all[-len(devices) :]:
+        new = self._all[-len(devices) :]
+        for station in new:
             if is_watched(station.device) and not site.node:
                 self._emit("checking_device", device=str(station))
+            station.gate.begin()
+        for station in new:
             try:
                 station.gate.open()
             except Halt as halt:
