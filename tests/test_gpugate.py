@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from chunkvisor.devices.gate import GpuGate
 from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor.devices.health import Reading
+from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import ExitCode, Halt
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
@@ -273,3 +277,28 @@ def test_broken_gate_raises(gate: GpuGate, smi: FakeSmi) -> None:
         decided(gate, frozenset(), bool)
     assert caught.value.code is ExitCode.MACHINE
     gate.close()
+
+
+def test_all_gpus_are_looked_at_together() -> None:
+    """A hung nvidia-smi costs a run its time limit once, not once for each of eight GPUs."""
+    devices = [Device("cuda", f"GPU-{number}", "NVIDIA Fake", 8 << 30) for number in range(8)]
+    together = threading.Barrier(len(devices))
+    pool = ThreadPoolExecutor(len(devices))
+
+    class Sensor:
+        def first(self) -> Future[Reading]:
+            return pool.submit(self._read)
+
+        ask = first
+
+        def close(self) -> None:
+            pass
+
+        def _read(self) -> Reading:
+            together.wait(20)  # until all others are read as well; BrokenBarrierError after 20 s
+            return Reading(0, 3 << 20)
+
+    stations = Stations(600, lambda *event, **details: None)
+    stations.add(devices, sensor_of=lambda _device: Sensor())
+    assert len(stations.alive) == len(devices)
+    pool.shutdown()

@@ -44,8 +44,8 @@ for environment in environments:
 def ask_each(gpu: NullGpu, code: str, *environments: dict[str, str], **base: str) -> list[dict[str, Any]]:
     """What the lines of `code` said in one process for each environment; `base` is the environment of them all.
 
-    In the code: `say(name, value)`; `error(name, function)` says the (type, text, error code) of what it raises, or None;
-    `turn(lines)` adds lines to the control file. A process that dies says None.
+    In the code: `say(name, value)`; `error(name, function)` says the (type, text, error code) of what it raises, or
+    None; `turn(lines)` adds lines to the control file. A process that dies says None.
     """
     ended = gpu.python(_PROGRAM, env={**base, "QUESTION": json.dumps([code, environments or [{}]])})
     answers = [json.loads(line[6:]) for line in ended.stdout.splitlines() if line.startswith("ANSWER")]

@@ -89,9 +89,7 @@ def cache_folder() -> Path:
 def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise RuntimeError(
-            f"the null GPU needs a CUDA build of torch, and {sys.executable} has none: make test-nullgpu"
-        )
+        raise RuntimeError(f"the null GPU needs torch's CUDA build, which {sys.executable} lacks: make test-nullgpu")
     return Path(spec.origin).parent
 
 
@@ -108,9 +106,8 @@ def _compile(torch: Path, out: Path) -> None:
     sources = [str(_HERE / name) for name in _LIBRARY_SOURCES]
     include = ("-I", str(_HERE), "-I", str(out / "include"), "-isystem", str(headers))
     library = str(out / "libnullgpu.so")
-    _gcc(
-        "-shared", "-fPIC", "-Wl,-soname,libnullgpu.so", *include, "-o", library, *sources, str(out / "stubs.c"), "-ldl"
-    )
+    sources.append(str(out / "stubs.c"))
+    _gcc("-shared", "-fPIC", "-Wl,-soname,libnullgpu.so", *include, "-o", library, *sources, "-ldl")
     _gcc("-o", str(out / "bin" / "nvidia-smi"), str(_HERE / "smi.c"), str(_HERE / "machine.c"))
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         # Empty: dlsym on it finds what libnullgpu.so has, which it says that it needs.
@@ -133,9 +130,7 @@ def _stubs(torch: Path) -> str:
     own = set(re.findall(r"\b(_{0,2}cuda\w+|cublas\w+)\(", text))
     wanted: set[str] = set()
     for library in sorted((torch / "lib").glob("*.so")):
-        listed = subprocess.run(
-            ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
-        )
+        listed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
         wanted |= set(re.findall(r"\b(\w+)@lib(?:cudart|cublas|cublasLt)\.so", listed.stdout))
     lines = ['#include "device.h"']
     for name in sorted(wanted - own - _REAL):

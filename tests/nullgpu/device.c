@@ -132,7 +132,11 @@ static bool is_for_this_process(struct fault *fault) {
             close(fd);
             for (ssize_t i = 0; i < size; i++) line[i] = line[i] ? line[i] : ' ';
         }
-        if (!strstr(line, fault->argv)) return false;
+        /* A worker that was forked from a template has the template's command line, and a log of its own. */
+        char log[4096];
+        ssize_t length = readlink("/proc/self/fd/1", log, sizeof log - 1);
+        log[length > 0 ? length : 0] = 0;
+        if (!strstr(line, fault->argv) && !strstr(log, fault->argv)) return false;
     }
     if (fault->with[0]) {
         char name[64];

@@ -1,11 +1,13 @@
 /* Stands in for libcuda (virtual memory for expandable segments, contexts) and libnvidia-ml. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "device.h"
 
@@ -250,8 +252,12 @@ static int give_handle(int gpu, void **handle) {
     return 0;
 }
 
+static int nvml_users, nvml_node = -1;
+
+/* Between the first nvmlInit and the last nvmlShutdown the real one holds /dev/nvidiactl open. */
 int nvmlInit_v2(void) {
     ENTER_NVML(machine.nvml_init);
+    if (nvml_users++ == 0) nvml_node = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
     return 0;
 }
 
@@ -262,7 +268,11 @@ int nvmlInitWithFlags(unsigned flags) {
     return nvmlInit_v2();
 }
 
-int nvmlShutdown(void) { return 0; }
+int nvmlShutdown(void) {
+    if (nvml_users == 0) return 1; /* NVML_ERROR_UNINITIALIZED */
+    if (--nvml_users == 0 && nvml_node >= 0) close(nvml_node);
+    return 0;
+}
 
 const char *nvmlErrorString(int code) {
     return code == 0 ? "Success" : code == 18 ? "Driver/library version mismatch" : code == 15 ? "GPU is lost" : "Unknown Error";

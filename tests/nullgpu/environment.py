@@ -1,8 +1,8 @@
 """Makes the virtual environments of the null GPU's tests: torch's CUDA wheel, which `make test` does without.
 
-They lie outside the checkout, one for each torch, for all checkouts together: `build.cache_folder()`. The checkout's own
-packages are reached by PYTHONPATH. A half-made environment is made again. `python tests/nullgpu/environment.py 2.13.0`
-prints the path of its Python; a first call takes minutes and 5 GB.
+They lie outside the checkout, one for each torch, for all checkouts together: `build.cache_folder()`. The checkout's
+own packages are reached by PYTHONPATH. A half-made environment is made again. `python environment.py 2.13.0` prints the
+path of its Python; a first call takes minutes and 5 GB.
 """
 
 import fcntl
@@ -66,14 +66,9 @@ def _make(folder: Path, python: Path, torch: str, wanted: list[str], constraints
     if not _works(python):
         shutil.rmtree(folder, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free / 1e9
-        print(
-            f"making {folder}: torch {torch} for CUDA, about 5 GB and 4 minutes ({free:.0f} GB are free)",
-            file=sys.stderr,
-        )
+        print(f"making {folder}: torch {torch} for CUDA, 5 GB, 4 minutes; {free:.0f} GB are free", file=sys.stderr)
         if free < 12:
-            raise SystemExit(
-                f"{folder.parent} has {free:.1f} GB free; an environment takes 5 GB, and pip as much again"
-            )
+            raise SystemExit(f"{folder.parent} has {free:.1f} GB free; 5 GB are needed, and by pip as much again")
         _run([sys.executable, "-m", "venv", str(folder)])
     else:
         print(f"completing {folder}", file=sys.stderr)

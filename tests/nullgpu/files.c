@@ -29,6 +29,14 @@ int stat(const char *restrict path, struct stat *restrict out) {
     return (int)syscall(SYS_newfstatat, AT_FDCWD, mapped(path, room, sizeof room), out, 0);
 }
 
+/* The same on x86-64; which of them a program calls is a matter of how it was built. */
+int stat64(const char *restrict path, struct stat64 *restrict out) { return stat(path, (struct stat *)out); }
+
+int fstatat64(int folder, const char *restrict path, struct stat64 *restrict out, int flags) {
+    char room[4096];
+    return (int)syscall(SYS_newfstatat, folder, mapped(path, room, sizeof room), out, flags);
+}
+
 int access(const char *path, int mode) {
     char room[4096];
     return (int)syscall(SYS_faccessat, AT_FDCWD, mapped(path, room, sizeof room), mode);

@@ -58,7 +58,8 @@ struct fault {
     int sticky;                       /* 1, 0, or -1: as the code is on a real device */
     long late;                        /* calls that wait and do not notice it */
     long times;                       /* how often in all, whatever the process; 0 = any number */
-    char argv[96];                    /* only processes with this in their command line */
+    char argv[96];                    /* only processes with this in their command line, or in the path of the file
+                                         that their standard output is */
     char with[64];                    /* only processes that have this environment variable, or NAME=VALUE */
     long seen;                        /* matching events so far in this process */
 };

@@ -26,8 +26,8 @@ _SMI = {
     "latest NVIDIA driver is installed and running.",
     "mismatch": "fail:18:Failed to initialize NVML: Driver/library version mismatch",
     "unknown": "fail:255:Failed to initialize NVML: Unknown Error",
-    "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to recover "
-    "this GPU",
+    "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to "
+    "recover this GPU",
 }
 
 
@@ -200,19 +200,20 @@ class GpuWorkplace(Workplace):
 
     def write_model_config(self, **changes: Any) -> None:
         """As `write_config`: fresh workers without standby, on every GPU; dotted keys (`__`) override."""
-        self.write_config(
-            "sentence-transformers", **{"model.name": str(self.model), "device": "cuda", "env": {}, **changes}
-        )
+        ours = {"model.name": str(self.model), "device": "cuda", "env": {}}
+        self.write_config("sentence-transformers", **ours | changes)
 
     def write_texts(self, count: int, words: int = 8) -> None:
-        """Texts of so many tokens (two more with the model's own), no two alike."""
-        self.write_source(
-            [" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)]
-        )
+        """A source of `texts`."""
+        self.write_source(texts(count, words))
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """See Workplace; on the null GPUs."""
         return super().start(*arguments, env={**self.gpu.environment(), **(env or {})})
+
+    def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """See Workplace; on two busy cores, each worker takes half a minute to import torch."""
+        return finish(self.start(*arguments, env=env), timeout_s=280)
 
     def named(self, event: str) -> list[dict[str, Any]]:
         """The events of this name, in their order."""
@@ -221,6 +222,11 @@ class GpuWorkplace(Workplace):
     def attempts(self, output: str = "out") -> list[Path]:
         """Folders of the attempts that were kept, in their order."""
         return sorted((self.workdir / "outputs" / output / "attempts").glob("*/*"))
+
+
+def texts(count: int, words: int = 8) -> list[str]:
+    """Texts of so many tokens (two more with the model's own), no two of the first 9,409 alike."""
+    return [" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)]
 
 
 def _listed(name: str) -> list[str]:

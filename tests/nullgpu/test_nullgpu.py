@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from asking import ask, ask_each
 
+from harness import wait_for
 from nullgpu import GIB, MIB, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
@@ -54,7 +55,8 @@ say("open", sorted(os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir(
     apps = [line.split(", ") for line in said["apps"].splitlines()]
     assert [app[2] for app in apps] == ["1280", "3072"]
     assert apps[1][:2] == ["4711", "trainer"]
-    assert [each for each in said["open"] if "nvidia" in each] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+    nodes = [each for each in said["open"] if each.startswith("/dev/nvidia")]
+    assert nodes == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
 
 
 def test_processes_share_the_memory_of_a_gpu(gpu: NullGpu) -> None:
@@ -82,7 +84,7 @@ _OOM = "lambda: torch.empty(9 << 30, dtype=torch.uint8, device='cuda')"
 
 @pytest.mark.newer
 def test_a_broken_nvml_gives_the_genuine_assertions(gpu: NullGpu) -> None:
-    """Torch 2.13's allocator asks NVML for its out-of-memory message, and asserts that it works; a newer one does not."""
+    """The allocator of 2.13 asks NVML for its out-of-memory message, and asserts that it works; newer ones do not."""
     said = ask(
         gpu,
         f"""
@@ -152,7 +154,7 @@ _STARTS = {
 
 
 def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
-    """Torch's own texts for the codes with which a driver or a context fails at the start."""
+    """They are torch's own texts for the codes with which a driver or a context fails at the start."""
     code = 'error("first", lambda: torch.zeros(1, device="cuda"))'
     answers = ask_each(gpu, code, *({"NULLGPU_SET": setting} for setting in _STARTS))
     said = {setting: answer["first"] and answer["first"][1] for setting, answer in zip(_STARTS, answers, strict=True)}
@@ -161,7 +163,7 @@ def test_a_gpu_that_cannot_start_says_why(gpu: NullGpu) -> None:
     assert said["mode.0=exclusive"] is None
 
 
-_VISIBLE = {
+VISIBLE = {
     "": [],
     "0": [0],
     "2,0": [2, 0],
@@ -185,9 +187,9 @@ count = torch._C._cuda_getDeviceCount()
 say("buses", [torch.cuda.get_device_properties(i).pci_bus_id for i in range(count)])
 say("memory", [torch.cuda.get_device_properties(i).total_memory for i in range(count)])
 """
-    answers = ask_each(gpu, code, *({"CUDA_VISIBLE_DEVICES": wanted} for wanted in _VISIBLE))
-    found = {wanted: [bus - 0x1A for bus in answer["buses"]] for wanted, answer in zip(_VISIBLE, answers, strict=True)}
-    assert found == _VISIBLE
+    answers = ask_each(gpu, code, *({"CUDA_VISIBLE_DEVICES": wanted} for wanted in VISIBLE))
+    found = {wanted: [bus - 0x1A for bus in answer["buses"]] for wanted, answer in zip(VISIBLE, answers, strict=True)}
+    assert found == VISIBLE
     assert answers[-1]["memory"] == [4 * GIB]
     assert "MIG 1g.4gb" in gpu.ask_smi("-L").stdout
 
@@ -268,3 +270,34 @@ say("codes", [library.cublasDgemm_v2() for _ in range(4)])
     answers = ask_each(gpu, code, {}, *({"NULLGPU_SET": fault} for fault in _FAULTS))
     blas = {fault: [code and (code if "cublas" in fault else 13) for code in codes] for fault, codes in _FAULTS.items()}
     assert dict(zip(_FAULTS, (answer["codes"] for answer in answers[1:]), strict=True)) == blas
+
+
+def test_a_process_can_die_hang_or_fork_on_the_gpu(gpu: NullGpu) -> None:
+    """A fault can be a signal; one that hangs lets no call that waits return; a context does not survive a fork."""
+    fork = """
+torch.zeros(1, device="cuda")
+if os.environ.get("FORK"):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        import ctypes
+        os.write(writing, bytes([ctypes.CDLL("libcuda.so.1").cudaDeviceSynchronize()]))
+        os._exit(0)
+    say("in the child", os.read(reading, 1)[0])
+torch.cuda.synchronize()
+"""
+    with_kill, with_fork, with_late = ask_each(
+        gpu,
+        fork,
+        {"NULLGPU_SET": "fault=kill@wait"},
+        {"FORK": "yes"},
+        {"NULLGPU_SET": "fault=700@launch:1,late=1"},
+    )
+    assert with_kill is None
+    assert with_fork == {"in the child": 3}
+    assert with_late == {}
+    gpu.fault("hang", "launch:1", times=1)
+    process = gpu.start([sys.executable, "-c", "import torch; torch.zeros(1, device='cuda'); torch.cuda.synchronize()"])
+    wait_for(lambda: gpu.trace().get(process.pid, [""])[-1] == "cudaDeviceSynchronize", timeout_s=120)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()

@@ -2,12 +2,7 @@
 
 import pytest
 
-from nullgpu import GpuWorkplace
-
-
-def long_texts(count: int, words: int) -> list[str]:
-    """Texts of so many tokens, no two alike."""
-    return [" ".join(f"word{(row + i * (1 + row)) % 97}" for i in range(words)) for row in range(count)]
+from nullgpu import GpuWorkplace, texts
 
 
 def rows_of(workplace: GpuWorkplace, chunk: int) -> list[int]:
@@ -18,16 +13,14 @@ def rows_of(workplace: GpuWorkplace, chunk: int) -> list[int]:
 
 @pytest.mark.newer
 def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
-    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own, which gives its memory back."""
+    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives its memory back."""
     gpu_workplace.write_texts(20)
     gpu_workplace.write_model_config()
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
     assert gpu_workplace.vectors().shape == (20, 64)
-    workers = [
-        calls for calls in gpu_workplace.gpu.trace().values() if any("cudaLaunchKernel" in call for call in calls)
-    ]
-    assert len(workers) == 2
+    traces = gpu_workplace.gpu.trace().values()
+    assert [any("cudaLaunchKernel" in call for call in calls) for calls in traces] == [True, True]
     assert gpu_workplace.gpu.used_bytes() == 0
 
 
@@ -35,23 +28,21 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     ("nvml", "sign"),
     [
         pytest.param(0, "torch.OutOfMemoryError: CUDA out of memory", id="out-of-memory"),
-        pytest.param(
-            999, "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED", id="nvml-assertion"
-        ),
+        pytest.param(999, "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED", id="nvml"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     gpu_workplace: GpuWorkplace, nvml: int, sign: str
 ) -> None:
-    """The second chunk's texts are long: 32 at once do not fit, 16 do; where NVML is broken, torch asserts instead."""
-    gpu_workplace.gpu.set(memory__0=f"{256 + 90}M")
+    """The second chunk's texts are long: 64 at once do not fit, 32 do; where NVML is broken, torch asserts instead."""
+    gpu_workplace.gpu.set(memory__0=f"{256 + 60}M")
     gpu_workplace.gpu.nvml(init=nvml, smi="ok")
-    gpu_workplace.write_source(long_texts(32, words=8) + long_texts(32, words=500))
-    gpu_workplace.write_model_config(**{"chunk.size": 32, "encode.batch_size": 32, "encode.batch_tokens": None})
+    gpu_workplace.write_source(texts(64) + texts(64, words=500))
+    gpu_workplace.write_model_config(**{"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None})
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
-    assert rows_of(gpu_workplace, 0) == [32]
-    assert rows_of(gpu_workplace, 1) == [32, 16]
+    assert rows_of(gpu_workplace, 0) == [64]
+    assert rows_of(gpu_workplace, 1) == [64, 32]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3
     assert [each["outcome"] for each in gpu_workplace.named("attempt_failed")] == ["gpu_oom"]
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()

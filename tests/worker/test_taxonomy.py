@@ -343,6 +343,16 @@ def test_a_cuda_error_is_known_by_a_log_alone(code: int) -> None:
     assert found.rule.name == diagnose(fault_of(cuda(code, "?"), FORWARD)).rule.name
 
 
+def test_the_reason_of_an_abort_is_found_behind_long_stacks() -> None:
+    """Behind it come the stacks of C++ and of Python, a hundred frames of each, and the list of extension modules."""
+    frame = '  File "/lib/python3.11/site-packages/transformers/models/qwen2/modeling_qwen2.py", line 192 in forward\n'
+    log = f"  what():  CUDA error: {CUDA_ERRORS[710]}\n" + 230 * frame + "Extension modules: " + "torch._C, " * 400
+    found = diagnose_log(log, -signal.SIGABRT)
+
+    assert found is not None
+    assert found.rule.name == "device-side-assert"
+
+
 def test_table_has_every_rule_that_an_exception_can_meet() -> None:
     """No rule with a sign goes untested, in this table or the others of the module."""
     elsewhere = {row[2] for row in REAL}

@@ -14,7 +14,7 @@ import numpy as np
 from chunkvisor_worker import attention
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import begin_copy, copy_weights, to_device
+from chunkvisor_worker.devicecopy import PinnedBuffers, copy_weights
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
@@ -59,6 +59,7 @@ class SentenceTransformerEncoder:
         self._extras: dict[str, Any] = {}
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
+        self._pinned = PinnedBuffers()
 
     def load(self, progress: Progress) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
@@ -116,6 +117,7 @@ class SentenceTransformerEncoder:
         for indices in self._batches(limits):
             padded = padded_tokens(self._lengths, indices) if self._tokens else 0
             progress.batch(len(indices), padded)
+            self._pinned.next_batch()
             launched.append((indices, padded, self._forward(indices) if self._tokens else self._forward_texts(indices)))
             if len(launched) > ahead:
                 yield self._finished(*launched.popleft(), progress)
@@ -225,7 +227,7 @@ class SentenceTransformerEncoder:
         # A model's own code may change the mask before it gets to transformers.
         known = "attention_mask" in batch and not self._spec.trust_remote_code
         padded = not bool(batch["attention_mask"].all()) if known else None
-        features = {key: to_device(value, self._model.device) for key, value in batch.items()}
+        features = {key: self._pinned.to_device(key, value, self._model.device) for key, value in batch.items()}
         with torch.inference_mode(), attention.known_padding(padded):
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
@@ -233,7 +235,7 @@ class SentenceTransformerEncoder:
                 vectors = vectors[..., : self._encode.truncate_dim]
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
-            return begin_copy(vectors.float())
+            return self._pinned.begin_copy(vectors.float())
 
     def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
         tensor = self._model.encode(
@@ -244,7 +246,7 @@ class SentenceTransformerEncoder:
             convert_to_tensor=True,
             normalize_embeddings=self._encode.normalize,
         )
-        return begin_copy(tensor.float())
+        return self._pinned.begin_copy(tensor.float())
 
 
 def _slices(sizes: list[int]) -> Iterator[slice]:

@@ -27,6 +27,7 @@ from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, from_json, read_message, to_json, write_message
+from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of
@@ -37,6 +38,9 @@ from chunkvisor_worker.liveness import be_first_victim, die_with_parent, outlive
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.taint import find_taint
 from chunkvisor_worker.threads import find_pools
+
+HIDDEN_GPU = "no-gpu-visible"
+"""What code falls under that uses a GPU without asking, where it is shown none."""
 
 _GRACE_S = 5.0
 """Workers that have not ended so long after their supervisor are killed."""
@@ -125,13 +129,19 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.current)
+        words = f"{fault.chain[0].name}: {fault.chain[0].message}"
+        if spec.device != "cpu" and diagnose(fault).rule.name == HIDDEN_GPU:
+            return None, _asks(words)  # no fault of the machine's, which the record would tell of
         write_message(files.fault, fault, durable=False)
-        return None, f"it cannot be loaded: {fault.chain[0].name}: {fault.chain[0].message}"
+        return None, f"it cannot be loaded: {words}" + (f"; {_asks(questions.asked)}" if questions.asked else "")
     find_pools()
-    if questions.asked:
-        return None, f"while it loads, it asks for a GPU, and a template shows it none ({questions.asked})"
-    taint = find_taint()
-    return (None, taint) if taint else (encoder, "")
+    # What has begun to use a GPU has asked for one as well.
+    unfit = find_taint() or (_asks(questions.asked) if questions.asked else "")
+    return (None, unfit) if unfit else (encoder, "")
+
+
+def _asks(how: str) -> str:
+    return f"while it loads, it asks for a GPU, and a template shows it none ({how})"
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ _FORMAT = "--format=csv,noheader,nounits"
 class Sensor(Protocol):
     """Reads the state of one GPU, wherever it is."""
 
-    def first(self) -> Reading:
-        """Before our first worker; may take nvidia-smi's time limit."""
+    def first(self) -> Future[Reading]:
+        """Begin the reading before our first worker; it may take nvidia-smi's time limit."""
 
     def ask(self) -> Future[Reading]:
         """Begin a reading; nobody waits for it."""
@@ -54,9 +54,9 @@ class SmiSensor:
         # A thread waits for nvidia-smi, which may take its whole time limit; the loop goes on meanwhile.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nvidia-smi")
 
-    def first(self) -> Reading:
+    def first(self) -> Future[Reading]:
         """See Sensor."""
-        return _read(self._device, self._kernel_log)
+        return self.ask()
 
     def ask(self) -> Future[Reading]:
         """See Sensor."""
@@ -89,11 +89,19 @@ class GpuGate:
         self._blind, self._alone = False, False
         self._told: type[Event] | None = None
 
+    def begin(self) -> None:
+        """Begin the first look, for `open`: with many GPUs and a hung nvidia-smi, all of them wait at once."""
+        if self._sensor is not None:
+            self._asked = self._sensor.first()
+
     def open(self) -> Opinion | None:
         """Take the memory in use before our first worker as the baseline; None where nobody can look."""
-        if self._sensor is None:
+        if self._asked is None:
+            self.begin()
+        if self._asked is None:
             return None
-        self._first = reading = self._sensor.first()
+        self._first, self._asked = self._asked.result(), None
+        reading = self._first
         self._used_to_bytes = reading.used_bytes or 0
         return self._noted(judge_gpu(reading, Demand(), frozenset()))
 

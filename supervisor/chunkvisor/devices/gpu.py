@@ -6,7 +6,7 @@ symptom, and is left behind.
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,9 +57,12 @@ class SmiAnswer:
     text: str
 
 
-def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+def find_devices(
+    wanted: Sequence[str], environment: Mapping[str, str] = os.environ, on_lost: Callable[[str], None] = lambda _: None
+) -> tuple[Device, ...]:
     """The devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
+    `on_lost(words)` hears of a GPU that has fallen off the bus, where `cuda` takes those that are left.
     Raises Halt (69) where there is no such GPU. It never falls back to the CPU by itself.
     """
     if "cpu" in wanted:
@@ -67,8 +70,12 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
     everything = "cuda" in wanted
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     answer = ask_smi(("--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"))
+    lost = answer.returncode == _LOST
+    visible = select_visible(parse_devices(answer.text), environment.get("CUDA_VISIBLE_DEVICES"))
+    if lost and everything and visible:
+        on_lost(_first_line(answer))
+        return tuple(visible)
     if answer.returncode == 0:
-        visible = select_visible(parse_devices(answer.text), environment.get("CUDA_VISIBLE_DEVICES"))
         if everything and visible:
             return tuple(visible)
         if not everything and indices[-1] < len(visible):
@@ -78,7 +85,7 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
             f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
             "check `device` in the config, CUDA_VISIBLE_DEVICES, and: nvidia-smi -L",
         )
-    if answer.returncode == _LOST:
+    if lost:
         raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
     if not Path("/dev/nvidiactl").exists():
         reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"

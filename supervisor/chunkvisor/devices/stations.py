@@ -102,6 +102,8 @@ class Stations:
         for station in added:
             if is_watched(station.device) and not site.node:
                 self._emit(CheckingDevice(str(station)))
+            station.gate.begin()
+        for station in added:
             self._listener.joined(station, station.gate.open())
         if not site.node:
             self._emit(DevicesChecked(len(self.alive)))

@@ -19,6 +19,13 @@ class GpusGuessed(Event):
     count: int
 
 
+@event("a GPU has fallen off the bus, and the others are taken; nvidia-smi says: {why}", Severity.LOSS)
+class GpuLost(Event):
+    """nvidia-smi tells of a lost GPU before the run begins."""
+
+    why: str = ""
+
+
 @event()
 class CheckingDevice(Event):
     """nvidia-smi is asked how a device is, before the first worker."""

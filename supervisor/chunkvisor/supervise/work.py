@@ -27,7 +27,7 @@ from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import ExitCode, config_error
-from chunkvisor.events.device import GpusGuessed, LookingForGpus
+from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import (
@@ -91,7 +91,10 @@ class Work:
         self._on_ray = config.engine.kind is EngineKind.RAY
         if not self._on_ray and "cpu" not in config.device:
             self._emit(LookingForGpus())
-        self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
+        if self._on_ray:
+            self._devices = cluster_devices(config)
+        else:
+            self._devices = find_devices(config.device, on_lost=lambda why: self._emit(GpuLost(why)))
         if guessed := sum(map(is_guessed, self._devices)):
             self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)

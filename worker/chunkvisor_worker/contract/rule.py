@@ -42,6 +42,10 @@ class Evidence(StrEnum):
     REPORTED = "reported by others"
 
 
+NULL_GPU_TORCH = "torch 2.13.0, 2026-11-22"
+"""With what, and when, tests/nullgpu/test_faults.py last saw the faults of the rules that say so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""

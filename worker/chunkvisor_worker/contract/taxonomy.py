@@ -13,7 +13,10 @@ from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 
 HEAD_CHARS = 16 << 10
-"""Of a message or a log, so much is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
+"""Of a message so much is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
+TAIL_CHARS = 32 << 10
+"""Of the end of a log: behind the reason of an abort come torch's C++ stack, Python's own, and the list of extension
+modules, 15,000 characters with the smallest of models."""
 LINE_CHARS = 500
 """The line for the person is no longer."""
 
@@ -64,12 +67,12 @@ def diagnose_log(tail: str, returncode: int) -> Diagnosis | None:
     """
     if returncode == 0:
         return None
-    head = tail[-HEAD_CHARS:]
+    end = tail[-TAIL_CHARS:]
     if -returncode not in _ASKED_TO_END:
         for rule in RULES:
-            found = rule.log.search(head) if rule.log else None
+            found = rule.log.search(end) if rule.log else None
             if found:
-                return Diagnosis(rule, _plain(_line_around(head, found.start())))
+                return Diagnosis(rule, _plain(_line_around(end, found.start())))
     for rule in RULES:
         if returncode in rule.returncodes:
             return Diagnosis(rule, _ended_by(returncode))

@@ -102,7 +102,8 @@ class NodeWorkers(threading.Thread):
 
     def first_readings(self) -> tuple[Reading, ...]:
         """Of the GPUs that nvidia-smi knows, before the first worker."""
-        return tuple(sensor.first() for sensor in self._sensors.values())
+        begun = [sensor.first() for sensor in self._sensors.values()]
+        return tuple(reading.result() for reading in begun)
 
     def order(self, order: Order) -> None:
         """Have it obeyed; from any thread."""

@@ -21,9 +21,11 @@ class NodeSensor:
         self._position = up.devices.index(device)
         self._first = first
 
-    def first(self) -> Reading:
+    def first(self) -> Future[Reading]:
         """See Sensor."""
-        return self._first
+        known: Future[Reading] = Future()
+        known.set_result(self._first)
+        return known
 
     def ask(self) -> Future[Reading]:
         """See Sensor."""

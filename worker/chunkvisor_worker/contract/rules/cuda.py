@@ -7,7 +7,7 @@ driver_types.h (13.0) says "the process must be terminated and relaunched".
 import re
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE, PASSING, Evidence, Rule, runtime_error
+from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE, NULL_GPU_TORCH, PASSING, Evidence, Rule, runtime_error
 
 _CONTAINED = r"Invalid access of peer GPU memory over nvlink or a hardware error"
 _KERNEL = (
@@ -35,6 +35,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         phases=BEFORE_WORK,
         exit_code=MACHINE,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="device-side-assert",
@@ -47,6 +49,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         log=re.compile(r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion "),
         fresh_process_helps=True,
         row_can_cause=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="illegal-memory-access",
@@ -60,6 +64,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         smaller_batch_helps=True,
         fresh_process_helps=True,
         row_can_cause=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="broken-kernel",
@@ -71,6 +77,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         log=re.compile(r"an illegal instruction was encountered|CUDA error: (?:misaligned address|hardware stack)"),
         exit_code=MACHINE,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="launch-timeout",
@@ -81,6 +89,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         log=re.compile(r"the launch timed out and was terminated"),
         smaller_batch_helps=True,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # cudaErrorContained.
@@ -93,6 +103,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         log=re.compile(_CONTAINED),
         exit_code=MACHINE,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="mps-terminated",
@@ -103,6 +115,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         log=re.compile(r"the MPS client has been terminated by the server"),
         exit_code=PASSING,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="context-lost",
@@ -112,6 +126,8 @@ CUDA_RULES: tuple[Rule, ...] = (
         signs=(runtime_error(_LOST, 721, 911),),
         log=re.compile(_LOST),
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # Without the statuses that mean out of memory or setup: they have rules of their own.
@@ -128,6 +144,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         smaller_batch_helps=True,
         fresh_process_helps=True,
         row_can_cause=True,
-        evidence=Evidence.REPORTED,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
 )

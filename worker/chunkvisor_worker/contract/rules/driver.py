@@ -14,6 +14,7 @@ from chunkvisor_worker.contract.rule import (
     BEFORE_WORK,
     CONFIG,
     MACHINE,
+    NULL_GPU_TORCH,
     PASSING,
     Evidence,
     Rule,
@@ -58,6 +59,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
             ),
         ),
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="no-gpu-visible",
@@ -66,7 +69,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Check CUDA_VISIBLE_DEVICES, `device:` in the config and the container's GPUs against `nvidia-smi -L`.",
         signs=(runtime_error(r"No CUDA GPUs are available|no CUDA-capable device is detected", 100),),
         exit_code=MACHINE,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="gpu-exclusive",
@@ -75,7 +79,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Wait for the other process or end it; `nvidia-smi -q -d COMPUTE` shows the mode.",
         signs=(runtime_error(r"CUDA-capable device\(s\) is/are busy or unavailable", 46),),
         exit_code=PASSING,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="gpu-services-not-ready",
@@ -84,7 +89,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Start them (`systemctl start nvidia-fabricmanager nvidia-persistenced`).",
         signs=(runtime_error(r"system not yet initialized", 802),),
         exit_code=MACHINE,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="mps-unavailable",
@@ -93,7 +99,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Start or restart it (`nvidia-cuda-mps-control -d`), or unset CUDA_MPS_PIPE_DIRECTORY.",
         signs=(runtime_error(_MPS, 805, 806, 807, 808, 809),),
         exit_code=PASSING,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="driver-library-mismatch",
@@ -105,7 +112,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
             error(r"Driver/library version mismatch"),
         ),
         exit_code=MACHINE,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="forward-compatibility",
@@ -115,7 +123,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         "driver and libraries may differ.",
         signs=(runtime_error(r"forward compatibility was attempted on non supported HW", 804),),
         exit_code=MACHINE,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="stub-driver",
@@ -124,7 +133,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         remedy="Remove the folder cuda/stubs from LD_LIBRARY_PATH.",
         signs=(runtime_error(r"CUDA driver is a stub library", 34),),
         exit_code=MACHINE,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="torch-without-cuda",
@@ -159,6 +169,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         ),
         log=re.compile(r"no kernel image is available for execution on the device|device kernel image is invalid"),
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="ptx-not-compiled",
@@ -173,6 +185,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
             ),
         ),
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="cuda-call-refused",
@@ -189,6 +203,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
             ),
         ),
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="no-such-gpu",
@@ -234,6 +250,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         phases=AT_WORK,
         exit_code=MACHINE,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="cuda-does-not-start",
@@ -251,7 +269,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         ),
         exit_code=MACHINE,
         fresh_process_helps=True,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # Nothing but the context and the weights has been asked for: what fails here fails in every worker.
@@ -265,6 +284,8 @@ DRIVER_RULES: tuple[Rule, ...] = (
         ),
         phases=BEFORE_WORK,
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # AcceleratorError of a code without a rule; and old torch, which raises a plain RuntimeError.
@@ -277,5 +298,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
             runtime_error(r"\bCUDA (?:driver )?error: "),
         ),
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
 )

@@ -10,7 +10,17 @@ import re
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
-from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, PASSING, Evidence, Rule, error, of_class, runtime_error
+from chunkvisor_worker.contract.rule import (
+    BEFORE_WORK,
+    CONFIG,
+    NULL_GPU_TORCH,
+    PASSING,
+    Evidence,
+    Rule,
+    error,
+    of_class,
+    runtime_error,
+)
 
 _ALLOCATOR = of_class("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError")
 # Plain RuntimeErrors: old torch, the cudaMallocAsync backend, driver calls, and the libraries' handles.
@@ -37,7 +47,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         remedy="See `nvidia-smi` for the processes on the GPU and end them, or choose another with `device:`.",
         signs=(runtime_error(r"Unexpected error from cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory"),),
         exit_code=PASSING,
-        evidence=Evidence.STUB,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="absurd-allocation",
@@ -58,6 +69,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "at 0, as chunkvisor sets it, and update torch; a reboot mends NVML.",
         signs=(_NVML_PEER,),
         exit_code=CONFIG,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="nvml-assert-before-work",
@@ -67,6 +80,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         signs=(_NVML_ALLOCATOR,),
         phases=BEFORE_WORK,
         exit_code=PASSING,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # torch 2.1 to 2.13 ask NVML for the process list while composing the message (pytorch#99699);
@@ -80,6 +95,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         signs=(_NVML_ALLOCATOR,),
         smaller_batch_helps=True,
         row_can_cause=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="gpu-memory-cap",
@@ -100,6 +117,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         signs=(_ALLOCATOR, _TEXT, _OTHER_FRAMEWORKS, _NO_HANDLE),
         phases=BEFORE_WORK,
         exit_code=PASSING,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="gpu-out-of-memory",
@@ -111,6 +130,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         log=re.compile(r"CUDA out of memory|CUDA error: out of memory"),
         smaller_batch_helps=True,
         row_can_cause=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="cublas-not-initialized",
@@ -123,6 +144,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         smaller_batch_helps=True,
         fresh_process_helps=True,
         row_can_cause=True,
-        evidence=Evidence.REPORTED,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
 )

@@ -6,7 +6,7 @@ It never holds faults that a program can cause: those are in `cuda`.
 import re
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import MACHINE, Evidence, Rule, error, runtime_error
+from chunkvisor_worker.contract.rule import MACHINE, NULL_GPU_TORCH, Evidence, Rule, error, runtime_error
 
 HARDWARE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -38,6 +38,8 @@ HARDWARE_RULES: tuple[Rule, ...] = (
         signs=(runtime_error(r"uncorrectable ECC error encountered", 214),),
         log=re.compile(r"uncorrectable ECC error encountered"),
         exit_code=MACHINE,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         # 220 is cudaErrorNvlinkUncorrectable.
@@ -49,5 +51,7 @@ HARDWARE_RULES: tuple[Rule, ...] = (
         log=re.compile(r"uncorrectable NVLink error"),
         exit_code=MACHINE,
         fresh_process_helps=True,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
 )

@@ -4,7 +4,7 @@ It never holds what the hub answers: that is in `hub`.
 """
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import CONFIG, LOAD, Evidence, Rule, error, of_class, runtime_error
+from chunkvisor_worker.contract.rule import CONFIG, LOAD, NULL_GPU_TORCH, Evidence, Rule, error, of_class, runtime_error
 
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
 
@@ -136,7 +136,8 @@ MODEL_RULES: tuple[Rule, ...] = (
             ),
         ),
         exit_code=CONFIG,
-        evidence=Evidence.RUN,
+        evidence=Evidence.NULL_GPU,
+        seen=NULL_GPU_TORCH,
     ),
     Rule(
         name="model-option-unknown",

@@ -1,0 +1,259 @@
+"""Genuine faults of torch's CUDA build, each in a real run on the null GPU, held against the handbook's entries."""
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor_worker.contract.rule import Evidence
+from chunkvisor_worker.contract.rules import RULES
+from harness import ROOT, finish, wait_for
+from nullgpu import GIB, GpuWorkplace, NullGpu
+
+ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
+_HANDBOOK = (ROOT / "docs" / "failures.md").read_text()
+
+
+def contradictions(failed: Mapping[str, Any], rule: str, exit_code: int | None = None) -> list[str]:
+    """In what a failed attempt, and the run that it ended, are not what docs/failures.md says of the rule."""
+    found = re.search(rf"^### {re.escape(rule)}\n\n(.*?)(?=^##|\Z)", _HANDBOOK, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/failures.md has no entry {rule!r}"
+    entry = found[1]
+    wrong = [] if failed["rule"] == rule else [f"the rule is {failed['rule']}: {failed['reason']}"]
+    if not failed["reason"].startswith(entry.partition(" **Do:** ")[0].rstrip(".")):
+        wrong.append(f"the reason is {failed['reason']!r}")
+    expected = [f"Outcome `{failed['outcome']}`", "confirmed so far: run on the null GPU, torch "]
+    expected += [] if exit_code is None else [f"exit code {exit_code} if it ends the run"]
+    return wrong + [f"the handbook does not say {part!r}" for part in expected if part not in entry]
+
+
+def run_with_a_fault_a_chunk(workplace: GpuWorkplace, faults: list[str], **changes: Any) -> list[dict[str, Any]]:
+    """A run that completes; chunk 0 is spared, the ith after it meets the ith faults at its first attempt.
+
+    Returns what failed, in the order of the chunks: nothing but those attempts, and no row was lost to them.
+    """
+    for chunk, together in enumerate(faults, 1):
+        for fault in together.split():
+            what, _, place = fault.partition("@")
+            workplace.gpu.fault(what, place, argv=f"/{chunk:06d}/001")
+    rows = (len(faults) + 1) * changes["chunk.size"]
+    workplace.write_texts(rows)
+    # Retries begin in a new interpreter, which takes seconds; the next of them is prepared meanwhile.
+    workplace.write_model_config(**{"workers.start": "warm", "workers.standby": 1, **changes})
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors().shape == (rows, 64)
+    assert workplace.manifest()["quarantined"] == []
+    assert not workplace.named("part_failed")
+    failed = sorted(workplace.named("attempt_failed"), key=lambda each: each["chunk"])
+    assert [(each["chunk"], each["attempt"]) for each in failed] == [(chunk, 1) for chunk in range(1, len(faults) + 1)]
+    return failed
+
+
+_BROKEN_NVML = "nvml-assert-allocator" if ASSERTS_NVML else "gpu-out-of-memory"
+_OUT_OF_MEMORY = {
+    "2@cudaMalloc:2+": ("gpu-out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    "2@cudaMalloc:2+ 999@nvmlInit_v2": (_BROKEN_NVML, "nvmlInit_v2_() INTERNAL ASSERT FAILED"),
+    "2@cudaMalloc:2+ 999@nvmlDeviceGetHandleByPciBusId_v2": (
+        _BROKEN_NVML,
+        "nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT FAILED",
+    ),
+    "2@cudaMalloc:2+ 999@nvmlDeviceGetComputeRunningProcesses": (_BROKEN_NVML, "INTERNAL ASSERT FAILED"),
+    "3@cublasCreate_v2": ("gpu-out-of-memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
+"""What fails in a chunk's first batch -> the rule, and a part of torch's own words."""
+
+
+@pytest.mark.newer
+def test_out_of_memory_in_all_its_spellings_halves_the_batch(gpu_workplace: GpuWorkplace) -> None:
+    """OutOfMemoryError, the allocator's three NVML assertions and cuBLAS: each goes on with half the batch at most."""
+    changes = {"chunk.size": 32, "encode.batch_size": 32, "encode.batch_tokens": None}
+    failed = run_with_a_fault_a_chunk(gpu_workplace, list(_OUT_OF_MEMORY), **changes)
+    wrong: dict[str, list[str]] = {}
+    for (fault, (rule, words)), each in zip(_OUT_OF_MEMORY.items(), failed, strict=True):
+        wrong[fault] = contradictions(each, rule)
+        if not ASSERTS_NVML and "nvml" in fault:
+            words = "OutOfMemoryError: CUDA out of memory"
+        wrong[fault] += [] if words in each["reason"] else [each["reason"]]
+        first, second = (go for go in gpu_workplace.named("go") if go["chunk"] == each["chunk"])
+        wrong[fault] += [] if rows_of(second) <= rows_of(first) // 2 else [f"{first} then {second}"]
+    assert not any(wrong.values()), wrong
+
+
+def rows_of(go: Mapping[str, Any]) -> int:
+    """The most rows in a batch of its longest texts."""
+    return min([go["rows"], *(tier["rows"] for tier in go["tiers"])])
+
+
+_AT_WORK = {
+    "710@kernel:layer_norm": ("device-side-assert", "CUDA error: device-side assert triggered"),
+    "700@kernel:layer_norm": ("illegal-memory-access", "CUDA error: an illegal memory access was encountered"),
+    "719@kernel:layer_norm": ("illegal-memory-access", "CUDA error: unspecified launch failure"),
+    "702@kernel:layer_norm": ("launch-timeout", "CUDA error: the launch timed out and was terminated"),
+    "226@kernel:layer_norm": ("contained-error", "CUDA error: Invalid access of peer GPU memory over nvlink or"),
+    "716@kernel:layer_norm": ("broken-kernel", "CUDA error: misaligned address"),
+    "721@kernel:layer_norm": ("context-lost", "CUDA error: tensor memory not completely freed"),
+    "911@kernel:layer_norm": ("context-lost", "CUDA error: an async error has occured in external entity"),
+    "810@kernel:layer_norm": ("mps-terminated", "CUDA error: the MPS client has been terminated by the server"),
+    "999@kernel:layer_norm": ("cuda-unknown-error", "CUDA error: unknown error"),
+    "1@kernel:layer_norm": ("cuda-error", "CUDA error: invalid argument"),
+    "1@cublasCreate_v2": ("cublas-not-initialized", "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate"),
+    "13@cublasLtMatmul 13@cublasSgemm_v2": (
+        "cuda-library-failed",
+        "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm",
+    ),
+}
+"""As above; each breaks one process, while it computes."""
+
+
+def test_what_breaks_a_process_at_work_is_cured_by_the_next(gpu_workplace: GpuWorkplace) -> None:
+    """Errors of kernels and of cuBLAS: each is known by its own rule, costs one attempt and no row."""
+    failed = run_with_a_fault_a_chunk(gpu_workplace, list(_AT_WORK), **{"chunk.size": 2})
+    wrong = {}
+    for (fault, (rule, words)), each in zip(_AT_WORK.items(), failed, strict=True):
+        wrong[fault] = contradictions(each, rule)
+        wrong[fault] += [] if words in each["reason"] and each["phase"] == "forward" else [str(each)]
+    assert not any(wrong.values()), wrong
+
+
+_AT_THE_START = {
+    "2@init": ("gpu-full-at-first-call", "Unexpected error from cudaGetDeviceCount()"),
+    "802@init": ("gpu-services-not-ready", "Unexpected error from cudaGetDeviceCount()"),
+    "805@init": ("mps-unavailable", "Unexpected error from cudaGetDeviceCount()"),
+    "719@context": ("gpu-fault-before-work", "CUDA error: unspecified launch failure"),
+    "999@init": ("cuda-does-not-start", "CUDA unknown error - this may be due to"),
+}
+"""As above; no text has been touched yet."""
+
+
+def test_what_passes_before_the_first_batch_is_waited_for(gpu_workplace: GpuWorkplace) -> None:
+    """A GPU that is full or not ready yet, and one that failed to start once: the run waits and completes."""
+    failed = run_with_a_fault_a_chunk(gpu_workplace, list(_AT_THE_START), **{"chunk.size": 2})
+    wrong = {}
+    for (fault, (rule, words)), each in zip(_AT_THE_START.items(), failed, strict=True):
+        wrong[fault] = contradictions(each, rule)
+        wrong[fault] += [] if words in each["reason"] and each["phase"] == "cuda_init" else [str(each)]
+    assert not any(wrong.values()), wrong
+    assert len(gpu_workplace.named("waiting")) == sum(each["outcome"] == "gpu_busy" for each in failed)
+
+
+def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: GpuWorkplace) -> None:
+    """In exclusive mode the run waits while a neighbour has the GPU, and goes on when it leaves."""
+    gpu_workplace.gpu.set(mode__0="exclusive")
+    gpu_workplace.gpu.neighbour(0, GIB)
+    gpu_workplace.write_texts(4)
+    gpu_workplace.write_model_config()
+    process = gpu_workplace.start("run", str(gpu_workplace.config_path))
+    journal = gpu_workplace.workdir / "events.jsonl"
+    wait_for(lambda: process.poll() is not None or (journal.exists() and gpu_workplace.named("waiting")), 120)
+    gpu_workplace.gpu.neighbours_leave()
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    failed = gpu_workplace.named("attempt_failed")
+    assert failed
+    assert not any(contradictions(each, "gpu-exclusive") for each in failed)
+    assert gpu_workplace.vectors().shape == (4, 64)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ends that cannot go on."""
+
+    rule: str
+    exit_code: int
+    words: str
+    """Torch's own, in part."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Further ones of the null GPU; `__` for a dot."""
+    env: dict[str, str] = field(default_factory=dict)
+    """The config's."""
+    attempts: int = 1
+
+
+_COUNT = "Unexpected error from cudaGetDeviceCount()"
+_EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
+_NEIGHBOUR = {"neighbour": f"0:{GIB}"}
+"""On a GPU where nobody else is there is nobody to wait for: the model is too large, 69 at once."""
+_ENDS = {
+    "100@init": End("no-gpu-visible", 69, "No CUDA GPUs are available"),
+    "35@init": End("driver-too-old", 69, "The NVIDIA driver on your system is too old"),
+    "34@init": End("stub-driver", 69, _COUNT),
+    "803@init": End("driver-library-mismatch", 69, _COUNT),
+    "804@init": End("forward-compatibility", 69, _COUNT),
+    "802@init": End("gpu-services-not-ready", 69, _COUNT, attempts=2),
+    "999@init": End("cuda-does-not-start", 69, "CUDA unknown error - this may be due to"),
+    "46@context": End("gpu-exclusive", 75, "CUDA-capable device(s) is/are busy or unavailable", attempts=2),
+    "2@context": End("gpu-full-before-work", 75, "CUDA error: out of memory", _NEIGHBOUR, attempts=2),
+    "2@cudaMalloc": End(
+        "nvml-assert-before-work",
+        75,
+        "nvmlInit_v2_() INTERNAL ASSERT FAILED",
+        {"nvml__init": "999", "smi": "ok", **_NEIGHBOUR},
+        attempts=2,
+    ),
+    "719@context": End("gpu-fault-before-work", 69, "CUDA error: unspecified launch failure", attempts=2),
+    "205@context": End("cuda-error-before-work", 69, "CUDA error: ", attempts=2),
+    "209@launch": End("gpu-not-supported-by-torch", 69, "no kernel image is available for execution on the device"),
+    "221@launch": End("ptx-not-compiled", 69, "PTX JIT compiler library not found"),
+    "801@launch": End("cuda-call-refused", 69, "CUDA error: operation not supported"),
+    "214@kernel:layer_norm": End("gpu-ecc-error", 69, "CUDA error: uncorrectable ECC error encountered"),
+    "220@kernel:layer_norm": End("gpu-nvlink-error", 69, "CUDA error: uncorrectable NVLink error"),
+    "an unknown allocator option": End(
+        "allocator-config", 78, "no_such_option", env={"PYTORCH_CUDA_ALLOC_CONF": "no_such_option:1"}
+    ),
+    "expandable segments": End(
+        "nvml-assert-expandable-segments", 78, "INTERNAL ASSERT FAILED", {"nvml__init": "999", "smi": "ok"}, _EXPANDABLE
+    ),
+}
+"""What all workers meet -> the end."""
+
+
+def test_what_every_worker_would_meet_ends_the_run(
+    make_gpu: Callable[..., NullGpu], bert: Path, tmp_path: Path
+) -> None:
+    """Driver, context, build and settings: the exit code is the handbook's, and the last words are its remedy."""
+    places = {}
+    for fault, end in _ENDS.items():
+        gpu = make_gpu(**end.settings)
+        if "@" in fault:
+            gpu.fault(*fault.split("@"))
+        folder = tmp_path / re.sub(r"\W", "-", fault)
+        folder.mkdir()
+        places[fault] = GpuWorkplace(folder, gpu, bert)
+
+    with ThreadPoolExecutor(2) as pool:
+        wrong = dict(zip(places, pool.map(how_it_ends_otherwise, places.values(), _ENDS.values()), strict=True))
+    assert not any(wrong.values()), wrong
+
+
+def how_it_ends_otherwise(workplace: GpuWorkplace, end: End) -> list[str]:
+    """Run two chunks; returns in what the end is another than the one expected."""
+    workplace.write_texts(4)
+    workplace.write_model_config(**{"chunk.size": 2, "recovery.wait_timeout": 0.1, "env": end.env})
+    ended = workplace.run()
+    if not (workplace.workdir / "events.jsonl").exists():
+        return [ended.stderr]
+    failed = workplace.named("attempt_failed")
+    wrong = [] if ended.returncode == end.exit_code else [f"exit code {ended.returncode}"]
+    if len(failed) != end.attempts:
+        return [*wrong, f"{len(failed)} attempts", ended.stderr]
+    for each in failed:
+        wrong += contradictions(each, end.rule, end.exit_code)
+        wrong += [] if end.words in each["reason"] else [f"the reason is {each['reason']!r}"]
+    remedy = re.search(rf"^### {end.rule}\n.*? \*\*Do:\*\* ([^\n]*)", _HANDBOOK, re.MULTILINE | re.DOTALL)
+    wrong += [] if remedy and remedy[1] in ended.stderr else [f"without the remedy: {ended.stderr}"]
+    # Texts have nothing to do with it.
+    wrong += ["taken apart"] if workplace.named("part_failed") else []
+    return wrong
+
+
+def test_the_handbook_names_no_rule_that_is_not_seen_here() -> None:
+    """What the rules say of the null GPU is what this file's tables hold."""
+    seen = {rule for rule, _ in [*_OUT_OF_MEMORY.values(), *_AT_WORK.values(), *_AT_THE_START.values()]}
+    seen |= {end.rule for end in _ENDS.values()} | {"nvml-assert-allocator"}
+    assert {rule.name for rule in RULES if rule.evidence is Evidence.NULL_GPU} == seen

@@ -1,0 +1,275 @@
+"""Several GPUs in a run, and GPUs in trouble: neighbours, a lost one, a broken one, MIG, nvidia-smi's moods."""
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_nullgpu import VISIBLE
+
+from chunkvisor.devices.gpu import find_devices
+from harness import Ended, finish, wait_for
+from nullgpu import GIB, MIB, GpuWorkplace, NullGpu, texts
+
+CONTEXT_BYTES = 256 * MIB
+MakeGpu = Callable[..., NullGpu]
+
+
+@pytest.fixture
+def on(tmp_path: Path, bert: Path) -> Callable[[NullGpu], GpuWorkplace]:
+    """Makes a workplace on these GPUs."""
+    return lambda gpu: GpuWorkplace(tmp_path, gpu, bert)
+
+
+def used_devices(workplace: GpuWorkplace) -> Counter[int]:
+    """How many attempts each device had, by its place among those of the run."""
+    return Counter(each["device"] for each in workplace.named("attempt_started"))
+
+
+def device_of(workplace: GpuWorkplace) -> dict[tuple[int, int], int]:
+    """(chunk, attempt) -> device."""
+    return {(each["chunk"], each["attempt"]): each["device"] for each in workplace.named("attempt_started")}
+
+
+def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
+    """Start the run; it has committed so many chunks now."""
+    run = workplace.start("run", str(workplace.config_path))
+    journal = workplace.workdir / "events.jsonl"
+    wait_for(lambda: journal.exists() and len(workplace.named("chunk_committed")) >= commits, timeout_s=120)
+    return run
+
+
+def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one that falls off."""
+    small = CONTEXT_BYTES + 60 * MIB
+    sizes = [8 * GIB, small, 8 * GIB, small, 16 * GIB, 16 * GIB, 24 * GIB, 8 * GIB]
+    workplace = on(make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B"))
+    workplace.write_source(texts(64 * 30, words=500))
+    limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
+    workplace.write_model_config(**limits, **{"workers.start": "warm"})
+    run = begin(workplace, commits=8)
+    workplace.gpu.lose(4)
+    ended = finish(run, 280)
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors().shape == (64 * 30, 64)
+    assert workplace.manifest()["quarantined"] == []
+    assert set(used_devices(workplace)) == set(range(8))
+    (dropped,) = workplace.named("device_dropped")
+    assert dropped["device"] == "Null B (GPU-41f00000)"
+    assert "Null B (GPU-41f00000) is left out from now on, 7 go on: the GPU has fallen off the bus" in ended.stderr
+
+    device = device_of(workplace)
+    rows: dict[bool, list[int]] = {True: [], False: []}
+    for each in workplace.named("go"):
+        on_small = sizes[device[each["chunk"], each["attempt"]]] == small
+        rows[on_small].append(min([each["rows"], *(tier["rows"] for tier in each["tiers"])]))
+    assert set(rows[False]) == {64}
+    assert set(rows[True]) == {64, 32}
+    failed = [(each["outcome"], device[each["chunk"], each["attempt"]]) for each in workplace.named("attempt_failed")]
+    assert {outcome for outcome, number in failed if number in (1, 3)} == {"gpu_oom"}
+    assert {number for _, number in failed} <= {1, 3, 4}
+
+
+def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """Three failures there while others succeed are enough: no chunk is taken apart, and no row is lost."""
+    workplace = on(make_gpu([8 * GIB] * 3))
+    workplace.gpu.fault(719, "launch:30", gpu=2)
+    workplace.gpu.fault("slow:0.2", "launch:1")
+    workplace.write_texts(4 * 60)
+    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    (dropped,) = workplace.named("device_dropped")
+    assert dropped["device"] == "Null GPU (GPU-21f00000)"
+    assert "attempts in a row failed there while others succeeded elsewhere" in dropped["why"]
+    assert used_devices(workplace)[2] <= 5
+    assert {each["event"] for each in workplace.events()}.isdisjoint({"chunk_split", "part_failed", "quarantined"})
+    device = device_of(workplace)
+    failed = [(each["chunk"], each["attempt"]) for each in workplace.named("attempt_failed")]
+    assert {device[each] for each in failed} == {2}
+    assert len({chunk for chunk, _ in failed}) == len(failed), "a chunk was sent to the broken GPU again"
+    assert workplace.vectors().shape == (4 * 60, 64)
+
+
+def test_neighbours_come_and_go(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """While somebody fills one GPU the other goes on; when they leave, the first gets work again."""
+    workplace = on(make_gpu([8 * GIB] * 2))
+    workplace.gpu.fault("slow:0.3", "launch:1", gpu=0)
+    workplace.write_texts(4 * 80)
+    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    run = begin(workplace, commits=4)
+    workplace.gpu.neighbour(1, 8 * GIB - 100 * MIB, pid=4711, name="trainer")
+    busy = wait_for(lambda: workplace.named("gpu_busy") or workplace.named("waiting"), timeout_s=120)[0]
+    done = len(workplace.named("chunk_committed"))
+    wait_for(lambda: len(workplace.named("chunk_committed")) >= done + 3)
+    workplace.gpu.neighbours_leave(1)
+    ended = finish(run, 280)
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.named("device_dropped") == []
+    device = device_of(workplace)
+    after = [each for each in workplace.named("chunk_committed") if each["t"] > busy["t"]]
+    last = {device[each["chunk"], attempts_of(workplace, each["chunk"])] for each in after}
+    assert last == {0, 1}
+    assert {each["outcome"] for each in workplace.named("attempt_failed")} == {"gpu_busy"}
+    assert workplace.vectors().shape == (4 * 80, 64)
+
+
+def attempts_of(workplace: GpuWorkplace, chunk: int) -> int:
+    """How many attempts the chunk took."""
+    return sum(each["chunk"] == chunk for each in workplace.named("attempt_started"))
+
+
+def test_visible_devices_mean_the_same_to_us_as_to_torch(make_gpu: MakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By index, UUID, the beginning of one, and MIG id; `test_nullgpu` holds torch against the same table."""
+    gpu = make_gpu([8 * GIB] * 4, mig__3=2)
+    for name, value in gpu.environment().items():
+        if name != "LD_PRELOAD":
+            monkeypatch.setenv(name, value)
+    uuids = [line.split("UUID: ")[1].rstrip(")") for line in gpu.ask_smi("-L").stdout.splitlines()]
+    gpus = [uuid for uuid in uuids if uuid.startswith("GPU-")]
+    number_of = {uuid: 3 if uuid.startswith("MIG-") else gpus.index(uuid) for uuid in uuids}
+    for wanted, numbers in VISIBLE.items():
+        if numbers:
+            found = find_devices(["cuda"], {"CUDA_VISIBLE_DEVICES": wanted})
+            assert [number_of[each.uuid] for each in found] == numbers, wanted
+
+
+def test_a_run_on_visible_gpus_and_a_slice(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """A prefix of a UUID, an index and a MIG slice: each gets workers, and no other GPU has any."""
+    workplace = on(make_gpu([8 * GIB] * 4, mig__3=2, mode__1="prohibited"))
+    slices = [line for line in workplace.gpu.ask_smi("-L").stdout.splitlines() if "MIG-" in line]
+    slice_id = slices[0].split("UUID: ")[1].rstrip(")")
+    workplace.write_texts(4 * 9)
+    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    ended = workplace.run(env={"CUDA_VISIBLE_DEVICES": f"GPU-21f,0,{slice_id}"})
+    assert ended.returncode == 0, ended.stderr
+    assert f"on Null GPU (GPU-21f00000), Null GPU (GPU-01f00000), MIG slice ({slice_id[:12]})" in ended.stderr
+    assert set(used_devices(workplace)) == {0, 1, 2}
+    assert workplace.named("attempt_failed") == []
+
+
+_WITHOUT_TORCH = """
+import ctypes
+import numpy as np
+
+
+class Encoder:
+    def __init__(self):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        assert self.cuda.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20)) == 0
+
+    def encode(self, texts, batch_size):
+        if self.cuda.cudaDeviceSynchronize() != 0:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+
+def make(model, device):
+    return Encoder()
+"""
+"""Takes memory of its GPU, and starts in a fraction of a second."""
+
+_IMPATIENT = "import chunkvisor.devices.gpu as gpu; gpu._TIMEOUT_S = 1.0; from chunkvisor.cli import main; main()"
+"""chunkvisor, with a second for nvidia-smi instead of twenty."""
+
+
+def run_without_torch(workplace: GpuWorkplace, chunks: int = 4) -> None:
+    """A config for the encoder above, two texts a chunk."""
+    (workplace.folder / "theirs.py").write_text(_WITHOUT_TORCH)
+    workplace.write_texts(2 * chunks)
+    workplace.write_model_config(**{"model.encoder": "theirs:make", "chunk.size": 2})
+
+
+@pytest.mark.parametrize("mode", ["absent", "broken", "mismatch", "slow:0.5", "hang"])
+def test_a_run_needs_no_nvidia_smi(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], mode: str) -> None:
+    """Whatever nvidia-smi does, CUDA works: all visible GPUs get work, and where they were guessed, it is said."""
+    workplace = on(make_gpu([8 * GIB] * 2))
+    run_without_torch(workplace)
+    workplace.gpu.smi(mode)
+    ended = impatient(workplace, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert ended.returncode == 0, ended.stderr
+    assert set(used_devices(workplace)) == {0, 1}
+    assert workplace.named("attempt_failed") == []
+    told = [each["count"] for each in workplace.named("gpus_guessed")]
+    assert told == ([] if mode.startswith("slow") else [2])
+
+
+def test_a_lost_gpu_does_not_keep_the_others_from_a_run(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """The run that is started again after a GPU was lost takes those that nvidia-smi still lists, and says so."""
+    workplace = on(make_gpu([8 * GIB] * 3))
+    run_without_torch(workplace)
+    workplace.gpu.lose(0)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert "working in" in ended.stderr
+    assert "on Null GPU (GPU-11f00000), Null GPU (GPU-21f00000)\n" in ended.stderr
+    assert "GPU0: 0000:1A:00.0: GPU is lost" in ended.stderr
+    assert set(used_devices(workplace)) == {0, 1}
+
+
+def impatient(workplace: GpuWorkplace, env: dict[str, str]) -> Ended:
+    """Run, with little patience with nvidia-smi."""
+    python = workplace.command()[0]
+    process = workplace.gpu.start([python, "-c", _IMPATIENT, "run", str(workplace.config_path)], env)
+    return finish(process, 120)
+
+
+def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """After a fault the GPU is looked at; without an answer the run goes on, and says so."""
+    gpu = make_gpu([8 * GIB])
+    workplace = on(gpu)
+    run_without_torch(workplace)
+    gpu.fault(719, "cudaDeviceSynchronize", times=1)
+    gpu.fault("slow:1", "cudaMalloc", process=1)
+    process = gpu.start([workplace.command()[0], "-c", _IMPATIENT, "run", str(workplace.config_path)])
+    journal = workplace.workdir / "events.jsonl"
+    wait_for(lambda: journal.exists() and workplace.named("attempt_started"))
+    gpu.smi("hang")
+    ended = finish(process, 120)
+    assert ended.returncode == 0, ended.stderr
+    assert [each["outcome"] for each in workplace.named("attempt_failed")] == ["device_fault"]
+    assert len(workplace.named("gpu_blind")) == 1
+
+
+def test_a_model_larger_than_the_gpu_ends_the_run_at_once(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """One worker finds out, nothing is waited for, and the code is 69."""
+    workplace = on(make_gpu([CONTEXT_BYTES + 8 * MIB]))
+    large = shutil.copytree(workplace.model, workplace.folder / "large")
+    weights = load_file(large / "model.safetensors")
+    (name,) = (each for each in weights if each.endswith("position_embeddings.weight"))
+    weights[name] = np.full((1 << 16, 64), 0.1, dtype=np.float32)  # 16 MiB
+    save_file(weights, large / "model.safetensors", {"format": "pt"})
+    config = json.loads((large / "config.json").read_text())
+    (large / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 16}))
+    workplace.model = large
+    workplace.write_texts(8)
+    workplace.write_model_config(**{"chunk.size": 4})
+    ended = workplace.run()
+    assert ended.returncode == 69, ended.stderr
+    assert len(workplace.named("attempt_started")) == 1
+    assert workplace.named("waiting") == []
+    assert "larger than" in ended.stderr or "too large" in ended.stderr, ended.stderr
+
+
+def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """NVML is broken and somebody fills the GPU: nothing is learnt or taken apart, and it goes on when they leave."""
+    gpu = make_gpu([1 * GIB])
+    gpu.nvml(init=999)
+    workplace = on(gpu)
+    gpu.neighbour(0, 1 * GIB - CONTEXT_BYTES - 10 * MIB)
+    workplace.write_texts(2)
+    workplace.write_model_config(**{"chunk.size": 2, "encode.batch_size": 1})
+    run = begin(workplace, commits=0)
+    wait_for(lambda: workplace.named("waiting") or run.poll() is not None, timeout_s=120)
+    gpu.neighbours_leave()
+    ended = finish(run, 280)
+    assert ended.returncode == 0, ended.stderr
+    names = {each["event"] for each in workplace.events()}
+    assert "waiting" in names
+    assert names.isdisjoint({"lesson", "chunk_split", "part_failed", "quarantined", "chunk_set_aside"})
+    assert "INTERNAL ASSERT FAILED" in (workplace.attempts()[0] / "worker.log").read_text()

@@ -1,0 +1,133 @@
+"""A sticky CUDA fault at hundreds of places of an attempt: the worker leaves with its own exit code, and a record.
+
+Before, torch often aborted on the way out, where it freed pinned memory or an event of a context that was lost; the
+abort takes the exit code's place, and at worst comes before the record (pytorch#84756).
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec, read_message, write_message
+from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
+from chunkvisor_worker.contract.template import TemplateSpec
+from nullgpu import NullGpu, texts
+
+CODES = (700, 710, 719)
+_PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.template import Fork
+from chunkvisor_worker.forked import be_worker
+from chunkvisor_worker.template import load
+encoder, unfit = load(AttemptFiles(Path(sys.argv[1])))
+print(unfit, flush=True)
+for line in sys.stdin:
+    folder, setting = json.loads(line)
+    log = os.open(folder + "/worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    child = os.fork()
+    if child == 0:
+        be_worker(Fork(folder, {"NULLGPU_SET": setting}), nothing, log, [nothing, log], encoder)
+    os.close(log)
+    os.close(nothing)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Workers:
+    """Makes attempts in a folder, each by a worker forked from a template that has loaded the model."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path, job: Job) -> None:
+        self._process = process
+        self._folder = folder
+        self._job = job
+
+    def attempt(self, name: str, setting: str) -> tuple[int, AttemptFiles]:
+        """(return code, files) of an attempt under a setting of the null GPU, in batches of two rows."""
+        files = AttemptFiles(self._folder / name)
+        files.folder.mkdir()
+        write_attempt(files, self._job, Place(0, 1, 0, "cuda"), texts(6), Limits(rows=2))
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(files.folder), setting]) + "\n")
+        self._process.stdin.flush()
+        return int(self._line()), files
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+@contextmanager
+def forked_workers(gpu: NullGpu, folder: Path, model: Path) -> Iterator[Workers]:
+    """Workers of one template."""
+    (folder / "template").mkdir(parents=True)
+    named = ModelSpec(name=str(model), path=str(model))
+    write_message(AttemptFiles(folder / "template").spec, TemplateSpec(named, "cuda"))
+    process = gpu.start([sys.executable, "-c", _PROGRAM, str(folder / "template")])
+    assert process.stdout is not None
+    unfit = process.stdout.readline()
+    assert unfit == "\n", (unfit, process.communicate())
+    try:
+        yield Workers(process, folder, Job("run", "fingerprint", "out", named, EncodeSpec(), (), threads=1))
+    finally:
+        process.communicate()
+    assert process.returncode == 0
+
+
+_NAMED = ("cudaEventCreateWithFlags", "cudaEventRecordWithFlags", "cudaEventQuery", "cudaPointerGetAttributes")
+_ASKED = ("cudaGetDevice", "cuDevicePrimaryCtxGetState")
+"""Where torch itself cannot take an error, since it asks within functions that must not raise (as MaybeSetDevice in
+c10/cuda/CUDAFunctions.cpp). They say what the host knows, whatever the device has met."""
+
+
+def positions(calls: list[str]) -> list[str]:
+    """300 faults, spread over the calls of an attempt that ended well, up to the wait for its last vectors."""
+    last = max(index for index, call in enumerate(calls) if call == "cudaEventSynchronize")
+    names = Counter(call.split()[0] for call in calls[: last + 1])
+    launches = names["cudaLaunchKernel"] + names["cublasLtMatmul"]
+    waits = sum(names[name] for name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"))
+    once = {name: names[name] for name in ("cudaMalloc", "cudaHostAlloc", *_NAMED)}
+    whole = [("launch", launches), ("memcpy", names["cudaMemcpyAsync"]), ("wait", waits), *once.items()]
+    found = [f"{place}:{nth},sticky" for place, count in whole for nth in range(1, count + 1)]
+    # Those of the last batch, noticed later, would be noticed by nobody.
+    found += [f"launch:{nth},sticky,late={late}" for late in (1, 2) for nth in range(1, launches * 2 // 3)]
+    step = len(found) / 300
+    return [f"fault={CODES[i % 3]}@{found[int(i * step)]}" for i in range(300)]
+
+
+def test_a_sticky_fault_never_costs_the_exit_code(gpu: NullGpu, bert: Path, tmp_path: Path) -> None:
+    """Launches, copies, waits, allocations, events: 300 times the exit code is 21, and the record names the fault.
+
+    Where torch itself ends the process, the log still does.
+    """
+    with forked_workers(gpu, tmp_path / "attempts", bert) as workers:
+        code, files = workers.attempt("clean", "")
+        assert code == WorkerExit.DONE, files.log.read_text()
+        faults = positions(next(iter(gpu.trace().values())))
+        gpu.set(trace=0)
+        wrong = {}
+        for number, setting in enumerate(faults):
+            code, files = workers.attempt(str(number), setting)
+            fault = read_message(Fault, files.fault)
+            outcome = diagnose(fault).outcome if fault is not None else None
+            if (code, outcome) != (WorkerExit.DEVICE_FAULT, Outcome.DEVICE_FAULT) or files.result.exists():
+                wrong[setting] = (code, outcome, files.log.read_text()[-300:])
+        assert len(set(faults)) == 300
+        assert not wrong, f"{len(wrong)} of {len(faults)}: {wrong}"
+
+        for name, nth in itertools.product(_ASKED, (150, 200, 250, 300)):
+            code, files = workers.attempt(f"{name}-{nth}", f"fault=700@{name}:{nth},sticky")
+            fault = read_message(Fault, files.fault)
+            told = diagnose(fault) if fault is not None else diagnose_log(files.log.read_text(), code)
+            assert told is not None, code
+            assert told.outcome is Outcome.DEVICE_FAULT

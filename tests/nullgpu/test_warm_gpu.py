@@ -1,0 +1,241 @@
+"""Warm starts with torch's CUDA build: the template loads a model and touches no GPU; its workers compute on one."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from build import Built
+
+from harness import finish
+from nullgpu import GpuWorkplace, NullGpu
+
+CHUNKS = 50
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What /proc told of a template, from when it was ready."""
+
+    threads: Counter[int]
+    gpu_files: frozenset[str]
+
+
+def watch_template(workplace: GpuWorkplace, run: subprocess.Popen[str]) -> Seen:
+    """Look at the template again and again, until the run has ended."""
+    threads: Counter[int] = Counter()
+    files: set[str] = set()
+    template: Path | None = None
+    while run.poll() is None:
+        if template is None and "template_ready" in _journal(workplace):
+            template = Path(f"/proc/{workplace.named('template_ready')[0]['pid']}")
+        if template is not None:
+            try:
+                status = (template / "status").read_text()
+                threads[int(status.partition("Threads:")[2].split()[0])] += 1
+                # From outside, the null GPU's device files are files of its folder.
+                files |= {str(fd.readlink()) for fd in (template / "fd").iterdir()}
+            except OSError:  # a descriptor was closed meanwhile, or the template has ended
+                continue
+        time.sleep(0.02)
+    return Seen(threads, frozenset(name for name in files if "/dev/nvidia" in name))
+
+
+def _journal(workplace: GpuWorkplace) -> str:
+    try:
+        return (workplace.workdir / "events.jsonl").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def starts(workplace: GpuWorkplace) -> list[str]:
+    """How each attempt's worker was started."""
+    return [each["start"] for each in workplace.named("attempt_started")]
+
+
+@pytest.fixture(scope="module")
+def warm_run(tmp_path_factory: pytest.TempPathFactory, built: Built, bert: Path) -> tuple[GpuWorkplace, Seen]:
+    """A run of 50 chunks whose workers were all forked from one template, and what was seen of that."""
+    folder = tmp_path_factory.mktemp("warm")
+    gpu = NullGpu(folder / "gpu", built)
+    gpu.set(trace=1)
+    workplace = GpuWorkplace(folder, gpu, bert)
+    workplace.write_texts(4 * CHUNKS)
+    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    process = workplace.start("run", str(workplace.config_path))
+    seen = watch_template(workplace, process)
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    return workplace, seen
+
+
+def test_fifty_chunks_are_forked_from_one_template(warm_run: tuple[GpuWorkplace, Seen]) -> None:
+    """A real model, loaded once, makes all the vectors; the trace has no other process than the workers."""
+    workplace, _ = warm_run
+    assert workplace.vectors().shape == (4 * CHUNKS, 64)
+    assert starts(workplace) == ["warm"] * CHUNKS
+    assert len(workplace.named("template_started")) == 1
+    assert workplace.gpu.used_bytes() == 0
+
+
+def test_the_template_calls_nothing_of_a_gpu(warm_run: tuple[GpuWorkplace, Seen]) -> None:
+    """No call of the runtime, the driver or NVML from import to end; no file of the driver; one thread."""
+    workplace, seen = warm_run
+    (template,) = workplace.named("template_ready")
+    assert template["pid"] not in workplace.gpu.trace()
+    assert seen.gpu_files == frozenset()
+    assert set(seen.threads) == {1}
+
+
+def test_each_forked_worker_makes_its_own_context(warm_run: tuple[GpuWorkplace, Seen]) -> None:
+    """Every worker, and no other process, asks the driver anew, copies the weights and computes on the device."""
+    workplace, _ = warm_run
+    trace = workplace.gpu.trace()
+    assert set(trace) == {each["pid"] for each in workplace.named("attempt_started")}
+    for calls in trace.values():
+        names = [call.split()[0] for call in calls]
+        asked, held, copied = (names.index(name) for name in ("cudaGetDeviceCount", "cudaMalloc", "cudaMemcpyAsync"))
+        assert asked < held < copied
+        assert "cudaLaunchKernel" in names
+
+
+_PRODUCTS = """
+import numpy as np
+import torch
+
+WEIGHTS = torch.from_numpy(np.arange(26 * 8, dtype=np.float32).reshape(26, 8) % 7 + 1)
+
+
+class Encoder:
+    def __init__(self, device):
+        self.device, self.weights = device, WEIGHTS.to(device)
+
+    def encode(self, texts, batch_size):
+        counts = [[text.count(chr(code)) for code in range(ord("a"), ord("z") + 1)] for text in texts]
+        return (torch.tensor(counts, dtype=torch.float32).to(self.device).cpu() @ self.weights.cpu()).numpy()
+
+
+def make(model, device):
+    return Encoder(device)
+"""
+"""A null GPU computes nothing, but what was copied to it comes back as it was; so the host makes the product."""
+
+
+def plug_in(workplace: GpuWorkplace, code: str, **changes: Any) -> None:
+    """A config and four texts in two chunks, for an encoder `theirs:make`."""
+    (workplace.folder / "theirs.py").write_text(code)
+    workplace.write_source([f"{'abc' * row} and so on" for row in range(4)])
+    ours = {"model.encoder": "theirs:make", "chunk.size": 2}
+    workplace.write_model_config(**ours | changes)
+
+
+def test_warm_and_fresh_workers_make_the_same_vectors(gpu_workplace: GpuWorkplace) -> None:
+    """Weights that were loaded before the fork get to the device as they are: the products are the right ones."""
+    weights = np.arange(26 * 8, dtype=np.float32).reshape(26, 8) % 7 + 1
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    for start in ("warm", "fresh"):
+        plug_in(gpu_workplace, _PRODUCTS, **{"workers.start": start, "workdir": start})
+        gpu_workplace.workdir = gpu_workplace.folder / start
+        ended = gpu_workplace.run()
+        assert ended.returncode == 0, ended.stderr
+        assert starts(gpu_workplace) == [start] * 2
+        texts = [json.loads(line)["text"] for line in gpu_workplace.source.read_text().splitlines()]
+        counts = np.array([[text.count(letter) for letter in letters] for text in texts], dtype=np.float32)
+        assert np.array_equal(gpu_workplace.vectors(), counts @ weights)
+
+
+_INITIALISES = {
+    "torch": ("torch.zeros(1, device='cuda')", "a template shows it none (builtins.RuntimeError: No CUDA GPUs"),
+    "device-of-its-own": (
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '0'; torch.zeros(1, device='cuda')",
+        "/dev/nvidia",
+    ),
+    "nvml": ("assert ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2() == 0", "it has /dev/nvidiactl open"),
+}
+"""What begins to use a GPU -> (code that does it while a plug-in is imported, a part of what `warm` says of it)."""
+
+
+@pytest.mark.parametrize("how", _INITIALISES)
+def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(gpu_workplace: GpuWorkplace, how: str) -> None:
+    """`warm` ends with 78 and says why, before any worker."""
+    code, words = _INITIALISES[how]
+    plug_in(gpu_workplace, f"import ctypes, os\n{_PRODUCTS}\n{code}\n", **{"workers.start": "warm"})
+    ended = gpu_workplace.run()
+    assert ended.returncode == 78, ended.stderr
+    assert "no worker can be started warm" in ended.stderr
+    assert words in ended.stderr
+    assert "workers.start: auto" in ended.stderr
+    assert starts(gpu_workplace) == []
+
+
+def test_auto_goes_on_without_a_template(gpu_workplace: GpuWorkplace) -> None:
+    """A plug-in that uses the GPU while it is imported may do so in fresh workers."""
+    code, words = _INITIALISES["torch"]
+    plug_in(gpu_workplace, f"{_PRODUCTS}\n{code}\n", **{"workers.start": "auto"})
+    ended = gpu_workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert starts(gpu_workplace) == ["fresh"] * 2
+    assert ended.stderr.count(words) == 1
+    assert gpu_workplace.vectors().shape == (4, 8)
+
+
+_REMOTE = """
+import os
+
+import torch
+from transformers import BertModel
+
+
+class ToldModel(BertModel):
+    def __init__(self, *args, **kwargs):
+        with open(os.environ["LOADS"], "a") as loads:
+            loads.write(f"{os.getpid()}\\n")
+        if os.environ["ASKS"]:
+            self.on_gpu = torch.cuda.is_available()
+        super().__init__(*args, **kwargs)
+"""
+"""A model's own code, which tells of every load."""
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace, asks: bool) -> None:
+    """By the template, for all workers; a model whose code asks for a GPU while it loads is loaded by fresh workers.
+
+    They begin after the template has ended, so that the weights are never there twice.
+    """
+    own = shutil.copytree(gpu_workplace.model, gpu_workplace.folder / "own")
+    (own / "modeling_told.py").write_text(_REMOTE)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_told.ToldModel"}}))
+    loads = gpu_workplace.folder / "loads"
+    gpu_workplace.model = own
+    gpu_workplace.write_texts(6)
+    gpu_workplace.write_model_config(
+        **{
+            "model.trust_remote_code": True,
+            "workers.start": "auto",
+            "chunk.size": 3,
+            "env": {"LOADS": str(loads), "ASKS": "1" if asks else "", "HF_MODULES_CACHE": str(gpu_workplace.folder)},
+        }
+    )
+    ended = gpu_workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    (template,) = gpu_workplace.named("template_started")
+    workers = [each["pid"] for each in gpu_workplace.named("attempt_started")]
+    loaders = [int(line) for line in loads.read_text().split()]
+    names = [each["event"] for each in gpu_workplace.events()]
+    if asks:
+        assert starts(gpu_workplace) == ["fresh"] * 2
+        assert "asks torch.cuda.is_available()" in ended.stderr
+        assert loaders == [template["pid"], *workers]
+        assert names.index("template_failed") < names.index("attempt_started")
+    else:
+        assert starts(gpu_workplace) == ["warm"] * 2
+        assert loaders == [template["pid"]]
+        assert names.index("template_ready") < names.index("attempt_started")
