@@ -111,7 +111,7 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
         _code_of(verdict, ExitCode.CONFIG),
-        f"output {output}: not one text could be encoded; {output} chunk {chunk} was taken apart in vain",
+        f"output {output}: not one text could be encoded, the last ones tried were of chunk {chunk}",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source.",
     )
