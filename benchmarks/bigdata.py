@@ -5,18 +5,20 @@ It never starts a worker; what it commits passes every check of a resume.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted, Go, WorkerEnded
 from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.artifact import chunk_key, npy_header
 from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout
 
 _BLOCK = 100_000
-_STORY = ("attempt_started", "go", "worker_ended", "chunk_committed")
+_STORY = (AttemptStarted, Go, WorkerEnded, ChunkCommitted)
 _VERBS = ("fix", "add", "remove", "rename", "document", "test", "speed up", "revert", "extend", "clean up")
 _NOUNS = ("parser", "cache", "driver", "scheduler", "config loader", "login page", "index", "build", "report", "queue")
 
@@ -75,8 +77,8 @@ def commit_chunks(workdir: Path, stop: int) -> None:
     ledger.load()
     assert ledger.facts is not None
     dimension, plan = ledger.facts.dimension, ledger.plan
-    events = {event["event"]: event for event in read_events(layout.events) if event["event"] in _STORY}
-    journal = Journal(layout.events, events["go"].pop("run"))
+    entries = {type(entry.event): entry for entry in read_events(layout.events) if isinstance(entry.event, _STORY)}
+    journal = Journal(layout.events, entries[Go].run)
     vectors = np.random.default_rng(0).standard_normal((plan.chunk_size, dimension), dtype=np.float32)
     for chunk in range(stop):
         if ledger.committed(chunk):
@@ -89,12 +91,11 @@ def commit_chunks(workdir: Path, stop: int) -> None:
         )
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(data)
-        for name in _STORY:
-            changed = {"chunk": chunk, "chunks_done": chunk + 1, "texts_done": plan.bounds(chunk)[1]}
-            told = {key: changed.get(key, value) for key, value in events[name].items()}
-            for key in ("t", "run", "event"):
-                told.pop(key, None)
-            journal.write(name, **told)
+        for kind in _STORY:
+            event = replace(entries[kind].event, chunk=chunk)
+            if isinstance(event, ChunkCommitted):
+                event = replace(event, chunks_done=chunk + 1, texts_done=plan.bounds(chunk)[1])
+            journal.write(event)
     journal.close()
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from chunkvisor.cli import main
 from chunkvisor.decide import policy
-from chunkvisor.supervise import runner
+from chunkvisor.supervise import driver
 from harness import ENCODERS, Ended, Workplace
 
 
@@ -72,7 +72,7 @@ class ScriptedWorkplace(Workplace):
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
-            mock.patch.object(runner, "_PAUSE_S", 0.02),
+            mock.patch.object(driver, "_PAUSE_S", 0.02),
             mock.patch.object(policy, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from chunkvisor.decide.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
+from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.event import Event
+from chunkvisor.events.journal import Entry
+from chunkvisor.events.run import RunStarted
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
@@ -35,14 +39,14 @@ def test_within_the_target() -> None:
         assert 30 <= propose(tenth / 10, "cuda").texts / (tenth / 10) <= 60
 
 
-def started(model: str = "m", device: str = "cpu") -> dict[str, Any]:
+def started(model: str = "m", device: str = "cpu") -> Event:
     """A run begins."""
-    return {"event": "run_started", "model": model, "device": device}
+    return RunStarted("w", device, model=model)
 
 
-def ended(output: str = "out", texts: object = 10, busy_s: object = 2.0, returncode: int = 0) -> dict[str, Any]:
+def ended(output: str = "out", texts: int = 10, busy_s: float = 2.0, returncode: int = 0) -> Event:
     """A worker ends."""
-    return {"event": "worker_ended", "output": output, "texts": texts, "busy_s": busy_s, "returncode": returncode}
+    return WorkerEnded(output, 0, 1, returncode, texts=texts, busy_s=busy_s)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +62,11 @@ def ended(output: str = "out", texts: object = 10, busy_s: object = 2.0, returnc
         ([started(device="NVIDIA H200 (GPU-1)"), ended()], None),
         ([started(), ended(returncode=20)], None),
         ([ended()], None),
-        ([started(), ended(texts="x"), ended(busy_s=None), ended(texts=True), {"event": "go"}], None),
-        ([{"event": "run_started", "device": 5, "model": []}, ended()], None),
     ],
 )
-def test_rate(events: list[dict[str, Any]], rate: float | None) -> None:
+def test_rate(events: list[Event], rate: float | None) -> None:
     """Of the last run with the same model on the same kind of device, of the output's own texts where there are any."""
-    assert worker_rate(iter(events), "m", "cpu", "out") == rate
+    assert worker_rate((Entry(1, "r", event) for event in events), "m", "cpu", "out") == rate
 
 
 def planned(place: ScriptedWorkplace) -> tuple[dict[str, Any], str]:

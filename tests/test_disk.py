@@ -75,7 +75,7 @@ def failing(times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the dimension is known the run says that the rest does not fit, keeps what is done, and goes on later."""
-    monkeypatch.setattr("chunkvisor.supervise.keeper.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("chunkvisor.supervise.storage.free_bytes", lambda folder: 1000)
     ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
     assert "output out does not fit on the disk" in ended.stderr

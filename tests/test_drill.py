@@ -11,10 +11,20 @@ import pytest
 
 from chunkvisor.commands.drill import places
 from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Place, Provoked, choose
-from chunkvisor.commands.drill.finding import Event, Run, action, problem, seen_as, took_s
+from chunkvisor.commands.drill.finding import Heard, Run, action, problem, seen_as, took_s
 from chunkvisor.commands.drill.report import row, summary
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.status import State
+from chunkvisor.events.attempt import (
+    AttemptFailed,
+    ChunkCommitted,
+    ChunkSplit,
+    Go,
+    LateCrash,
+    Quarantined,
+)
+from chunkvisor.events.event import Event
+from chunkvisor.events.run import Halted, LimitsLowered, Waiting
+from chunkvisor.observe.status import State
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.sabotage import SABOTAGES, simulated
 from harness import ROOT, Workplace, wait_for
@@ -23,9 +33,14 @@ GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)
 FAULT = DrillFault("segfault", "", Outcome.CRASHED)
 
 
-def failed(outcome: str = "crashed", **details: Any) -> Event:
+def failed(outcome: str = "crashed") -> Event:
     """The event of a failed attempt."""
-    return Event("attempt_failed", {"outcome": outcome, **details})
+    return AttemptFailed("out", 1, 1, outcome)
+
+
+def run_of(*events: Event, code: int = 0) -> Run:
+    """A run that told these."""
+    return Run(code, "", [Heard(event) for event in events])
 
 
 def drilled(workplace: Workplace, *names: str) -> list[dict[str, Any]]:
@@ -135,13 +150,13 @@ def test_a_simulated_exception_has_the_qualified_name() -> None:
     ("events", "expected"),
     [
         ([failed("gpu_oom"), failed("hung")], "gpu_oom"),
-        ([Event("late_crash", {})], "committed"),
-        ([Event("chunk_committed", {})], ""),
+        ([LateCrash("out", 1)], "committed"),
+        ([ChunkCommitted("out", 1, 1, 1, 1, 1)], ""),
     ],
 )
 def test_seen_as_the_first_failure(events: list[Event], expected: str) -> None:
     """A fault is what the first failed attempt was taken for."""
-    assert seen_as(events) == expected
+    assert seen_as(run_of(*events)) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,26 +164,31 @@ def test_seen_as_the_first_failure(events: list[Event], expected: str) -> None:
     [
         ([failed()], 0, "retried"),
         ([failed(), failed()], 0, "retried 2 times"),
-        ([failed(), Event("limits_lowered", {"rows": 8})], 0, "batch of 16 rows cut to 8"),
-        ([failed(), Event("waiting", {"delay_s": 1.0})], 0, "waited 1 s, retried"),
-        ([failed(), Event("chunk_split", {})], 0, "row retried alone"),
-        ([failed(), Event("chunk_split", {}), failed(), Event("quarantined", {})], 3, "quarantined, found in 2 tries"),
-        ([Event("late_crash", {})], 0, "its vectors were kept"),
-        ([failed(), Event("halted", {})], 69, "ended with 69; run again"),
+        ([failed(), LimitsLowered(8)], 0, "batch of 16 rows cut to 8"),
+        ([failed(), Waiting(1.0, "full")], 0, "waited 1 s, retried"),
+        ([failed(), ChunkSplit("out", 1, parts=1)], 0, "row retried alone"),
+        ([failed(), ChunkSplit("out", 1), failed(), Quarantined("out", 1)], 3, "quarantined, found in 2 tries"),
+        ([LateCrash("out", 1)], 0, "its vectors were kept"),
+        ([failed(), Halted(69)], 69, "ended with 69; run again"),
     ],
 )
 def test_action(events: list[Event], code: int, expected: str) -> None:
     """The events of a run say what was done about the fault."""
-    assert expected in action([Run(code, "", events)], 16)
+    assert expected in action([run_of(*events, code=code)], 16)
 
 
 def test_recovery_is_timed_from_the_first_go() -> None:
     """A recovery lasts from the first `go` for the struck chunk to its commit, the tries between included."""
-    times = [("go", 0, 1.0), ("go", 1, 2.0), ("attempt_failed", 1, 4.0), ("go", 1, 5.0), ("chunk_committed", 1, 6.5)]
-    events = [Event(name, {"chunk": chunk}, time_s) for name, chunk, time_s in times]
-
-    assert took_s([Run(0, "", events)], 1) == 4.5
-    assert took_s([Run(0, "", events[:-1])], 1) is None
+    heard = [
+        Heard(Go("out", 0, 1, 8), 1.0),
+        Heard(Go("out", 1, 1, 8), 2.0),
+        Heard(failed(), 4.0),
+        Heard(Go("out", 1, 2, 8), 5.0),
+        Heard(ChunkCommitted("out", 1, 1, 1, 1, 1), 6.5),
+    ]
+    assert took_s([Run(0, "", heard)], 1) == 4.5
+    assert took_s([Run(0, "", heard[:-1])], 1) is None
+    assert took_s([Run(0, "", killed_s=0.5), Run(0, "", heard)], 1) == 6.0
 
 
 @pytest.mark.parametrize(

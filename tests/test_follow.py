@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.events.concern import Concern
-from chunkvisor.events.snapshot import DeviceState, Snapshot, WorkerState
-from chunkvisor.events.status import OutputStatus, State, Status
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
+from chunkvisor.events.run import Note
 from chunkvisor.observe.follow import Follower, Tail
-from chunkvisor.observe.statusscreen import glance
+from chunkvisor.observe.snapshot import DeviceState, RunHealth, Snapshot, WorkerState
+from chunkvisor.observe.status import OutputStatus, State, Status
+from chunkvisor.observe.statusscreen import status_screen
 from harness import ROOT
+
+
+def note(text: str) -> bytes:
+    """A line of the journal."""
+    return b'{"t":1,"event":"note","text":"%s"}\n' % text.encode()
 
 
 def test_tail(tmp_path: Path) -> None:
@@ -21,27 +26,27 @@ def test_tail(tmp_path: Path) -> None:
     tail = Tail(journal)
 
     def names() -> list[str]:
-        return [event["event"] for event in tail.events()]
+        return [entry.event.text for entry in tail.events() if isinstance(entry.event, Note)]
 
     assert names() == []
-    journal.write_bytes(b'{"event":"a","t":1}\nnonsense\n{"event":5,"t":1}\n{"event":"b","t":2}\n\n{"event":"c",')
+    journal.write_bytes(note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20])
     assert names() == ["a", "b"]
     assert names() == []
     with journal.open("ab") as file:
-        file.write(b'"t":3}\n')
+        file.write(note("c")[20:])
     assert names() == ["c"]
-    journal.write_bytes(b'{"event":"d","t":1}\n')
+    journal.write_bytes(note("d"))
     assert names() == ["d"]
 
 
 def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
     """Of a long story only the last few lines are told at the first look, and none of them twice."""
     (tmp_path / "events.jsonl").write_text(
-        "".join(json.dumps({"t": number, "event": "note", "text": f"n{number}"}) + "\n" for number in range(50))
+        "".join(json.dumps({"t": number + 1, "event": "note", "text": f"n{number}"}) + "\n" for number in range(50))
     )
     follower = Follower(tmp_path)
     follower.look()
-    assert [words for _, _, words in follower.news] == ["n45", "n46", "n47", "n48", "n49"]
+    assert [line.words for line in follower.news] == ["n45", "n46", "n47", "n48", "n49"]
     follower.look()
     assert follower.news == []
     assert not follower.alive
@@ -55,13 +60,13 @@ def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
     )
     follower = Follower(tmp_path)
     follower.look()
-    assert [words for _, _, words in follower.news] == ["new"]
+    assert [line.words for line in follower.news] == ["new"]
 
 
 WORKING = Snapshot(
     doing="computing",
     elapsed_s=754,
-    concern=Concern(Weight.NEWS, "all is well"),
+    health=RunHealth(Severity.NEWS, "all is well"),
     devices=(DeviceState("CPU", (WorkerState("a", 4, 1, "computing", True, 100, 7),)),),
     rows_per_s=12,
     eta_s=680,
@@ -130,9 +135,9 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
     ],
     ids=["running", "killed", "interrupted", "complete"],
 )
-def test_glance(now: Status, begun: list[tuple[str, int]], ending: int | None, lines: list[str]) -> None:
+def test_status_screen(now: Status, begun: list[tuple[str, int]], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""
-    assert glance(now, WORKING, begun, ending, Path("w")) == lines
+    assert status_screen(now, WORKING, begun, ending, Path("w")) == lines
 
 
 def test_the_picture_is_for_everybody() -> None:

@@ -23,18 +23,19 @@ from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quar
 from chunkvisor.commands.verify import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.decide.lessons import apply, learn
 from chunkvisor.engine.modelsource import Snapshot, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.status import read_status
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.status import read_status
 from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lessonbook import LessonBook
+from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.lock import read_holder, taken_by_run
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.parts import read_quarantine
@@ -369,12 +370,12 @@ def another(draw: st.DrawFn, content: bytes) -> bytes:
 
 def _lessons(place: ScriptedWorkplace, path: Path) -> None:
     for key in json.loads(place_lessons) if (place_lessons := _text(path)) else ():
-        book = LessonBook(path, key, Limits(8, 100), lambda tier, doubted, device: None)
-        rows, tokens = book.limits(Limits(8, 100)).of_length(20)
+        file = LessonFile(path, key)
+        lessons = file.get("")
+        rows, tokens = apply(Limits(8, 100), lessons).of_length(20)
         assert rows >= 1
         assert tokens is None or tokens >= 1
-        book.confirm()
-        book.learn(Tier(4, 2, 50))
+        file.save("", learn(lessons, Tier(4, 2, 50)))
 
 
 def _text(path: Path) -> str:

@@ -8,21 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import click
 import pytest
 
 import chunkvisor.cli
+from chunkvisor.events.decode import SUBJECTS
+from chunkvisor.events.event import KINDS
 from harness import ROOT, Workplace, expected, finish
 
 SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"
+assert SUBJECTS, "importing them makes all events known"
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
 """None of these may come into the supervisor's process."""
 
 ROOMS = (
-    *("cli", "testing", "api", "commands", "supervise", "observe", "events", "assemble", "ingest", "engine", "devices"),
-    *("store", "decide", "config", "child", "errors", "units", "version"),
+    *("cli", "testing", "api", "commands", "supervise", "observe", "assemble", "ingest", "engine", "devices"),
+    *("store", "decide", "events", "config", "child", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
 
@@ -79,6 +83,46 @@ def test_room_imports_only_what_stands_below_it(path: Path) -> None:
         assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{room} imports {name}: not below it"
 
 
+def string_of(node: ast.AST | None) -> str:
+    """The text of a string constant; empty for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def compared(node: ast.AST) -> Iterator[str]:
+    """String constants that the node compares an event's name with."""
+    match node:
+        case ast.Compare(left=left, comparators=others) if "event" in ast.unparse(node) or ".name" in ast.unparse(node):
+            sides = [left, *others]
+        case ast.Match(subject=subject, cases=cases) if "event" in ast.unparse(subject):
+            sides = [each for case in cases for each in ast.walk(case.pattern)]
+        case _:
+            return
+    for side in sides:
+        yield from filter(None, map(string_of, ast.walk(side)))
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_events_are_told_apart_by_their_classes(path: Path) -> None:
+    """Outside of `events` nobody asks for the name of an event: a typing error in a class is found by mypy."""
+    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in compared(node)} & KINDS.keys()
+    assert path.parent.name == "events" or not names
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_events_told_by_name_are_events(path: Path) -> None:
+    """What is told by name has the name of an event, with all fields that it needs and none that it has not."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args or not ast.unparse(node.func).endswith("emit"):
+            continue
+        told = node.args[0] if isinstance(node.args[0], ast.Constant | ast.IfExp) else None
+        names = set(filter(None, map(string_of, ast.walk(told)))) if told else set()
+        given = {keyword.arg for keyword in node.keywords}
+        for kind in map(KINDS.__getitem__, names):
+            known = {field.name: field.default is MISSING is field.default_factory for field in fields(kind)}
+            assert given - {None} <= known.keys()
+            assert None in given or {name for name, required in known.items() if required} <= given
+
+
 @pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))
 def test_worker_does_not_know_the_supervisor(path: Path) -> None:
     """The worker imports nothing of the supervisor; its contract needs the standard library and itself alone."""
@@ -104,7 +148,7 @@ def test_supervisor_loads_nothing_heavy(workplace: Workplace) -> None:
     workplace.write_source([f"text {number}" for number in range(12)])
     workplace.write_config("misbehaving:make", model__kwargs={"plan": {"out/1": "segfault@encode"}}, chunk__size=4)
     modules, _ = probe(workplace)
-    assert "chunkvisor.supervise.runner" in modules
+    assert "chunkvisor.supervise.driver" in modules
     assert not modules.intersection(HEAVY)
 
 

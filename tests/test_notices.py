@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.events.attempt import ChunkCommitted, Quarantined
+from chunkvisor.events.output import OutputOpened
+from chunkvisor.events.run import Halted
+from chunkvisor.events.state import RunState
 from chunkvisor.observe import notices
 from chunkvisor.observe.notices import Notices
 from chunkvisor.observe.pace import Pace
@@ -156,7 +160,7 @@ def test_a_dead_notifier_is_not_waited_for(tmp_path: Path, receiver: Receiver, m
     """A notifier that never answers is ended with the run, after its time limit."""
     receiver.hold.clear()
     told = Notices([receiver.url], Layout(tmp_path), InvocationFiles(tmp_path))
-    told.event("halted", {"code": 69, "what": "x", "why": "", "remedy": "", "log": ""})
+    told.event(Halted(69, "x"), RunState())
     wait_for(lambda: receiver.got)
     told.tick()
     monkeypatch.setattr(notices, "END_S", 0.1)
@@ -171,7 +175,7 @@ def test_a_notifier_that_cannot_be_started_hurts_nobody(tmp_path: Path, monkeypa
     monkeypatch.setattr(notices, "_COMMAND", (str(tmp_path / "missing"),))
     told = Notices(["json://localhost"], Layout(tmp_path), None)
 
-    told.event("quarantined", {"output": "o", "row": 1, "place": "p", "outcome": "crashed", "reason": "r"})
+    told.event(Quarantined("o", 1, "p", "crashed", "r"), RunState())
     told.close()
 
 
@@ -180,7 +184,7 @@ def test_an_interruption_by_the_person_is_not_told(tmp_path: Path, monkeypatch: 
     told = Notices(["json://localhost"], Layout(tmp_path), None)
     monkeypatch.setattr(told, "_send", lambda *_: pytest.fail("a notice was sent"))
 
-    told.event("halted", {"code": 130, "what": "stopped", "why": "", "remedy": "", "log": ""})
+    told.event(Halted(130, "stopped"), RunState())
 
 
 @pytest.mark.parametrize(
@@ -211,12 +215,12 @@ def test_a_stall_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(told, "_send", lambda what, body: sent.append(what))
     now = {"s": 0.0}
     monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: now["s"]))
-    told.event("output_opened", {})
+    told.event(OutputOpened("o", 1, 1, 1), RunState())
 
     for _ in range(2):
         now["s"] += 4000
         told.tick()
         told.tick()
-        told.event("chunk_committed", {})
+        told.event(ChunkCommitted("o", 0, 1, 1, 1, 1), RunState())
 
     assert sent == ["no progress", "no progress"]

@@ -1,13 +1,14 @@
 """Observers hear of a run, and none of them can harm it."""
 
-from typing import Any
-
 import pytest
 
-from chunkvisor.observe.observer import Guarded, NullObserver, Observers
+from chunkvisor.events.event import Event
+from chunkvisor.events.run import RunStarted
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.observer import Guarded, Observer, Observers
 
 
-class Fragile(NullObserver):
+class Fragile(Observer):
     """Keeps what it hears; raises at one call."""
 
     def __init__(self, at: str) -> None:
@@ -19,9 +20,9 @@ class Fragile(NullObserver):
         if call == self._at:
             raise ValueError("no")
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:
         """Hear of an event."""
-        self._hear(event)
+        self._hear(event.name)
 
     def tick(self) -> None:
         """Hear the tick."""
@@ -39,7 +40,7 @@ def test_an_observer_that_fails_is_left_out(at: str, capsys: pytest.CaptureFixtu
     observers = Observers([Guarded(fragile), sound])
 
     for _ in range(2):
-        observers.event("run_started", {})
+        observers.event(RunStarted("w", "cpu"), RunState())
         observers.tick()
         observers.close()
 

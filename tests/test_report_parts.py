@@ -1,5 +1,6 @@
-"""The pure parts of the report: bins, bands, the time axis, charts, the story, the headline."""
+"""The pure parts of the report: bins, spans, the time axis, charts, the history, the headline."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -7,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.events.status import OutputStatus, State, Status
+from chunkvisor.events.journal import Entry, decode
 from chunkvisor.observe.report import svg
-from chunkvisor.observe.report.bands import Band, Kind, kind_of, thinned
+from chunkvisor.observe.report.attemptspans import AttemptSpan, Kind, kind_of, thinned
 from chunkvisor.observe.report.bins import Bins
 from chunkvisor.observe.report.figures import Figures
 from chunkvisor.observe.report.headline import Mood, headline
+from chunkvisor.observe.report.history import Failure, History, Run, read_history
 from chunkvisor.observe.report.readings import Readings
-from chunkvisor.observe.report.story import Failure, Run, Story, read_story
 from chunkvisor.observe.report.timeline import Span, Tick, Timeline
 from chunkvisor.observe.report.trouble import clean
+from chunkvisor.observe.status import OutputStatus, State, Status
 from chunkvisor_worker.contract.exits import Outcome
 
 T0 = 1_700_000_000.0
@@ -52,12 +54,12 @@ def test_bins_know_mean_and_most() -> None:
 @pytest.mark.parametrize(
     ("count", "every", "failures"), [(10, 8, 1), (5000, 2500, 2), (5000, 50, 100), (5000, 2, 157), (5000, 1, 157)]
 )
-def test_bands_are_bounded_and_failures_stay_as_they_are(count: int, every: int, failures: int) -> None:
+def test_spans_are_bounded_and_failures_stay_as_they_are(count: int, every: int, failures: int) -> None:
     """Of many attempts successes are merged and failures are sampled; none is lost, and no failure becomes longer."""
     failed = [number % every == every - 1 for number in range(count)]
-    bands = [Band(str(n % 3), float(n), n + 1.0, Kind.FAULT if failed[n] else Kind.DONE) for n in range(count)]
+    spans = [AttemptSpan(str(n % 3), float(n), n + 1.0, Kind.FAULT if failed[n] else Kind.DONE) for n in range(count)]
 
-    found = thinned(bands, 600)
+    found = thinned(spans, 600)
 
     assert len(found) <= 600
     assert sum(band.attempts for band in found) == count
@@ -175,22 +177,39 @@ def test_charts_are_well_formed_whatever_they_are_called() -> None:
                 assert 0 <= float(element.get(name, "0")) <= 200
 
 
-def journal(*events: tuple[str, float, dict[str, Any]], run: str = "r1") -> list[dict[str, Any]]:
+def read(*lines: dict[str, Any]) -> list[tuple[Entry, str]]:
+    """The events of a journal with these lines."""
+    entries = (decode(json.dumps(line).encode()) for line in lines)
+    return [(entry, "") for entry in entries if entry is not None]
+
+
+def journal(*events: tuple[str, float, dict[str, Any]], run: str = "r1") -> list[tuple[Entry, str]]:
     """Events of one run at seconds after T0."""
-    return [{"event": name, "t": T0 + at_s, "run": run, **details} for name, at_s, details in events]
+    return read(*({"event": name, "t": T0 + at_s, "run": run, **details} for name, at_s, details in events))
 
 
+STARTED = {"workdir": "w", "device": "cpu", "outputs": ["out"]}
 ATTEMPT = {"output": "out", "chunk": 0, "attempt": 1}
 ENDED = {"device": 0, "startup_s": 5.0, "idle_s": 2.0, "busy_s": 10.0, "texts": 100, "tokens": 900}
-COMMITTED = {"output": "out", "chunk": 0, "texts": 100, "attempt_ok": True, "tokens": 900, "padded_tokens": 1200}
+COMMITTED = {
+    "output": "out",
+    "chunk": 0,
+    "texts": 100,
+    "texts_done": 100,
+    "chunks_done": 1,
+    "chunks": 1,
+    "attempt_ok": True,
+    "tokens": 900,
+    "padded_tokens": 1200,
+}
 GO = {"rows": 32, "tokens": 4096, "tiers": [{"min_length": 64, "rows": 8, "tokens": 1024}]}
 
 
-def test_story_of_a_success() -> None:
+def test_history_of_a_success() -> None:
     """Texts count while their attempt had the device, and what start-up cost is added up."""
-    story = read_story(
+    history = read_history(
         journal(
-            ("run_started", 0, {"device": "cpu", "outputs": ["out"]}),
+            ("run_started", 0, STARTED),
             ("attempt_started", 5, {**ATTEMPT, "device": 3}),
             ("go", 10, {**ATTEMPT, **GO}),
             ("worker_ended", 20.5, {**ATTEMPT, **ENDED, "returncode": 0}),
@@ -199,22 +218,22 @@ def test_story_of_a_success() -> None:
         )
     )
 
-    (run,) = story.runs
+    (run,) = history.runs
     assert (run.start_s, run.stop_s, run.code) == (T0, T0 + 22, 0)
-    (band,) = story.lanes.bands()
-    assert (band.device, band.start_s, band.stop_s, band.kind) == ("3", T0 + 10, T0 + 20, Kind.DONE)
-    assert [each.total for each in story.texts.bins()] == pytest.approx([10.0] * 10)
-    assert (story.startup_s, story.idle_s, story.busy_s) == (5.0, 2.0, 10.0)
-    assert story.phase_s["forward"] == 9.0
-    assert story.outcomes == {"committed": 1}
-    (ceiling,) = story.ceilings
+    (span,) = history.attempts.spans()
+    assert (span.device, span.start_s, span.stop_s, span.kind) == ("3", T0 + 10, T0 + 20, Kind.DONE)
+    assert [each.total for each in history.texts.bins()] == pytest.approx([10.0] * 10)
+    assert (history.startup_s, history.idle_s, history.busy_s) == (5.0, 2.0, 10.0)
+    assert history.phase_s["forward"] == 9.0
+    assert history.outcomes == {"committed": 1}
+    (ceiling,) = history.ceilings
     assert (ceiling.texts, ceiling.texts_long, ceiling.tokens, ceiling.tokens_long) == (32, 8, 4096, 1024)
 
 
-def test_story_of_a_failure_and_a_kill() -> None:
+def test_history_of_a_failure_and_a_kill() -> None:
     """A failure has its last reason; an attempt that was cut off with its run was interrupted when that ended."""
     failed = {**ATTEMPT, "outcome": "gpu_oom", "rule": "gpu-out-of-memory", "reason": "too much", "phase": "forward"}
-    story = read_story(
+    history = read_history(
         [
             *journal(
                 ("go", 1, {**ATTEMPT, **GO}),
@@ -223,20 +242,20 @@ def test_story_of_a_failure_and_a_kill() -> None:
                 ("go", 3, {**ATTEMPT, **GO, "attempt": 2}),
                 ("note", 9, {"text": "x"}),
             ),
-            *journal(("invoked", 1000, {}), run="r2"),
+            *journal(("invoked", 1000, {"workdir": "w"}), run="r2"),
         ]
     )
 
-    assert [band.kind for band in story.lanes.bands()] == [Kind.MEMORY, Kind.STOPPED]
-    assert story.lanes.bands()[1].stop_s == T0 + 9
-    (failure,) = story.failures.values()
+    assert [span.kind for span in history.attempts.spans()] == [Kind.MEMORY, Kind.STOPPED]
+    assert history.attempts.spans()[1].stop_s == T0 + 9
+    (failure,) = history.failures.values()
     assert (failure.count, failure.reason, failure.chunk, failure.attempt) == (1, "too much", 0, 1)
-    assert [run.run_id for run in story.runs] == ["r1", "r2"]
+    assert [run.run_id for run in history.runs] == ["r1", "r2"]
 
 
 def test_chunks_in_parts_are_counted_once() -> None:
     """A chunk that was taken apart counts its parts when they were computed, and the rest when it is committed."""
-    story = read_story(
+    history = read_history(
         journal(
             ("go", 1, {**ATTEMPT, **GO}),
             ("worker_ended", 2, {**ATTEMPT, **ENDED, "returncode": 0}),
@@ -245,10 +264,11 @@ def test_chunks_in_parts_are_counted_once() -> None:
         )
     )
 
-    assert sum(each.total for each in story.texts.bins()) == 100
-    assert story.texts.total_at(T0 + 9) == 40
+    assert sum(each.total for each in history.texts.bins()) == 100
+    assert history.texts.total_at(T0 + 9) == 40
 
 
+GOOD = {**STARTED, **ENDED, "code": 1, "outcome": "crashed", "row": 1}
 NONSENSE: list[Any] = [None, -1, 1e400, float("nan"), "x" * 100_000, [], {}, [[1]], {"a": {}}, True, 1 << 80]
 
 
@@ -267,21 +287,26 @@ NONSENSE: list[Any] = [None, -1, 1e400, float("nan"), "x" * 100_000, [], {}, [[1
     ],
 )
 def test_no_nonsense_in_a_journal_hurts(name: str, value: Any) -> None:
-    """Whatever stands under the keys of an event, the story can be told and drawn."""
+    """Whatever stands under the keys of an event, the history can be told and drawn."""
     keys = {*ATTEMPT, *ENDED, *COMMITTED, *GO, "phase_s", "code", "what", "outcome", "rule", "reason", "row", "start"}
-    sound = journal(("run_started", 0, {}), ("go", 1, {**ATTEMPT, **GO}), ("worker_ended", 2, {**ATTEMPT, **ENDED}))
+    sound = journal(
+        ("run_started", 0, STARTED), ("go", 1, {**ATTEMPT, **GO}), ("worker_ended", 2, {**ATTEMPT, **ENDED})
+    )
     odd = [{"event": name, "t": T0 + 3, "run": value, **dict.fromkeys(keys, value)}]
-    odd_times = [{"event": name, "t": value, "run": "r1"}]
+    odd += [
+        {"event": name, "t": T0 + 3, "run": value, **ATTEMPT, **COMMITTED, **GO, **GOOD, key: value} for key in keys
+    ]
+    odd_times = [{"event": name, "t": value, "run": "r1", **ATTEMPT, **COMMITTED, **GO, **GOOD}]
 
-    story = read_story([*sound, *odd, *odd_times, *sound])
+    history = read_history([*sound, *read(*odd, *odd_times), *sound])
 
-    for figure in Figures(story, Readings()).all():
+    for figure in Figures(history, Readings()).all():
         ET.fromstring(figure.wide)
         ET.fromstring(figure.narrow)
         assert not re.search(r"\b(nan|inf)\b", figure.wide)
 
 
-def test_story_is_bounded() -> None:
+def test_history_is_bounded() -> None:
     """A million different failures, runs and notes would take no more room than some hundred."""
     events = []
     for number in range(3000):
@@ -291,21 +316,21 @@ def test_story_is_bounded() -> None:
             ("worker_ended", number + 0.5, {**attempt, **ENDED, "returncode": 1}),
             ("attempt_failed", number + 0.6, {**attempt, "outcome": f"o{number}", "rule": "r", "reason": "x" * 9000}),
             ("quarantined", number + 0.7, {"output": "out", "row": number}),
-            ("waiting", number + 0.8, {"reason": "y" * 9000}),
+            ("waiting", number + 0.8, {"delay_s": 1, "reason": "y" * 9000}),
             run=f"r{number}",
         )
 
-    story = read_story(events)
+    history = read_history(events)
 
-    assert len(story.runs) <= 200
-    assert story.runs_left_out == 2800
-    assert len(story.failures) <= 41
-    assert len(story.outcomes) <= 41
-    assert sum(story.outcomes.values()) == 3000
-    assert len(story.lanes.bands()) <= 2000
-    assert len(story.quarantined) <= 200
-    assert len(story.notes) <= 201
-    assert len(story.ceilings) <= 400
+    assert len(history.runs) <= 200
+    assert history.runs_left_out == 2800
+    assert len(history.failures) <= 41
+    assert len(history.outcomes) <= 41
+    assert sum(history.outcomes.values()) == 3000
+    assert len(history.attempts.spans()) <= 2000
+    assert len(history.quarantined) <= 200
+    assert len(history.notes) <= 201
+    assert len(history.ceilings) <= 400
 
 
 DONE = OutputStatus(rows=10, rows_done=10, chunks=1, chunks_done=1, complete=True)
@@ -400,12 +425,12 @@ HALT = Run("r", T0, T0 + 1, code=78, what="no such column", why="typed wrongly",
 )
 def test_headline(status: Status, runs: list[Run], failed: int, mood: Mood, title: str, worry: str, todo: str) -> None:
     """The first lines say how it stands, whether to worry, and what to do where there is something."""
-    story = Story(runs=runs)
+    history = History(runs=runs)
     if failed:
-        story.failures["crashed", ""] = Failure("crashed", "", failed)
-        story.outcomes["crashed"] = failed
+        history.failures["crashed", ""] = Failure("crashed", "", failed)
+        history.outcomes["crashed"] = failed
 
-    found = headline(status, story, T0)
+    found = headline(status, history, T0)
 
     assert found.mood is mood
     assert title in found.title
@@ -416,9 +441,9 @@ def test_headline(status: Status, runs: list[Run], failed: int, mood: Mood, titl
 
 def test_a_stall_is_a_reason_to_worry() -> None:
     """A run without a chunk for very long says so, and what is usual."""
-    story = read_story(journal(*(("chunk_committed", at_s, COMMITTED) for at_s in (0, 60, 120))))
+    history = read_history(journal(*(("chunk_committed", at_s, COMMITTED) for at_s in (0, 60, 120))))
 
-    found = headline(replace(STATUS, state=State.RUNNING), story, T0 + 7200)
+    found = headline(replace(STATUS, state=State.RUNNING), history, T0 + 7200)
 
     assert found.mood is Mood.CARE
     assert "No chunk was committed for" in found.worry
@@ -443,14 +468,14 @@ def test_texts_are_cleaned(text: str, expected: str) -> None:
 
 def test_a_long_wait_takes_no_room() -> None:
     """A run that has committed one chunk in a month has a chart as small as that of any other."""
-    story = read_story(
-        journal(("chunk_committed", 1, COMMITTED), ("note", 30 * 86400, {}), ("run_ended", 31 * 86400, {}))
+    history = read_history(
+        journal(("chunk_committed", 1, COMMITTED), ("note", 30 * 86400, {"text": "x"}), ("run_ended", 31 * 86400, {}))
     )
 
-    (throughput,) = Figures(story, Readings()).all()
+    (throughput,) = Figures(history, Readings()).all()
 
     assert len(throughput.wide) < 20_000
-    assert story.texts.width_s > 3600
+    assert history.texts.width_s > 3600
 
 
 def reading(at_s: float, used_bytes: int) -> dict[str, Any]:
@@ -469,7 +494,7 @@ def reading(at_s: float, used_bytes: int) -> dict[str, Any]:
 def test_charts_of_a_run_with_a_gpu() -> None:
     """A run with sensors has charts of GPUs and memory as well, and a kill shows as a pause."""
     first = journal(
-        ("run_started", 0, {}),
+        ("run_started", 0, STARTED),
         ("attempt_started", 0, {**ATTEMPT, "device": 0}),
         ("go", 1, {**ATTEMPT, **GO}),
         ("worker_ended", 9, {**ATTEMPT, **ENDED, "returncode": 0}),
@@ -480,7 +505,7 @@ def test_charts_of_a_run_with_a_gpu() -> None:
     for second_s in range(0, 30, 5):
         readings.take(reading(second_s, 20 << 30))
 
-    figures = Figures(read_story([*first, *second]), readings)
+    figures = Figures(read_history([*first, *second]), readings)
     made = {figure.title: figure for figure in figures.all()}
 
     assert list(made) == [

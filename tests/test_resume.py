@@ -144,7 +144,7 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_result_without_a_judge(tmp_path: Path) -> None:
     """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.supervise.aftermath:Aftermath.conclude")
+    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.supervise.driver:Driver._conclude")
     assert [line["returncode"] for line in told] == [0, 0]
     killed = ScriptedWorkplace(Path(told[0]["folder"]))
     np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))

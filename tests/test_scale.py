@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.events.status import committed_chunks
+from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
 from chunkvisor.store.layout import Layout

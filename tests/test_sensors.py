@@ -12,6 +12,8 @@ import pytest
 from chunkvisor.devices import gpuprobe
 from chunkvisor.devices.gpuprobe import GpuProbe, parse
 from chunkvisor.devices.processes import Processes
+from chunkvisor.events.run import RunStarted
+from chunkvisor.events.state import RunState
 from chunkvisor.observe import sensors
 from chunkvisor.observe.boundedlines import BoundedLines
 from chunkvisor.observe.sensors import Sensors
@@ -114,7 +116,7 @@ def test_hung_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
     files = InvocationFiles(tmp_path)
     watched = Sensors(files)
-    watched.event("run_started", {"gpus": ["GPU-a"]})
+    watched.event(RunStarted("w", "cuda", gpus=("GPU-a",)), RunState())
 
     def written() -> int:
         watched.tick()
@@ -132,7 +134,7 @@ def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
     files = InvocationFiles(tmp_path)
     watched = Sensors(files)
-    watched.event("run_started", {"gpus": ["GPU-a"]})
+    watched.event(RunStarted("w", "cuda", gpus=("GPU-a",)), RunState())
 
     def noted() -> list[str]:
         watched.tick()

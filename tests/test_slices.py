@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
 from chunkvisor.observe.followslices import merged
+from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take
@@ -421,25 +421,27 @@ def test_a_slice_on_another_machine(place: ScriptedWorkplace) -> None:
     assert status(place)["state"] == "stopped"
 
 
-def part(doing: str, done: int, of: int, rate: float, eta_s: float | None, weight: Weight = Weight.NEWS) -> Snapshot:
+def part(
+    doing: str, done: int, of: int, rate: float, eta_s: float | None, severity: Severity = Severity.NEWS
+) -> Snapshot:
     """What there is to see of a slice."""
     output = OutputState("a", 10 * of, done / of, of, done)
-    return Snapshot(doing, 60.0, Concern(weight, "words"), (output,), (), rate, 2 * rate, eta_s)
+    return Snapshot(doing, 60.0, RunHealth(severity, "words"), (output,), (), rate, 2 * rate, eta_s)
 
 
 def test_snapshots_add_up() -> None:
-    """Rates of the living add up, the slowest says how long it takes, and the worst concern is told by its name."""
+    """Rates of the living add up, the slowest says how long it takes, and the worst health is told by its name."""
     sizes = {"a": (160, 16)}
     seen = [
         ("1/3", part("ended", 4, 4, 100.0, None)),
         ("2/3", part("computing", 1, 4, 5.0, 30.0)),
-        ("3/3", part("computing", 2, 4, 6.0, 90.0, Weight.CARE)),
+        ("3/3", part("computing", 2, 4, 6.0, 90.0, Severity.CARE)),
     ]
     whole = merged(seen, {"2/3", "3/3"}, sizes)
     assert whole.doing == "computing in 2 slices"
     assert (whole.rows_per_s, whole.tokens_per_s, whole.eta_s) == (11.0, 22.0, 90.0)
     assert (whole.rows, whole.rows_done, whole.chunks, whole.chunks_done) == (160, 70, 16, 7)
-    assert whole.concern == Concern(Weight.CARE, "slice 3/3: words")
+    assert whole.health == RunHealth(Severity.CARE, "slice 3/3: words")
     assert merged(seen[1:], {"2/3", "3/3"}, sizes).eta_s is None  # nobody is at the first slice, nor has done it
 
 

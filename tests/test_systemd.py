@@ -10,7 +10,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
+from chunkvisor.events.run import Halted
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.systemd import Systemd, service_manager
 from harness import Workplace, finish, wait_for
 
@@ -103,7 +106,7 @@ def test_run_that_cannot_begin_is_never_ready(workplace: Workplace, manager: Man
 def test_nobody_to_tell(address: str) -> None:
     """Without an address that is ours to use, nothing is told; the variables are taken out all the same."""
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/"}
-    assert type(service_manager(environ)) is NullObserver
+    assert type(service_manager(environ)) is Observer
     assert environ == {"HOME": "/"}
 
 
@@ -122,7 +125,7 @@ def test_who_is_watched(manager: Manager, microseconds: str, pid: str, watched: 
 def test_manager_that_is_away_for_a_while(path: str) -> None:
     """Nothing is raised, and readiness is told as soon as somebody listens."""
     observer = Systemd(path, watchdog_s=60)
-    observer.event("attempt_started", {})
+    observer.event(AttemptStarted("out", 1, 1), RunState())
     observer.tick()
 
     manager = Manager(path)
@@ -137,9 +140,10 @@ def test_status_is_one_line_and_not_a_flood(manager: Manager) -> None:
     """Whatever a message holds, the status is one line; progress is told now and then, and at the end."""
     observer = Systemd(manager.address, None)
     for done in range(1, 101):
-        details = {"output": "out", "chunks_done": done, "chunks": 100, "texts_per_s": 1234.5, "eta_s": 7200 - done}
-        observer.event("chunk_committed", details)
-    observer.event("halted", {"what": "wrong\nREADY=1\n"})
+        figures = {"texts_per_s": 1234.5, "eta_s": 7200.0 - done}
+        commit = ChunkCommitted("out", done, texts=1, texts_done=done, chunks_done=done, chunks=100, **figures)
+        observer.event(commit, RunState())
+    observer.event(Halted(1, "wrong\nREADY=1\n"), RunState())
     assert manager.hears("STATUS=wrong READY=1")
     assert manager.heard == [
         "STATUS=out: 1 of 100 chunks, 1,234 texts/s, about 2.0 h left",

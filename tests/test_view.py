@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chunkvisor.events.snapshot import Concern, DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
+from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.observe.view import Room, view
 
 GIB = 1 << 30
@@ -23,7 +23,7 @@ def snapshot(devices: int = 1, outputs: int = 1) -> Snapshot:
     return Snapshot(
         doing="computing",
         elapsed_s=754,
-        concern=Concern(Weight.CARE, "2 attempts failed and are tried again; nothing is lost"),
+        health=RunHealth(Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
         outputs=tuple(OutputState(f"out{number}", 17_666, 0.53, 18, 9) for number in range(outputs)),
         devices=tuple(device(number) for number in range(devices)),
         rows_per_s=24.2,
@@ -99,11 +99,11 @@ def test_ascii() -> None:
 
 def test_nothing_is_known_yet() -> None:
     """Before there are rows, it says what it does, for how long, and that all is well."""
-    early = Snapshot("reading the source of titles", 42, Concern(Weight.NEWS, "all is well"))
+    early = Snapshot("reading the source of titles", 42, RunHealth(Severity.NEWS, "all is well"))
     assert lines_of(early, 80) == ["reading the source of titles, 42 s so far", "all is well"]
 
 
 def test_control_characters_do_not_come_through() -> None:
     """A name or a message with an escape sequence steers no terminal."""
-    evil = replace(snapshot(), doing="reading \x1b[2J", concern=Concern(Weight.NEWS, "a\x1b]0;b\x07"))
+    evil = replace(snapshot(), doing="reading \x1b[2J", health=RunHealth(Severity.NEWS, "a\x1b]0;b\x07"))
     assert all(line.isprintable() for line in lines_of(evil, 80))

@@ -22,13 +22,15 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.events.event import Event
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.observer import Observer
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
 
-Event: TypeAlias = Callable[[str, dict[str, Any]], None]
+OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run."""
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -92,7 +94,7 @@ def run(
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     max_rows: int | None = None,
     from_scratch: bool = False,
-    on_event: Event | None = None,
+    on_event: OnEvent | None = None,
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
@@ -128,7 +130,7 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
-    on_event: Event | None = None,
+    on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
@@ -176,19 +178,19 @@ def encode(
         return vectors
 
 
-class _Listener(NullObserver):
+class _Listener(Observer):
     """Hands events on to a function."""
 
-    def __init__(self, on_event: Event | None) -> None:
+    def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Call the function, if there is one."""
         if self._on_event is not None:
-            self._on_event(event, details)
+            self._on_event(event.name, event.details())
 
 
-def _run(request: Request, on_event: Event | None) -> Report:
+def _run(request: Request, on_event: OnEvent | None) -> Report:
     config = request.loaded.config
     try:
         run_session(request, _Listener(on_event))

@@ -1,15 +1,12 @@
-"""Exit codes of the command, the one exception that carries one to the person, and the type of what tells events.
+"""Exit codes of the command, and the one exception that carries one to the person.
 
 It never decides which code a fault gets: the code that raises knows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
-
-Emit = Callable[..., None]
-"""Tells an event by name, with details, to the journal and the console."""
 
 
 class ExitCode(IntEnum):

@@ -28,6 +28,7 @@ import numpy as np
 from damage import Vandal
 from processes import MARK, Killer, none_left
 
+from chunkvisor.events.attempt import ChunkCommitted, FailureEvent, PartCommitted
 from chunkvisor.events.journal import read_events
 from harness import Workplace, expected
 
@@ -249,16 +250,16 @@ class Soak:
 
     def _count(self, place: Workplace) -> None:
         """Take the story of the newest run before anything damages it."""
-        events = [event for event in read_events(place.workdir / "events.jsonl") if event.get("run") not in self._told]
-        for event in events:
-            match event.get("event"):
-                case "attempt_failed" | "part_failed" | "attempt_interrupted":
-                    self.attempts[str(event.get("outcome"))] += 1
-                case "part_committed":
+        entries = [entry for entry in read_events(place.workdir / "events.jsonl") if entry.run not in self._told]
+        for entry in entries:
+            match entry.event:
+                case FailureEvent() as event:
+                    self.attempts[event.outcome] += 1
+                case PartCommitted():
                     self.attempts["committed"] += 1
-                case "chunk_committed" if event.get("attempt_ok"):
+                case ChunkCommitted(attempt_ok=True):
                     self.attempts["committed"] += 1
-        self._told |= {str(event.get("run")) for event in events}
+        self._told |= {entry.run for entry in entries}
         injected = place.folder / "injected"
         if injected.exists():
             self.faults.update(f"encoder: {line}" for line in injected.read_text().splitlines())

@@ -30,13 +30,13 @@ import chunkvisor.cli.run
 import chunkvisor.config.load
 import chunkvisor.decide.policy
 import chunkvisor.observe.report.page
-import chunkvisor.supervise.runner
+import chunkvisor.supervise.driver
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.decide.policy.BACKOFF_S = 0.01
-chunkvisor.supervise.runner._PAUSE_S = 0.02
+chunkvisor.supervise.driver._PAUSE_S = 0.02
 # Compiled once for all runs.
 chunkvisor.observe.report.page._template()
 

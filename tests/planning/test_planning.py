@@ -22,6 +22,9 @@ from chunkvisor.commands.planning.estimate import (
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.modelfolder import read_model_folder
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.journal import Entry
+from chunkvisor.events.run import Note
 from chunkvisor.observe.histogram import distribution, longest_texts
 
 GIB = 1 << 30
@@ -107,10 +110,10 @@ def test_which_chunks_are_measured(chunks: int, size: int, most: int, every: int
 
 def test_rate_is_the_last_one() -> None:
     """The latest commit that had a rate counts; a result found at a resume has none."""
-    commit = {"event": "chunk_committed"}
-    events = [commit | {"texts_per_s": 3}, {"event": "go", "texts_per_s": 9}, commit | {"texts_per_s": 5.5}, commit]
-    assert last_rate(events) == 5.5
-    assert last_rate([commit | {"texts_per_s": None}, commit | {"texts_per_s": 0}]) is None
+    rates = (3.0, 5.5, None)
+    entries = [Entry(1, "r", ChunkCommitted("a", 0, 1, 1, 1, 1, texts_per_s=rate)) for rate in rates]
+    assert last_rate([*entries, Entry(2, "r", Note("x"))]) == 5.5
+    assert last_rate(entries[2:]) is None
 
 
 def test_scaled() -> None:

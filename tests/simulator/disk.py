@@ -20,6 +20,8 @@ class Output:
         self.texts = bounds[-1][1]
         self.left = self.chunks
         self.has_facts = False
+        self.whole = True
+        self.last_bad = None
         self.bad_count = 0
         self.published = False
         """Whether its final file stands."""

@@ -94,9 +94,7 @@ def verdict(
     judged = _judged(failure, phase)
     if failure is Failure.NONE:
         return judged
-    return replace(
-        judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows, rows_done=rows_done
-    )
+    return replace(judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows, rows_done=rows_done)
 
 
 def is_taken_apart(failure: Failure) -> bool:

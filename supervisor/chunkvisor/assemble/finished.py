@@ -19,7 +19,8 @@ from chunkvisor.assemble.manifest import (
     recorded_parts,
     shards_of,
 )
-from chunkvisor.errors import Emit
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor_worker.contract.files import set_aside
@@ -38,7 +39,7 @@ def keep_finished(
     if manifest is not None and manifest.get("fingerprint") == fingerprint:
         as_asked = _as_many(manifest["rows"], shards)
         if shards_of(manifest) != as_asked:
-            emit("note", text=f"{layout.name}: cutting its rows anew, into {_words(as_asked)}")
+            emit(Note(f"{layout.name}: cutting its rows anew, into {_words(as_asked)}"))
             try:
                 manifest = _cut_anew(layout, manifest, as_asked, on_block)
             except BadVectorsError:
@@ -135,7 +136,7 @@ def _set_strays_aside(layout: OutputLayout, manifest: dict[str, Any], emit: Emit
         return
     for path in list(strays(layout.shards, [part for part, _ in recorded_parts(layout, manifest)])):
         if (aside := set_aside(path, files_too=True)) is not None:
-            emit("note", text=f"{path} is none of the shards; it is now {aside.name}")
+            emit(Note(f"{path} is none of the shards; it is now {aside.name}"))
 
 
 def _set_damaged_aside(layout: OutputLayout, shards: int | None, emit: Emit) -> None:
@@ -146,7 +147,7 @@ def _set_damaged_aside(layout: OutputLayout, shards: int | None, emit: Emit) -> 
         aside = place.with_name(f"{place.name}.damaged")
         set_aside(aside, files_too=place.is_dir())
         place.replace(aside)
-        emit("note", text=f"{place} has changed since it was made; it is now {aside.name}")
+        emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
     for path in (layout.done, layout.manifest):
         set_aside(path)
         path.unlink(missing_ok=True)

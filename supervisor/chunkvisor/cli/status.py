@@ -18,9 +18,9 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.events.status import read_status
     from chunkvisor.observe.followslices import follower_of
-    from chunkvisor.observe.statusscreen import glance
+    from chunkvisor.observe.status import read_status
+    from chunkvisor.observe.statusscreen import status_screen
     from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
 
     if as_json and not watch:
@@ -40,5 +40,5 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
         return  # the person has seen enough; the run goes on
     if not as_json:
         snapshot = follower.look()
-        for line in glance(status, snapshot, follower.begun_anew(), follower.ending, workdir):
+        for line in status_screen(status, snapshot, follower.begun_anew(), follower.ending, workdir):
             click.echo(line)

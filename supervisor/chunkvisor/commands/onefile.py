@@ -17,7 +17,7 @@ from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sources import resolve, signature
-from chunkvisor.observe.terminal import Shown
+from chunkvisor.observe.observer import Observer
 from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
@@ -66,7 +66,7 @@ def state_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.chunkvisor")
 
 
-def encode(wanted: OneFile, observer: Shown) -> ExitCode:
+def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     """Make the file. Raises Halt where it does not end well; OSError."""
     values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": {**wanted.values.get("chunk", {})}}
     if wanted.keep:

@@ -1,4 +1,4 @@
 """Pure decisions: evidence into a verdict, a verdict into a step. No clock, no files, no processes.
 
-May import config and down.
+May import events and down.
 """

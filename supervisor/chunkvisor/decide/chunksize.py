@@ -3,9 +3,12 @@
 Pure: it never reads a file; who calls hands over the journal's events.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.journal import Entry
+from chunkvisor.events.run import RunStarted
 
 TARGET_S = 40.0
 """A chunk takes a worker about so long: a fault costs little, and a worker's start little of it."""
@@ -39,7 +42,7 @@ def propose(texts_per_s: float | None, device_kind: str) -> ChunkSize:
     return ChunkSize(texts, f"at {rate} texts/s, {max(1, round(texts / texts_per_s)):,} s a chunk")
 
 
-def worker_rate(events: Iterable[Mapping[str, Any]], model: str, device_kind: str, output: str) -> float | None:
+def worker_rate(entries: Iterable[Entry], model: str, device_kind: str, output: str) -> float | None:
     """Texts a second of one worker, from its `go` to its end.
 
     Measured by the last run of that model on that kind of device that had anything to measure; on texts of the output
@@ -47,16 +50,14 @@ def worker_rate(events: Iterable[Mapping[str, Any]], model: str, device_kind: st
     """
     ours, fresh = False, False
     sums: dict[str, tuple[int, float]] = {}
-    for event in events:
-        if event.get("event") == "run_started":
-            kind = "cpu" if event.get("device") == "cpu" else "cuda"
-            ours, fresh = event.get("model") == model and kind == device_kind, True
-        elif ours and event.get("event") == "worker_ended" and event.get("returncode") == 0:
-            texts, busy_s, name = event.get("texts"), event.get("busy_s"), str(event.get("output"))
-            if type(texts) is int and texts > 0 and isinstance(busy_s, int | float) and busy_s > 0:
-                if fresh:
-                    sums, fresh = {}, False
-                before = sums.get(name, (0, 0.0))
-                sums[name] = (before[0] + texts, before[1] + busy_s)
+    for _, _, event in entries:
+        if isinstance(event, RunStarted):
+            kind = "cpu" if event.device == "cpu" else "cuda"
+            ours, fresh = event.model == model and kind == device_kind, True
+        elif ours and isinstance(event, WorkerEnded) and event.returncode == 0 and event.texts > 0 and event.busy_s > 0:
+            if fresh:
+                sums, fresh = {}, False
+            texts, busy_s = sums.get(event.output, (0, 0.0))
+            sums[event.output] = (texts + event.texts, busy_s + event.busy_s)
     counted = [sums[output]] if output in sums else list(sums.values())
     return sum(texts for texts, _ in counted) / sum(busy_s for _, busy_s in counted) if counted else None

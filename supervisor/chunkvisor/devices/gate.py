@@ -24,7 +24,8 @@ from chunkvisor.devices.health import (
     parse_xids,
     unnamed_bytes,
 )
-from chunkvisor.errors import Emit
+from chunkvisor.events.device import GpuBlind, GpuBusy
+from chunkvisor.events.event import Emit, Event
 
 _SETTLE_S = 30.0
 """A driver gives the memory of a killed process back within seconds; after this, what is held is somebody's."""
@@ -86,7 +87,7 @@ class GpuGate:
         self._first: Reading | None = None
         self._used_to_bytes = 0
         self._blind, self._alone = False, False
-        self._told = ""
+        self._told: type[Event] | None = None
 
     def open(self) -> Opinion | None:
         """Take the memory in use before our first worker as the baseline; None where nobody can look."""
@@ -140,10 +141,10 @@ class GpuGate:
     def _noted(self, opinion: Opinion) -> Opinion:
         """Tell of it, once for each thing that is the matter, not every two seconds."""
         self._blind = opinion.health is Health.BLIND
-        event = {Health.BUSY: "gpu_busy", Health.BLIND: "gpu_blind"}.get(opinion.health, "")
-        if event and event != self._told:
-            self._told = event
-            self._emit(event, device=str(self._device), why=opinion.why)
+        kind = {Health.BUSY: GpuBusy, Health.BLIND: GpuBlind}.get(opinion.health)
+        if kind is not None and kind is not self._told:
+            self._told = kind
+            self._emit(kind(str(self._device), opinion.why))
         return opinion
 
 

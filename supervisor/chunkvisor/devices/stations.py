@@ -11,7 +11,16 @@ from typing import Protocol
 from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Opinion
-from chunkvisor.errors import Emit, Halt
+from chunkvisor.errors import Halt
+from chunkvisor.events.device import (
+    CheckingDevice,
+    DeviceDropped,
+    DevicesChecked,
+    NodeJoined,
+    NodeLost,
+    NodeSetAside,
+)
+from chunkvisor.events.event import Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +98,13 @@ class Stations:
             self._all[number] = station = Station(number, device, site, gate)
             added.append(station)
         if site.node:
-            self._emit("node_joined", node=site.name, device=", ".join(map(str, devices)), first=first)
+            self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), first))
         for station in added:
             if is_watched(station.device) and not site.node:
-                self._emit("checking_device", device=str(station))
+                self._emit(CheckingDevice(str(station)))
             self._listener.joined(station, station.gate.open())
         if not site.node:
-            self._emit("devices_checked", count=len(self.alive))
+            self._emit(DevicesChecked(len(self.alive)))
 
     def attend(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
         """Tell of looks that have an answer; `pids()` are our workers on each device, by its number."""
@@ -126,7 +135,7 @@ class Stations:
         station = self._all[number]
         self._leave_out(station)
         self._left_out.append(f"{station}: {halt.why or halt.what}")
-        self._emit("device_dropped", device=str(station), left=len(self.alive), why=halt.why or halt.what)
+        self._emit(DeviceDropped(str(station), len(self.alive), halt.why or halt.what))
         if station.site.node:
             self.last_halt = halt
 
@@ -137,7 +146,7 @@ class Stations:
             self._leave_out(station)
         if ours or name:
             name = name or ours[0].site.name
-            self._emit("node_set_aside", node=name, left=len(self.alive), why=halt.why or halt.what)
+            self._emit(NodeSetAside(name, len(self.alive), halt.why or halt.what))
         self.last_halt = halt
         self._listener.node_left(node)
 
@@ -147,7 +156,7 @@ class Stations:
         for station in ours:
             self._leave_out(station)
         if ours:
-            self._emit("node_lost", node=ours[0].site.name, left=len(self.alive), why=why)
+            self._emit(NodeLost(ours[0].site.name, len(self.alive), why))
         self._listener.node_left(node)
 
     def learn_need(self, need_bytes: int) -> None:

@@ -4,13 +4,13 @@ It never judges an attempt: of a warm worker it learns only whether its template
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from chunkvisor.config.model import Start
 from chunkvisor.engine.fresh import FreshWorker
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.device import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.taxonomy import diagnose
@@ -22,7 +22,9 @@ TEMPLATES = 2
 class Starter:
     """Starts workers as `workers.start` says; a run has one."""
 
-    def __init__(self, start: Start, make_template: Callable[[], Template], emit: Callable[..., Any]) -> None:
+    def __init__(
+        self, start: Start, make_template: Callable[[], Template], emit: Callable[[TemplateEvent], None]
+    ) -> None:
         """`make_template` starts a template process, and raises OSError where that cannot be done."""
         self._start = start
         self._make_template = make_template
@@ -57,7 +59,7 @@ class Starter:
             self._template.attend()
             if loading and self._template.state is TemplateState.READY:
                 self._was_ready = True
-                self._emit("template_ready", pid=self._template.pid, loaded_s=self._template.loaded_s)
+                self._emit(TemplateReady(self._template.pid, loaded_s=self._template.loaded_s))
             self._heed_failure()  # which a worker may have noticed before
 
     def watched(self) -> list[int]:
@@ -95,13 +97,13 @@ class Starter:
         except OSError as error:
             self._give_up(f"no template process can be started: {error}", None)
             return
-        self._emit("template_started", pid=self._template.pid)
+        self._emit(TemplateStarted(self._template.pid))
 
     def _heed_failure(self) -> None:
         failed = self._template
         if failed is None or failed.state is not TemplateState.FAILED:
             return
-        self._emit("template_failed", pid=failed.pid, reason=failed.failure)
+        self._emit(TemplateFailed(failed.pid, reason=failed.failure))
         # With `auto`, patience is for a template that has shown that it can load: fresh workers could have begun.
         patient = self._was_ready or self._start is Start.WARM
         if failed.hopeless or not patient or self._begun >= TEMPLATES:
@@ -113,7 +115,7 @@ class Starter:
         self._template = None
         if self._start is Start.WARM:
             raise _no_warm_start(why, failed)
-        self._emit("warm_given_up", reason=why)
+        self._emit(WarmGivenUp(reason=why))
 
 
 def _no_warm_start(why: str, failed: Template | None) -> Halt:

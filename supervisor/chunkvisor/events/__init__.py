@@ -1,4 +1,4 @@
-"""What happened in a run and what it comes to: the journal, its events folded into numbers, the status.
+"""What happens in a run, as typed events; the journal that keeps them, and the state that they come to.
 
-May import assemble and down; knows nothing of terminals and pages.
+May import config and down, so that every room that does something can tell of it. Knows no folder and no screen.
 """

@@ -2,69 +2,85 @@
 
 It never decides anything: a lost, torn or damaged journal costs the story, not a single row.
 
-Now and then a line says what all lines before it come to, so that `status` reads the end alone, however long the
-story is.
+Now and then a line holds the state that all lines before it come to, so that `status` reads the end alone, however long
+the journal is.
 """
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from chunkvisor.events.sofar import SoFar
+from chunkvisor.events.decode import event_of
+from chunkvisor.events.event import Event
+from chunkvisor.events.state import RunState
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_regular, set_aside
+from chunkvisor_worker.contract.messages import from_json
 
-_SO_FAR = "so_far"
-_SIGN = f'"event": "{_SO_FAR}"'.encode()
-"""Of a line that sums up; inside of any value the quotes would have a backslash before them."""
+_STATE = "run_state"
+_SIGN = f'"event": "{_STATE}"'.encode()
+"""Of a line that holds the state; inside of any value the quotes would have a backslash before them."""
 _EVERY_BYTES = 256 << 10
 """Between two such lines: some 250 chunks, which are read in 20 ms."""
 _SHARE = 16
 """With thousands of workers under way the line is long: it is written so rarely that it is a 16th of the journal."""
+_LATEST_S = 1e11
+"""No time of ours: some thousand years from now."""
+
+
+class Entry(NamedTuple):
+    """One line of a journal."""
+
+    t: float
+    """Seconds since the epoch."""
+    run: str
+    """Id of the run that told it."""
+    event: Event
 
 
 class Journal:
-    """Appends events to a file."""
+    """Appends events to a file, and knows what they come to."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._run_id = run_id
         set_aside(path)  # to open a pipe is to wait for a reader
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._so_far, offset = read_so_far(path)
+        self.state, offset = read_state(path)
         self._unread_bytes = os.fstat(self._fd).st_size - offset
         self._every_bytes = _EVERY_BYTES
         # A line that a killed run left half-written must not swallow the first of ours.
         if os.fstat(self._fd).st_size:
             os.write(self._fd, b"\n")
 
-    def write(self, event: str, **details: Any) -> None:
+    def write(self, event: Event) -> None:
         """Append one event; a full disk swallows it.
 
         One write(2) with O_APPEND, so that a reader never sees two events mixed. Not synced: the journal is not
         what a resume is based on.
         """
-        line = self._append(event, details)
-        self._so_far.feed(json.loads(line))
-        self._unread_bytes += len(line)
+        t = round(time.time(), 3)
+        self._unread_bytes += self._append(t, event.name, event.details())
+        self.state.apply(event, t)
         if self._unread_bytes >= self._every_bytes:
-            size_bytes = len(self._append(_SO_FAR, self._so_far.to_json()))
+            size_bytes = self._append(t, _STATE, {"state": asdict(self.state)})
             self._unread_bytes, self._every_bytes = 0, max(_EVERY_BYTES, _SHARE * size_bytes)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
-    def _append(self, event: str, details: dict[str, Any]) -> bytes:
-        line = json.dumps({"t": round(time.time(), 3), "run": self._run_id, "event": event, **details}).encode() + b"\n"
+    def _append(self, t: float, event: str, details: Mapping[str, Any]) -> int:
+        line = json.dumps({"t": t, "run": self._run_id, "event": event, **details}).encode() + b"\n"
         with contextlib.suppress(OSError):
             os.write(self._fd, line)
-        return line
+        return len(line)
 
 
-def read_events(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
+def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
     """The events that can be read, oldest first, from that byte on; none where there is no journal."""
     try:
         file = open_regular(path)  # a missing file is no error
@@ -73,30 +89,34 @@ def read_events(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
     with file:
         file.seek(offset)
         for line in file:
-            if (event := parse_event(line)) is not None:
-                yield event
+            if (entry := decode(line)) is not None:
+                yield entry
 
 
-def parse_event(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None where it cannot be read, or sums up those before it."""
+def decode(line: bytes) -> Entry | None:
+    """The event of a line; None where it cannot be read, holds a state, or is of a kind that nobody here knows."""
     try:
-        event = json.loads(line)
+        values = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    sound = isinstance(event, dict) and isinstance(event.get("event"), str) and event["event"] != _SO_FAR
-    return event if sound else None
+    if not isinstance(values, dict) or not isinstance(name := values.get("event"), str):
+        return None
+    t, event = values.get("t"), event_of(name, values)
+    if event is None or not isinstance(t, int | float) or not 0 < t < _LATEST_S:  # NaN compares false
+        return None
+    return Entry(float(t), str(values.get("run")), event)
 
 
-def read_so_far(path: Path) -> tuple[SoFar, int]:
-    """What all events come to, and the byte behind the newest line that says what those before it do."""
-    found, offset = newest_mark(path)
-    for event in read_events(path, offset):
-        found.feed(event)
-    return found, offset
+def read_state(path: Path) -> tuple[RunState, int]:
+    """What all events come to, and the byte behind the newest line that holds what those before it do."""
+    state, offset = newest_state(path)
+    for entry in read_events(path, offset):
+        state.apply(entry.event, entry.t)
+    return state, offset
 
 
-def newest_mark(path: Path) -> tuple[SoFar, int]:
-    """What the events before some byte come to, and that byte: the last for which the journal says it, or 0."""
+def newest_state(path: Path) -> tuple[RunState, int]:
+    """What the events before some byte come to, and that byte: the last for which the journal has it, or 0."""
     try:
         with open_regular(path) as file:
             rest, end = b"", os.fstat(file.fileno()).st_size
@@ -107,14 +127,27 @@ def newest_mark(path: Path) -> tuple[SoFar, int]:
                 # The first line may begin in the block before, unless there is none.
                 whole = data.find(b"\n") + 1 if start else 0
                 for first, last in _signed(data, whole):
-                    if (found := SoFar.restored(data[first:last])) is not None:
+                    if (found := _restored(data[first:last])) is not None:
                         return found, start + last
                 rest, end = data[:whole] or data, start
                 if len(rest) > READ_LIMIT_BYTES:
                     rest = b""  # no line of ours
     except OSError:
         pass
-    return SoFar(), 0
+    return RunState(), 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StateLine:
+    state: RunState
+
+
+def _restored(line: bytes) -> RunState | None:
+    """The state of a line; None where something of it is missing, as in one of another version."""
+    found = from_json(_StateLine, line)
+    if found is None or not json.loads(line)["state"].keys() >= {item.name for item in fields(RunState)}:
+        return None
+    return found.state
 
 
 def _signed(data: bytes, start: int) -> Iterator[tuple[int, int]]:

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from chunkvisor.events.journal import newest_mark, parse_event
-from chunkvisor.events.readings import Readings, take_readings
-from chunkvisor.events.snapshot import Snapshot
-from chunkvisor.events.words import Weight, weight_of, words_of
+from chunkvisor.events.journal import Entry, decode, newest_state
+from chunkvisor.events.progress import NewsLine
+from chunkvisor.observe.readings import Readings, take_readings
+from chunkvisor.observe.runview import snapshot_of
+from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import read_holder
 from chunkvisor.store.runfolders import lives
@@ -29,7 +29,7 @@ class Tail:
         self._path = path
         self._offset = offset
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Entry]:
         """Those that can be read; a journal that has become shorter is read from its start."""
         try:
             with open_regular(self._path) as file:
@@ -41,9 +41,8 @@ class Tail:
                         if not line.endswith(b"\n"):
                             return
                         self._offset += len(line)
-                        event = parse_event(line)
-                        if event is not None and isinstance(event.get("t"), int | float):
-                            yield event
+                        if (entry := decode(line)) is not None:
+                            yield entry
         except OSError:
             return
 
@@ -53,48 +52,43 @@ class Follower:
 
     def __init__(self, workdir: Path, of_slice: Slice | None = None) -> None:
         self._layout = Layout(workdir, of_slice)
-        so_far, offset = newest_mark(self._layout.events)
+        self._state, offset = newest_state(self._layout.events)
         self._tail = Tail(self._layout.events, offset)
-        for event in self._tail.events():
-            so_far.feed(event)
-        self._fold = so_far.fold
-        self._told_s = so_far.tally.told_s
-        self.news: list[tuple[Weight, float, str]] = []
-        """What has come with the last look: weight, time, words; of the first look only the last few of that run."""
-        self._begun_with = list(so_far.news)
+        self._read()
+        self.news: list[NewsLine] = []
+        """What has come with the last look; with the first one, the last few lines of that run."""
+        self._begun_with = list(self._state.last_lines)
 
     def look(self) -> Snapshot:
         """Read what has come."""
-        self._read()
-        self.news, self._begun_with = [*self._begun_with, *self.news], []
+        self.news, self._begun_with = [*self._begun_with, *self._read()], []
         if not self.alive:
-            return self._fold.snapshot(self._told_s, Readings())
+            return snapshot_of(self._state, self._state.told_s, Readings())
         # Not of the workdir that the journal tells: it may be mounted elsewhere here.
-        return self._fold.snapshot(time.time(), take_readings(self._layout, self._fold.invocation, self._fold.workers))
+        return snapshot_of(self._state, time.time(), take_readings(self._layout, self._state))
 
-    def _read(self) -> None:
-        self.news = []
-        for event in self._tail.events():
-            name, t = event["event"], event["t"]
-            self._told_s = t
-            self._fold.feed(name, event, t)
-            if line := words_of(name, event):
-                self.news.append((weight_of(name), t, line))
+    def _read(self) -> list[NewsLine]:
+        news = []
+        for entry in self._tail.events():
+            self._state.apply(entry.event, entry.t)
+            if line := entry.event.line:
+                news.append(NewsLine(entry.event.severity, entry.t, line))
+        return news
 
     @property
     def alive(self) -> bool:
         """Whether the run whose events were read last is still under way."""
-        if self._fold.ending is not None:
+        if self._state.ending is not None:
             return False
-        return lives(self._layout, read_holder(self._layout.lock), self._told_s)
+        return lives(self._layout, read_holder(self._layout.lock), self._state.told_s)
 
     @property
     def ending(self) -> int | None:
         """Exit code of the run that ended last; None where it lives, or ended without a word."""
-        return None if self._fold.ending is None else int(self._fold.ending.get("code", 1))
+        return None if self._state.ending is None else self._state.ending.code
 
     def begun_anew(self) -> list[tuple[str, int]]:
         """(output, chunk) of attempts that were under way when the run ended without a word."""
-        if self.alive or self._fold.ending is not None:
+        if self.alive or self._state.ending is not None:
             return []
-        return sorted({(key.output, key.chunk) for key in self._fold.workers})
+        return sorted({(worker.output, worker.chunk) for worker in self._state.workers.values()})

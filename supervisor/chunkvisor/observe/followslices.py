@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from chunkvisor.events.snapshot import Concern, OutputState, Snapshot
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
+from chunkvisor.events.progress import NewsLine
 from chunkvisor.observe.follow import Follower
+from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
 from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.plan import Plan
@@ -21,42 +21,21 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 
 
-class Looking(Protocol):
-    """Who follows a workdir."""
-
-    news: list[tuple[Weight, float, str]]
-    """What has come with the last look: weight, time, words."""
-
-    def look(self) -> Snapshot:
-        """Read what has come."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether anybody is at work."""
-
-    @property
-    def ending(self) -> int | None:
-        """Exit code of what ended last; None where it lives, or ended without a word."""
-
-    def begun_anew(self) -> list[tuple[str, int]]:
-        """(output, chunk) of attempts that were under way when their run ended without a word."""
-
-
-def follower_of(workdir: Path) -> Looking:
+def follower_of(workdir: Path) -> "Follower | SlicesFollower":
     """Whoever was at work last, of the whole or of its slices."""
     now = latest(Layout(workdir))
-    return Follower(workdir) if now[0].slice is None else Together(workdir)
+    return Follower(workdir) if now[0].slice is None else SlicesFollower(workdir)
 
 
-class Together:
+class SlicesFollower:
     """The slices of a workdir, those that join in meanwhile among them."""
 
     def __init__(self, workdir: Path) -> None:
         self._layout = Layout(workdir)
         self._followers: dict[str, Follower] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
-        self.news: list[tuple[Weight, float, str]] = []
-        """What has come with the last look: weight, time, words; of the first look only the last few of each slice."""
+        self.news: list[NewsLine] = []
+        """What has come with the last look; with the first one, the last few lines of each slice."""
         self._meet()
 
     def look(self) -> Snapshot:
@@ -64,11 +43,11 @@ class Together:
         self._meet()
         seen = [(name, follower.look()) for name, follower in self._followers.items()]
         news = (
-            (weight, t, f"{name}: {words}")
+            replace(line, words=f"{name}: {line.words}")
             for name, follower in self._followers.items()
-            for weight, t, words in follower.news
+            for line in follower.news
         )
-        self.news = sorted(news, key=lambda each: each[1])
+        self.news = sorted(news, key=lambda line: line.t)
         self._measure({output.name for _, snapshot in seen for output in snapshot.outputs})
         return merged(seen, {name for name, follower in self._followers.items() if follower.alive}, self._sizes)
 
@@ -112,10 +91,10 @@ def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str], sizes: Mapping
     working = [(name, snapshot) for name, snapshot in parts if name in live]
     shown = working or list(parts)
     doing = Counter(snapshot.doing for _, snapshot in shown).most_common(1)[0][0] if shown else "starting"
-    name, worst = max(shown, key=lambda each: each[1].concern.weight, default=("", None))
-    concern = worst.concern if worst else Concern(Weight.NEWS, "all is well")
-    if concern.weight > Weight.NEWS:
-        concern = replace(concern, words=f"slice {name}: {concern.words}")
+    name, worst = max(shown, key=lambda each: each[1].health.severity, default=("", None))
+    health = worst.health if worst else RunHealth(Severity.NEWS, "all is well")
+    if health.severity > Severity.NEWS:
+        health = replace(health, words=f"slice {name}: {health.words}")
     etas = [snapshot.eta_s for _, snapshot in working]
     known = [eta_s for eta_s in etas if eta_s is not None]
     begun = sum(name in live or snapshot.share >= 1 for name, snapshot in parts)
@@ -123,7 +102,7 @@ def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str], sizes: Mapping
     return Snapshot(
         doing=f"{doing} in {len(working)} slice{'s' * (len(working) != 1)}" if working else doing,
         elapsed_s=max((snapshot.elapsed_s for _, snapshot in shown), default=0.0),
-        concern=concern,
+        health=health,
         outputs=_outputs([snapshot for _, snapshot in parts], sizes),
         devices=tuple(
             replace(device, label=f"{name} {device.label}") for name, snapshot in working for device in snapshot.devices

@@ -5,88 +5,43 @@ It never opens a port, and a file that cannot be written costs the figures, noth
 
 import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.event import Event
+from chunkvisor.events.progress import OutputProgress
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.observer import Observer
 from chunkvisor.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 INTERVAL_S = 15.0
 
 
-class Metrics(NullObserver):
-    """Counts what happens in one run, and writes it down."""
+class Metrics(Observer):
+    """Writes down what the state of a run comes to, as figures."""
 
     def __init__(self, path: Path) -> None:
         """Needs prometheus_client; raises ImportError."""
-        from prometheus_client import CollectorRegistry, Counter, Gauge
+        from prometheus_client import CollectorRegistry
 
         self._path = path
-        self._registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        self._state = RunState()
         self._next_s = 0.0
-        self._totals: dict[str, tuple[int, int]] = {}
-        self._done: dict[str, int] = {}
+        self._began_s, self._last_chunk_s = time.time(), 0.0
+        self._running = True
 
-        def gauge(name: str, what: str, *labels: str) -> Gauge:
-            return Gauge(f"chunkvisor_{name}", what, labels, registry=registry)
-
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"chunkvisor_{name}", what, labels, registry=registry)
-
-        gauge("build_info", "Version of chunkvisor, as a label; always 1.", "version").labels(__version__).set(1)
-        self._running = gauge("running", "1 while the run lives, 0 once it has ended; a killed run leaves 1.")
-        self._started = gauge("run_start_timestamp_seconds", "When the run began, in seconds since the epoch.")
-        self._written = gauge("written_timestamp_seconds", "When this file was written, in seconds since the epoch.")
-        self._exit_code = gauge("exit_code", "Exit code of the last run that ended here; -1 while one is running.")
-        self._rows = gauge("rows", "Rows of the output.", "output")
-        self._rows_done = gauge(
-            "rows_done",
-            "Rows whose text is encoded; estimated from distinct texts until the output is complete.",
-            "output",
-        )
-        self._chunks = gauge("chunks", "Chunks of the output.", "output")
-        self._chunks_done = gauge("chunks_done", "Chunks of the output that are committed.", "output")
-        self._quarantined = gauge("quarantined_rows", "Texts that this run has put into quarantine.", "output")
-        self._texts = counter("texts", "Distinct texts that this run has committed.", "output")
-        self._tokens = counter("tokens", "Tokens of the texts that this run has committed, without padding.", "output")
-        self._attempts = counter("attempts", "Attempts of this run that have ended, by outcome.", "outcome")
-        self._busy = counter("device_busy_seconds", "Time that the device has computed.", "device")
-        self._idle = counter("device_idle_seconds", "Time between one worker's end and the next one's go.", "device")
-        self._startup = counter("worker_startup_seconds", "Time that workers have taken until they were ready.")
-        self._rate = gauge("texts_per_second", "Distinct texts a second, of late.")
-        self._eta = gauge("eta_seconds", "Time until all outputs are complete, at the rate of late.")
-        self._last_chunk = gauge("last_chunk_timestamp_seconds", "When a chunk was committed last.")
-        self._batch = gauge("batch_texts_limit", "Texts in a batch, at most, as of now.")
-        self._running.set(1)
-        self._exit_code.set(-1)
-        self._started.set_to_current_time()
-
-    def event(self, event: str, details: dict[str, Any]) -> None:
-        """Count it."""
-        match event:
-            case "output_opened":
-                self._open(details)
-            case "output_already_complete" | "output_complete":
-                name = details["output"]
-                self._rows.labels(name).set(details["rows"])
-                self._rows_done.labels(name).set(details["rows"])
-            case "go":
-                self._batch.set(details["rows"])
-            case "chunk_committed":
-                self._committed(details)
-            case "part_committed":
-                self._attempts.labels("committed").inc()
-            case "attempt_failed" | "part_failed" | "attempt_interrupted":
-                self._attempts.labels(str(details["outcome"])).inc()
-            case "worker_ended":
-                device = str(details["device"])
-                self._busy.labels(device).inc(max(0.0, details["busy_s"]))
-                self._idle.labels(device).inc(max(0.0, details["idle_s"]))
-                self._startup.inc(max(0.0, details["startup_s"]))
-            case "quarantined":
-                self._quarantined.labels(details["output"]).inc()
-            case "halted" | "run_ended":
-                self._exit_code.set(details["code"])
+    def event(self, event: Event, state: RunState) -> None:
+        """Note the time of a commit; all else is in the state."""
+        self._state = state
+        if isinstance(event, ChunkCommitted):
+            self._last_chunk_s = time.time()
 
     def tick(self) -> None:
         """Write the file now and then."""
@@ -97,40 +52,87 @@ class Metrics(NullObserver):
 
     def close(self) -> None:
         """Write it once more: the run is over."""
-        self._running.set(0)
+        self._running = False
         self._write()
 
-    def _open(self, details: dict[str, Any]) -> None:
-        name = details["output"]
-        rows, distinct = details["rows"], details["distinct"]
-        self._totals[name] = (rows, distinct)
-        self._done[name] = min(distinct, details["chunks_done"] * details["chunk_size"])
-        self._rows.labels(name).set(rows)
-        self._rows_done.labels(name).set(rows * self._done[name] // max(1, distinct))
-        self._chunks.labels(name).set(details["chunks"])
-        self._chunks_done.labels(name).set(details["chunks_done"])
-        self._quarantined.labels(name).set(0)
-        self._texts.labels(name)
-        self._tokens.labels(name)
+    def collect(self) -> Iterator["Metric"]:
+        """All figures, as prometheus_client's registry asks for them."""
+        state = self._state
+        yield _gauge("build_info", "Version of chunkvisor, as a label; always 1.", {__version__: 1}, "version")
+        yield _gauge("running", "1 while the run lives, 0 once it has ended; a killed run leaves 1.", self._running)
+        yield _gauge("run_start_timestamp_seconds", "When the run began, in seconds since the epoch.", self._began_s)
+        yield _gauge(
+            "written_timestamp_seconds", "When this file was written, in seconds since the epoch.", time.time()
+        )
+        code = -1 if state.ending is None else state.ending.code
+        yield _gauge("exit_code", "Exit code of the last run that ended here; -1 while one is running.", code)
+        yield from self._of_outputs(state.outputs)
+        what = "Attempts of this run that have ended, by outcome."
+        yield self._counter("attempts", what, dict(state.attempts), "outcome")
+        devices = state.device_times if state.started else {}
+        busy = {number: times.busy_s for number, times in devices.items()}
+        idle = {number: times.idle_s for number, times in devices.items()}
+        startup_s = sum(times.startup_s for times in devices.values())
+        yield self._counter("device_busy_seconds", "Time that the device has computed.", busy, "device")
+        yield self._counter(
+            "device_idle_seconds", "Time between one worker's end and the next one's go.", idle, "device"
+        )
+        yield self._counter("worker_startup_seconds", "Time that workers have taken until they were ready.", startup_s)
+        rate = state.texts_per_s if state.chunks_here else None
+        yield _gauge("texts_per_second", "Distinct texts a second, of late.", rate or 0.0)
+        what = "Time until all outputs are complete, at the rate of late."
+        yield _gauge("eta_seconds", what, state.eta_s or 0.0)
+        yield _gauge("last_chunk_timestamp_seconds", "When a chunk was committed last.", self._last_chunk_s)
+        yield _gauge("batch_texts_limit", "Texts in a batch, at most, as of now.", state.batch_rows)
 
-    def _committed(self, details: dict[str, Any]) -> None:
-        name = details["output"]
-        rows, distinct = self._totals[name]
-        self._done[name] = min(distinct, self._done[name] + details["texts"])
-        self._rows_done.labels(name).set(rows * self._done[name] // max(1, distinct))
-        self._chunks_done.labels(name).set(details["chunks_done"])
-        self._texts.labels(name).inc(details["texts"])
-        self._tokens.labels(name).inc(details["tokens"])
-        if details["attempt_ok"]:
-            self._attempts.labels("committed").inc()
-        self._rate.set(details["texts_per_s"] or 0.0)
-        self._eta.set(details["eta_s"] or 0.0)
-        self._last_chunk.set_to_current_time()
+    def _of_outputs(self, outputs: Mapping[str, OutputProgress]) -> Iterator["Metric"]:
+        ours = {name: output for name, output in outputs.items() if output.distinct}  # not complete before
+        rows_done = {name: _rows_done(output) for name, output in outputs.items()}
+        yield _gauge("rows", "Rows of the output.", {name: output.rows for name, output in outputs.items()}, "output")
+        what = "Rows whose text is encoded; estimated from distinct texts until the output is complete."
+        yield _gauge("rows_done", what, rows_done, "output")
+        yield _gauge("chunks", "Chunks of the output.", {name: ours[name].chunks for name in ours}, "output")
+        what = "Chunks of the output that are committed."
+        yield _gauge("chunks_done", what, {name: ours[name].chunks_done for name in ours}, "output")
+        what = "Texts that this run has put into quarantine."
+        yield _gauge("quarantined_rows", what, {name: ours[name].quarantined for name in ours}, "output")
+        what = "Distinct texts that this run has committed."
+        yield self._counter("texts", what, {name: ours[name].texts_here for name in ours}, "output")
+        what = "Tokens of the texts that this run has committed, without padding."
+        yield self._counter("tokens", what, {name: ours[name].tokens_here for name in ours}, "output")
+
+    def _counter(self, name: str, what: str, values: float | Mapping[str, float], label: str = "") -> "Metric":
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(f"chunkvisor_{name}", what, labels=[label] if label else [])
+        for key, value in _by_label(values):
+            family.add_metric(key, value, created=self._began_s)
+        return family
 
     def _write(self) -> None:
         from prometheus_client import write_to_textfile
 
-        self._written.set_to_current_time()
         # Readable by others, unlike the workdir: node_exporter is another user.
         with contextlib.suppress(OSError):
-            write_to_textfile(str(self._path), self._registry)
+            write_to_textfile(str(self._path), self.registry)
+
+
+def _gauge(name: str, what: str, values: float | Mapping[str, float], label: str = "") -> "Metric":
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"chunkvisor_{name}", what, labels=[label] if label else [])
+    for key, value in _by_label(values):
+        family.add_metric(key, value)
+    return family
+
+
+def _by_label(values: float | Mapping[str, float]) -> list[tuple[list[str], float]]:
+    if isinstance(values, Mapping):
+        return [([key], value) for key, value in values.items()]
+    return [([], values)]
+
+
+def _rows_done(output: OutputProgress) -> int:
+    if output.complete:
+        return output.rows
+    return output.rows * min(output.distinct, output.texts_done) // max(1, output.distinct)

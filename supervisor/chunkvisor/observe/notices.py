@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from chunkvisor.errors import ExitCode, lines_of_end
+from chunkvisor.errors import ExitCode
+from chunkvisor.events.attempt import ChunkCommitted, Quarantined
+from chunkvisor.events.event import Event
+from chunkvisor.events.output import Assembling, OutputComplete, OutputOpened
+from chunkvisor.events.run import Halted, RunEnded
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.pace import Pace
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import human_time
@@ -22,10 +26,9 @@ END_S = 10.0
 """How long the end of a run may take longer for its notices."""
 _KILL_S = 1.0
 _COMMAND = (sys.executable, "-P", "-m", "chunkvisor.observe.messenger")
-_NO_WORK = frozenset({"invoked", "run_started", "output_already_complete", "run_ended"})
 
 
-class Notices(NullObserver):
+class Notices(Observer):
     """Hears one run, and sends a child for each notice."""
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
@@ -35,33 +38,32 @@ class Notices(NullObserver):
         self._under_way: list[tuple[str, float, subprocess.Popen[bytes]]] = []
         self._pace = Pace()
         self._begun_s = time.monotonic()
-        self._worked = self._quarantined = self._stalled = False
+        self._quarantined = self._stalled = False
         self._rows: dict[str, int] = {}
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:
         """Send a notice, if it is worth one."""
         now_s = time.monotonic()
-        self._worked = self._worked or event not in _NO_WORK
         match event:
-            case "output_opened" | "assembling":
+            case OutputOpened() | Assembling():
                 self._pace.began(now_s)
-            case "chunk_committed":
+            case ChunkCommitted():
                 self._pace.committed(now_s)
                 self._stalled = False
-            case "output_complete":
-                self._rows[details["output"]] = details["rows"]
-            case "quarantined" if not self._quarantined:
+            case OutputComplete():
+                self._rows[event.output] = event.rows
+            case Quarantined() if not self._quarantined:
                 self._quarantined = True
-                row = f"{details['output']} row {details['row']} ({details['place']})"
-                self._send("a row is quarantined", f"{row} gets no vector: {details['outcome']}: {details['reason']}")
-            case "run_ended" if self._worked:
+                row = f"{event.output} row {event.row} ({event.place})"
+                self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
+            case RunEnded() if state.worked:
                 rows = [f"{name}: {rows:,} rows" for name, rows in self._rows.items()]
                 joined = self._layout.slice is None or rows
                 what = "complete" if joined else f"slice {self._layout.slice} is done"
                 self._send(what, "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
             # Who pressed Ctrl-C knows.
-            case "halted" if details["code"] != ExitCode.INTERRUPTED:
-                self._send(f"ended with exit code {details['code']}", "\n".join(lines_of_end(details)))
+            case Halted() if event.code != ExitCode.INTERRUPTED:
+                self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def tick(self) -> None:
         """Look after the children, and whether the run stalls."""

@@ -3,83 +3,72 @@
 They never decide anything, and none of them can end a run unless it was made to.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+
+from chunkvisor.events.event import Event
+from chunkvisor.events.state import RunState
 
 
-class Observer(Protocol):
-    """Hears the events of a run, in order, from the thread of its loop."""
+class Observer:
+    """Hears the events of a run, in order, from the thread of its loop; this one takes no notice of them."""
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
-        """Something happened; names and details are those of the journal."""
+    def event(self, event: Event, state: RunState) -> None:
+        """Something happened; the state has it already, is the same object throughout, and is only to be looked at."""
 
     def tick(self) -> None:
         """Called a few times a second while the run lives, and while it waits for its ingest."""
+
+    def say(self, text: str) -> None:
+        """A line of news from the command that shows the run."""
 
     def close(self) -> None:
         """The run is over; called once, after the last event."""
 
 
-class NullObserver:
-    """An observer that takes no notice; others derive from it and override what they need."""
-
-    def event(self, event: str, details: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def tick(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Guarded:
+class Guarded(Observer):
     """An observer that may fail: from its first exception on it is left out, and standard error says so once."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer: Observer = observer
+        self._observer = observer
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:
         """As `Observer.event`."""
-        try:
-            self._observer.event(event, details)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
-            self._leave_out(error)
+        self._try(lambda observer: observer.event(event, state))
 
     def tick(self) -> None:
         """As `Observer.tick`."""
-        try:
-            self._observer.tick()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out(error)
+        self._try(lambda observer: observer.tick())
+
+    def say(self, text: str) -> None:
+        """As `Observer.say`."""
+        self._try(lambda observer: observer.say(text))
 
     def close(self) -> None:
         """As `Observer.close`."""
+        self._try(lambda observer: observer.close())
+
+    def _try(self, call: Callable[[Observer], None]) -> None:
         try:
-            self._observer.close()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out(error)
-
-    def _leave_out(self, error: Exception) -> None:
-        name, self._observer = type(self._observer).__name__, NullObserver()
-        line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
-        try:
-            sys.stderr.write(line)
-        except (OSError, ValueError):  # a closed terminal
-            return
+            call(self._observer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
+            name, self._observer = type(self._observer).__name__, Observer()
+            line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
+            with contextlib.suppress(OSError, ValueError):  # a closed terminal
+                sys.stderr.write(line)
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:
         """Tell each, in order."""
         for observer in self._observers:
-            observer.event(event, details)
+            observer.event(event, state)
 
     def tick(self) -> None:
         """Tell each, in order."""

@@ -3,7 +3,7 @@
 Pure: it never decides when a line is due but by the figures it is given.
 """
 
-from chunkvisor.events.snapshot import Snapshot
+from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.units import human_time
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
@@ -33,7 +33,7 @@ def closing_line(snapshot: Snapshot) -> str | None:
     if not snapshot.chunks_here:
         return None
     chunks = f"{snapshot.chunks_here:,} chunk{'s' * (snapshot.chunks_here != 1)}"
-    parts = [f"{chunks} computed in {human_time(snapshot.elapsed_s)}", *rates(snapshot), snapshot.concern.words]
+    parts = [f"{chunks} computed in {human_time(snapshot.elapsed_s)}", *rates(snapshot), snapshot.health.words]
     return ", ".join(parts)
 
 

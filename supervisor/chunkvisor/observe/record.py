@@ -6,25 +6,26 @@ It never fails for want of disk space: what cannot be written is missing, and th
 import contextlib
 import json
 import time
-from collections import Counter
 from typing import Any
 
 import yaml
 
 from chunkvisor.config.model import Config
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.event import Event
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.secretless import without_secrets
 from chunkvisor.observe.surroundings import surroundings
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.modelfacts import read_facts
-from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_atomic
 
 _WORDS = ("what", "why", "remedy", "log")
 
 
-class Record(NullObserver):
+class Record(Observer):
     """Hears one run."""
 
     def __init__(self, config: Config, layout: Layout, files: InvocationFiles, run_id: str) -> None:
@@ -36,34 +37,16 @@ class Record(NullObserver):
         self._console = Console(self._log, last_words=True)
         self._started_at = time.time()
         self._surroundings: dict[str, Any] = {}
-        self._ending: dict[str, Any] = {}
-        self._attempts: Counter[str] = Counter()
-        self._texts = self._tokens = self._quarantined = 0
-        self._rows: dict[str, int] = {}
-        self._rates: dict[str, Any] = {}
+        self._state = RunState()
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
-        """Write down what is shown of it, and count."""
+    def event(self, event: Event, state: RunState) -> None:
+        """Write down what is shown of it."""
         if not self._surroundings:
             self._describe()
-        self._console.event(event, details)
-        match event:
-            case "output_opened" | "output_already_complete":
-                self._rows[details["output"]] = details["rows"]
-            case "chunk_committed":
-                self._attempts[Outcome.COMMITTED] += details["attempt_ok"]
-                self._texts += details["texts"]
-                self._tokens += details["tokens"]
-                self._rates = {"texts_per_s": details["texts_per_s"]}
-                self._add_worker_versions(details["output"])
-            case "part_committed":
-                self._attempts[Outcome.COMMITTED] += 1
-            case "attempt_failed" | "part_failed" | "attempt_interrupted":
-                self._attempts[str(details["outcome"])] += 1
-            case "quarantined":
-                self._quarantined += 1
-            case "halted" | "run_ended":
-                self._ending = details
+        self._state = state
+        self._console.event(event, state)
+        if isinstance(event, ChunkCommitted):
+            self._add_worker_versions(event.output)
 
     def tick(self) -> None:
         """Let the log have its heartbeat."""
@@ -75,24 +58,13 @@ class Record(NullObserver):
         with contextlib.suppress(OSError):
             self._log.close()
         seconds = time.time() - self._started_at
-        self._write_json(
-            self._files.summary,
-            {
-                "invocation": self._files.name,
-                "run": self._run_id,
-                "code": self._ending.get("code"),
-                "words": {name: self._ending[name] for name in _WORDS if self._ending.get(name)},
-                "started_at": round(self._started_at, 3),
-                "ended_at": round(self._started_at + seconds, 3),
-                "seconds": round(seconds, 3),
-                "rows": self._rows,
-                "texts": self._texts,
-                "tokens": self._tokens,
-                "texts_per_s": self._rates.get("texts_per_s"),
-                "attempts": dict(self._attempts),
-                "quarantined": self._quarantined,
-            },
-        )
+        head = {"invocation": self._files.name, "run": self._run_id}
+        times = {
+            "started_at": round(self._started_at, 3),
+            "ended_at": round(self._started_at + seconds, 3),
+            "seconds": round(seconds, 3),
+        }
+        self._write_json(self._files.summary, {**head, **ending_of(self._state), **times, **figures_of(self._state)})
 
     def _describe(self) -> None:
         self._surroundings = surroundings()
@@ -111,3 +83,21 @@ class Record(NullObserver):
     def _write_json(self, path: Any, content: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             write_atomic(path, (json.dumps(content, indent=2) + "\n").encode(), durable=False)
+
+
+def ending_of(state: RunState) -> dict[str, Any]:
+    """How the run has ended, for the summary."""
+    ending = state.ending.details() if state.ending is not None else {}
+    return {"code": ending.get("code"), "words": {name: ending[name] for name in _WORDS if ending.get(name)}}
+
+
+def figures_of(state: RunState) -> dict[str, Any]:
+    """What the run has done, for the summary."""
+    return {
+        "rows": {name: output.rows for name, output in state.outputs.items()},
+        "texts": state.texts_here,
+        "tokens": state.tokens_here,
+        "texts_per_s": state.texts_per_s if state.chunks_here else None,
+        "attempts": state.attempts,
+        "quarantined": state.quarantined,
+    }

@@ -9,22 +9,20 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
-from typing import TextIO, TypeAlias
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from chunkvisor.events.snapshot import Snapshot
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
+from chunkvisor.events.progress import NewsLine
+from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.view import Room, view
 
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: a terminal that knows it shows all in between at once; the others ignore it."""
 
-News: TypeAlias = tuple[Weight, float, str]
-"""How much it matters, when it was (seconds since the epoch), and what."""
-
-_STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
+_STYLES = {Severity.NEWS: "", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_COLUMNS = 20
 
 
@@ -38,7 +36,7 @@ class Screen:
         self._frame: list[tuple[str, int]] = []
         """(line as written, its width in cells) of what stands there now."""
 
-    def draw(self, snapshot: Snapshot, news: Collection[News] = ()) -> bool:
+    def draw(self, snapshot: Snapshot, news: Collection[NewsLine] = ()) -> bool:
         """Show the news above, each with the time of day, and the snapshot below; what is unchanged stays as it is.
 
         False where nothing was shown: a job in the background leaves the terminal to the one in front.
@@ -54,7 +52,7 @@ class Screen:
             self._frame = frame
         return True
 
-    def leave(self, news: Collection[News] = ()) -> None:
+    def leave(self, news: Collection[NewsLine] = ()) -> None:
         """Take the drawn lines away and show the last news; what is written afterwards goes on below."""
         text = "".join(f"{self._ansi(line_of(each))}\n" for each in news)
         self._write(self._back() + "\x1b[J" * bool(self._frame) + text)
@@ -97,7 +95,8 @@ def _joined(frame: Sequence[tuple[str, int]]) -> str:
     return "".join(f"{line}\x1b[K\n" for line, _ in frame) + "\x1b[J"
 
 
-def line_of(news: News) -> Text:
+def line_of(news: NewsLine) -> Text:
     """One line of news, with the time of day."""
-    weight, t, words = news
-    return Text.assemble((time.strftime("%H:%M:%S ", time.localtime(t)), "dim"), (words, _STYLES[weight]))
+    return Text.assemble(
+        (time.strftime("%H:%M:%S ", time.localtime(news.t)), "dim"), (news.words, _STYLES[news.severity])
+    )

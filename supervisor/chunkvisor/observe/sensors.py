@@ -9,9 +9,14 @@ from typing import Any
 
 from chunkvisor.devices.gpuprobe import GpuProbe
 from chunkvisor.devices.processes import Processes
-from chunkvisor.events.readings import AttemptKey
+from chunkvisor.events.attempt import AttemptStarted, WorkerEnded
+from chunkvisor.events.device import TemplateFailed, TemplateStarted
+from chunkvisor.events.event import Event
+from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.run import RunStarted
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.observe.observer import Observer
 from chunkvisor.store.layout import InvocationFiles
 
 INTERVAL_S = 5.0
@@ -20,7 +25,7 @@ LINES = 3000
 _WITHOUT = "nvidia-smi gave no usable answer three times; the sensors go on without the GPUs"
 
 
-class Sensors(NullObserver):
+class Sensors(Observer):
     """Writes `sensors.jsonl` of an invocation."""
 
     def __init__(self, files: InvocationFiles) -> None:
@@ -34,20 +39,20 @@ class Sensors(NullObserver):
         self._due_s: float | None = None
         self._told = False
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Learn of processes and devices."""
         match event:
-            case "run_started" if any(details.get("gpus", ())):
-                self._probe = GpuProbe(details["gpus"])
-            case "attempt_started":
-                self._pids[AttemptKey.of(details)] = details["pid"]
-                self._processes.add(details["pid"])
-            case "worker_ended":
-                self._processes.drop(self._pids.pop(AttemptKey.of(details), 0))
-            case "template_started":
-                self._processes.add(details["pid"])
-            case "template_failed":
-                self._processes.drop(details["pid"])
+            case RunStarted() if any(event.gpus):
+                self._probe = GpuProbe(event.gpus)
+            case AttemptStarted():
+                self._pids[AttemptKey(event.output, event.chunk, event.attempt)] = event.pid
+                self._processes.add(event.pid)
+            case WorkerEnded():
+                self._processes.drop(self._pids.pop(AttemptKey(event.output, event.chunk, event.attempt), 0))
+            case TemplateStarted():
+                self._processes.add(event.pid)
+            case TemplateFailed():
+                self._processes.drop(event.pid)
 
     def tick(self) -> None:
         """Begin a reading when it is time, and write it down when the GPUs have answered, or do not."""

@@ -6,14 +6,14 @@ Pure: it never reads the folder; `status` and `follow` do.
 from collections.abc import Sequence
 from pathlib import Path
 
-from chunkvisor.events.snapshot import Snapshot
-from chunkvisor.events.status import OutputStatus, SliceStatus, State, Status
-from chunkvisor.events.tally import DeviceStatus
+from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.progress import percent, rates
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
 from chunkvisor.units import human_time
 
 
-def glance(
+def status_screen(
     status: Status, snapshot: Snapshot, begun: Sequence[tuple[str, int]], ending: int | None, workdir: Path
 ) -> list[str]:
     """The lines.
@@ -34,7 +34,7 @@ def glance(
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
     if status.state is State.RUNNING:
-        lines += [f"  {snapshot.concern.marked}", f"  to look on: chunkvisor status --watch {workdir}"]
+        lines += [f"  {snapshot.health.marked}", f"  to look on: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
         lines += [f"  {line}" for line in _complete(status, workdir)]
     else:
@@ -124,7 +124,7 @@ def _devices(status: Status) -> list[str]:
     return [_device(number, device) for number, device in status.devices.items() if device.busy_s]
 
 
-def _device(number: str, device: DeviceStatus) -> str:
+def _device(number: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
     return f"device {number}: {device.texts_per_s or 0:,.0f} texts/s{tokens}, idle {idle:.1f} % between chunks"

@@ -7,34 +7,39 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
-from typing import Any
 
-from chunkvisor.observe.observer import NullObserver, Observer
+from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
+from chunkvisor.events.device import GpuBusy
+from chunkvisor.events.event import Event
+from chunkvisor.events.output import Assembling, OutputComplete, OutputOpened, Staging, WaitingToJoin
+from chunkvisor.events.run import Draining, Halted, Resolving, RunEnded, Waiting, WaitingForTurn
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.observer import Observer
 from chunkvisor.units import human_time
 
 _STATUS_S = 5.0
 """Progress is told at most so often."""
 
-_LOOP_HAS_BEGUN = frozenset({"attempt_started", "assembling", "run_ended"})
-"""Before it, a model may be fetched for an hour, which no sign of life interrupts.
+_READY = (AttemptStarted, Assembling, RunEnded)
+"""Before them, a model may be fetched for an hour, which no sign of life interrupts.
 
 A run that finds all its work done has no loop, but has to be ready all the same: systemd takes a service of
 Type=notify that ends without having been ready for a failed one.
 """
 
-_STATUS = {
-    "staging": "{output}: reading its source",
-    "resolving": "asking the hub for {model}",
-    "output_opened": "{output}: {chunks_done:,} of {chunks:,} chunks done before",
-    "chunk_committed": "{output}: {chunks_done:,} of {chunks:,} chunks{rate}{left}",
-    "waiting_for_turn": "waiting for {who}",
-    "waiting": "waiting: {reason}",
-    "gpu_busy": "{device}: waiting, {why}",
-    "waiting_to_join": "{output}: waiting for disk space: {reason}",
-    "assembling": "{output}: joining {chunks:,} chunks",
-    "output_complete": "{output}: complete",
-    "draining": "{signal}: finishing the chunks under way",
-    "halted": "{what}",
+_STATUS: dict[type[Event], str] = {
+    Staging: "{0.output}: reading its source",
+    Resolving: "asking the hub for {0.model}",
+    OutputOpened: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks done before",
+    ChunkCommitted: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks",
+    WaitingForTurn: "waiting for {0.who}",
+    Waiting: "waiting: {0.reason}",
+    GpuBusy: "{0.device}: waiting, {0.why}",
+    WaitingToJoin: "{0.output}: waiting for disk space: {0.reason}",
+    Assembling: "{0.output}: joining {0.chunks:,} chunks",
+    OutputComplete: "{0.output}: complete",
+    Draining: "{0.signal}: finishing the chunks under way",
+    Halted: "{0.what}",
 }
 
 
@@ -48,12 +53,12 @@ def service_manager(environ: MutableMapping[str, str] | None = None) -> Observer
         environ.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     )
     if not address.startswith(("/", "@")):  # none, or one over vsock, which is for virtual machines
-        return NullObserver()
+        return Observer()
     watched = watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))  # see sd_watchdog_enabled(3)
     return Systemd(address, int(watchdog_us) / 1e6 if watched else None)
 
 
-class Systemd(NullObserver):
+class Systemd(Observer):
     """The observer that speaks sd_notify; `watchdog_s` is how long the manager puts up with silence, None for ever."""
 
     def __init__(self, address: str, watchdog_s: float | None) -> None:
@@ -62,15 +67,15 @@ class Systemd(NullObserver):
         self._alive_s = self._progress_s = float("-inf")
         self._begun = self._ready = False
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Tell readiness, the end of it, and what is going on."""
-        if event in _LOOP_HAS_BEGUN:
+        if isinstance(event, _READY):
             self._begun = True
             self._tell_readiness()
-        if event in _STATUS and not (event == "chunk_committed" and self._told_lately(details)):
-            status = _STATUS[event].format_map(details | _pace(details))
+        if (words := _STATUS.get(type(event))) and not (isinstance(event, ChunkCommitted) and self._told_lately(event)):
+            status = words.format(event) + (_pace(event) if isinstance(event, ChunkCommitted) else "")
             self._send(f"STATUS={' '.join(status.split())}")
-        if event == "draining":
+        if isinstance(event, Draining):
             self._send("STOPPING=1")
 
     def tick(self) -> None:
@@ -85,8 +90,8 @@ class Systemd(NullObserver):
         if self._begun and not self._ready:
             self._ready = self._send("READY=1")
 
-    def _told_lately(self, details: dict[str, Any]) -> bool:
-        now_s, last = time.monotonic(), details["chunks_done"] == details["chunks"]
+    def _told_lately(self, event: ChunkCommitted) -> bool:
+        now_s, last = time.monotonic(), event.chunks_done == event.chunks
         if not last and now_s - self._progress_s < _STATUS_S:
             return True
         self._progress_s = now_s
@@ -102,9 +107,6 @@ class Systemd(NullObserver):
         return True
 
 
-def _pace(details: dict[str, Any]) -> dict[str, str]:
-    rate, left_s = details.get("texts_per_s"), details.get("eta_s")
-    return {
-        "rate": f", {rate:,.0f} texts/s" if rate else "",
-        "left": f", about {human_time(left_s)} left" if left_s else "",
-    }
+def _pace(event: ChunkCommitted) -> str:
+    rate = f", {event.texts_per_s:,.0f} texts/s" if event.texts_per_s else ""
+    return rate + (f", about {human_time(event.eta_s)} left" if event.eta_s else "")

@@ -7,22 +7,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from chunkvisor.errors import Halt
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
 from chunkvisor.observe.observer import Guarded, Observer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class Shown(Observer, Protocol):
-    """An observer that a command can use to speak, too."""
-
-    def say(self, text: str) -> None:
-        """One line of news."""
 
 
 def options(function: _Function) -> _Function:
@@ -40,9 +33,9 @@ def options(function: _Function) -> _Function:
 
 
 @contextlib.contextmanager
-def shown(quiet: bool, log_format: str) -> Iterator[Shown]:
+def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
     """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
-    least = Weight.LOSS if quiet else Weight.NEWS
+    least = Severity.LOSS if quiet else Severity.NEWS
     if log_format == "json":
         from chunkvisor.observe.jsonlines import JsonLines
 
@@ -56,28 +49,15 @@ def shown(quiet: bool, log_format: str) -> Iterator[Shown]:
     yield choose(least)
 
 
-def choose(least: Weight) -> Shown:
+def choose(least: Severity) -> Observer:
     """The live view where there is a terminal that can show it and the person wants news, else lines."""
-    if least is Weight.NEWS and can_draw(sys.stderr):
+    if least is Severity.NEWS and can_draw(sys.stderr):
         from chunkvisor.observe.live import Live
 
-        return _Careful(Live())
+        return Guarded(Live())
     from chunkvisor.observe.console import Console
 
     return Console(least=least)
-
-
-class _Careful(Guarded):
-    """A live view that may fail."""
-
-    def __init__(self, live: Shown) -> None:
-        super().__init__(live)
-        self._live = live
-
-    def say(self, text: str) -> None:
-        """One line of news."""
-        with contextlib.suppress(Exception):
-            self._live.say(text)
 
 
 def can_draw(stream: TextIO) -> bool:

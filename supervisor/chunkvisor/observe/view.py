@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from chunkvisor.events.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.events.words import Weight, plain
+from chunkvisor.events.event import Severity, plain
 from chunkvisor.observe.progress import percent, rates
+from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
 from chunkvisor.units import human_bytes, human_time
 
-_STYLES = {Weight.NEWS: "green", Weight.CARE: "yellow", Weight.LOSS: "red"}
+_STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
 _AIRY = 12
@@ -36,7 +36,7 @@ def view(snapshot: Snapshot, room: Room) -> list[Text]:
     head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
     if snapshot.rows:
         head += [_overall(snapshot, room), _numbers(snapshot)]
-    foot = Text(plain(snapshot.concern.marked), _STYLES[snapshot.concern.weight])
+    foot = Text(plain(snapshot.health.marked), _STYLES[snapshot.health.severity])
     free = room.lines - len(head) - 1
     outputs = [_output(output, room) for output in snapshot.outputs] if len(snapshot.outputs) > 1 else []
     devices = [_device(device, snapshot, room) for device in snapshot.devices]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import click
 
-from chunkvisor.events.status import State, read_status
-from chunkvisor.observe.followslices import Looking
+from chunkvisor.observe.follow import Follower
+from chunkvisor.observe.followslices import SlicesFollower
 from chunkvisor.observe.live import REFRESH_S
 from chunkvisor.observe.progress import heartbeat_s, progress_line
 from chunkvisor.observe.screen import Screen
+from chunkvisor.observe.status import State, read_status
 from chunkvisor.observe.terminal import can_draw
 from chunkvisor.units import human_moment
 
@@ -45,7 +46,7 @@ def _pause(seconds: float) -> None:
         raise KeyboardInterrupt
 
 
-def watch_view(follower: Looking) -> None:
+def watch_view(follower: Follower | SlicesFollower) -> None:
     """The live view, or lines where nothing can be drawn; returns at the end of the run, at once where none lives."""
     if not follower.alive:
         return
@@ -64,12 +65,12 @@ def watch_view(follower: Looking) -> None:
         screen.leave(follower.news if not follower.alive else ())
 
 
-def _watch_lines(follower: Looking) -> None:
+def _watch_lines(follower: Follower | SlicesFollower) -> None:
     said_s = -float("inf")
     while True:
         snapshot = follower.look()
-        for _, t, words in follower.news:
-            click.echo(f"{human_moment(t)} {words}")
+        for line in follower.news:
+            click.echo(f"{human_moment(line.t)} {line.words}")
         if not follower.alive:
             return
         if time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s):

@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from chunkvisor.config.model import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows, too_bad
@@ -15,7 +14,19 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.watch import Pulse
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Engine
-from chunkvisor.errors import Emit, Halt
+from chunkvisor.errors import Halt
+from chunkvisor.events.attempt import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptRefused,
+    AttemptStarted,
+    ChunkSetAside,
+    ChunkSplit,
+    Go,
+    PartFailed,
+)
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
@@ -110,22 +121,22 @@ class Acts:
                 self._record(instruction)
             case do.Refuse():
                 self._remove(instruction.worker)
-                self._emit("attempt_refused", **self._named(instruction.worker, instruction.task))
+                self._emit(AttemptRefused(*self._named(instruction.worker, instruction.task)))
             case do.Discard():
                 self._remove(instruction.worker)
             case do.SaveLessons():
                 self._save_lessons(instruction)
             case do.TellWaiting():
                 verdict = instruction.verdict
-                self._emit("waiting", delay_s=instruction.delay_s, outcome=verdict.outcome, reason=verdict.reason)
+                self._emit(Waiting(instruction.delay_s, verdict.reason, verdict.outcome))
             case do.TellSplit():
                 task, name = instruction.task, self._outputs[instruction.task.output].name
-                self._emit("chunk_split", output=name, chunk=task.chunk, texts=task.texts, parts=instruction.parts)
+                self._emit(ChunkSplit(name, task.chunk, task.texts, instruction.parts))
             case do.SetAside():
                 task, verdict = instruction.task, instruction.verdict
                 name = self._outputs[task.output].name
                 self.given_up.append(GivenUp(name, task.chunk, verdict, self._files(instruction.worker, task)))
-                self._emit("chunk_set_aside", output=name, chunk=task.chunk, reason=verdict.reason)
+                self._emit(ChunkSetAside(name, task.chunk, verdict.reason))
 
     def _start(self, start: do.Start) -> on.Started | on.NotStarted:
         task, station, output = start.task, self._stations[start.device], self._outputs[start.task.output]
@@ -144,14 +155,13 @@ class Acts:
         slot = Slot(start.worker, task, station, number, files, spec, worker, pulse, start.limits)
         self.running[start.worker] = slot
         kind = StartKind.WARM if worker.warm else StartKind.FRESH
-        named = self._named_of(slot)
-        self._emit("attempt_started", **named, pid=worker.pid, device=station.number, start=str(kind))
+        self._emit(AttemptStarted(*_named_of(slot), worker.pid, station.number, str(kind)))
         return on.Started(start.worker, worker.warm)
 
     def _go(self, slot: Slot, limits: Limits) -> None:
         slot.go(limits)
         self._storage.gone(slot.go_s)
-        self._emit("go", **self._named_of(slot), **asdict(limits))
+        self._emit(Go(*_named_of(slot), limits.rows, limits.tokens, limits.tiers, limits.padding, limits.measured))
 
     def _record(self, record: do.Record) -> None:
         """Write down how an attempt failed, and tell of it."""
@@ -162,26 +172,27 @@ class Acts:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
         whole = (task.start, task.stop) == self._outputs[task.output].bounds(task.chunk)
-        self._emit(
-            "attempt_interrupted" if verdict.asked_for else "attempt_failed" if whole else "part_failed",
-            **self._named(record.worker, task),
+        kind = AttemptInterrupted if verdict.asked_for else AttemptFailed if whole else PartFailed
+        output, chunk, attempt = self._named(record.worker, task)
+        told = kind(
+            output,
+            chunk,
+            attempt,
+            verdict.outcome,
+            verdict.reason,
             start=task.start,
             stop=task.stop,
-            outcome=verdict.outcome,
-            reason=verdict.reason,
             rule=verdict.rule,
-            phase=verdict.phase,
+            phase=str(verdict.phase or ""),
             log=str(files.log),
         )
+        self._emit(told)
 
-    def _named_of(self, slot: Slot) -> dict[str, str | int]:
-        return {"output": slot.spec.output, "chunk": slot.task.chunk, "attempt": slot.attempt}
-
-    def _named(self, worker: int, task: Task) -> dict[str, str | int]:
-        """An attempt, for the journal; number 0 where there was no worker."""
+    def _named(self, worker: int, task: Task) -> tuple[str, int, int]:
+        """(output, chunk, attempt), for the journal; attempt 0 where there was no worker."""
         if worker in self.ended:
-            return self._named_of(self.ended[worker])
-        return {"output": self._outputs[task.output].name, "chunk": task.chunk, "attempt": 0}
+            return _named_of(self.ended[worker])
+        return self._outputs[task.output].name, task.chunk, 0
 
     def _files(self, worker: int, task: Task) -> AttemptFiles:
         """Of the ended worker; of none, the folder of the chunk's attempts."""
@@ -200,8 +211,8 @@ class Acts:
         of_length = f" of {tier.min_length:,} tokens and more" if tier.min_length else ""
         if len({station.device.model for station in self._stations.alive}) > 1:
             of_length += f" on {instruction.kind}"
-        event = "limits_widened" if instruction.doubted else "limits_lowered"
-        self._emit(event, of_length=of_length, **asdict(tier))
+        kind = LimitsWidened if instruction.doubted else LimitsLowered
+        self._emit(kind(tier.rows, tier.tokens, tier.min_length, of_length))
 
     def _halt(self, instruction: do.HaltRun) -> Halt:
         halt = self._stations.with_others(instruction.halt) if instruction.of_device else instruction.halt
@@ -215,6 +226,10 @@ class Acts:
         _, place = self._storage.place_of(task)
         name = self._outputs[task.output].name
         return too_bad(name, place, instruction.count, instruction.verdict, files, self._bad_rows)
+
+
+def _named_of(slot: Slot) -> tuple[str, int, int]:
+    return slot.spec.output, slot.task.chunk, slot.attempt
 
 
 def _not_started(error: OSError) -> Verdict:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from chunkvisor.decide.bisect import BadText
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 NOW = 0.0
@@ -37,12 +38,20 @@ class Progress(Protocol):
         """Whether all chunks are committed, and the output can be joined by us."""
 
     @property
+    def whole(self) -> bool:
+        """Whether all chunks are ours; of a slice they are not."""
+
+    @property
     def has_facts(self) -> bool:
         """Whether the vectors' dimension is known."""
 
     @property
     def bad_count(self) -> int:
         """Texts in quarantine."""
+
+    @property
+    def last_bad(self) -> BadText | None:
+        """The last of them."""
 
     @property
     def texts(self) -> int:
@@ -91,6 +100,8 @@ class Task:
     """Where it has failed last."""
     control: bool = field(default=False, compare=False)
     """Whether the text is known to be good, and encoded again only to see whether the device can do it."""
+    hole: bool = field(default=False, compare=False)
+    """Whether the others of its batches have their vectors."""
     only: int | None = field(default=None, compare=False)
     """The device that it is for; None = any."""
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chunkvisor.decide import lastwords
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
@@ -17,8 +16,8 @@ from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
 from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor_worker.contract.exits import Outcome
 
-UNDECIDED_MAX = 20
-"""So many texts in a row that fail alone, and none that does not, and no further one is tried before a control."""
+UNDECIDED_MAX = 8
+"""So many texts that fail alone, and none that does not: no further one is tried before a control."""
 
 
 class Blame:
@@ -45,7 +44,6 @@ class Blame:
         self._control: Task | None = None
         self._told = 0
         """Texts whose quarantine the driver has not confirmed yet."""
-        self.last: BadText | None = None
 
     @property
     def undecided(self) -> bool:
@@ -62,13 +60,17 @@ class Blame:
 
     def accuse(self, task: Task, verdict: Verdict, worker: int, device: int) -> None:
         """The text fails alone."""
-        if verdict.outcome is Outcome.BAD_INPUT:
+        # Of a hole the others in the same batches had their vectors: it is no control more.
+        if verdict.outcome is Outcome.BAD_INPUT or (task.hole and verdict.bad_rows):
             self._quarantine(task, verdict, worker)
         else:
             self._undecided.append((task, verdict, worker, device))
 
-    def settle(self, *, nothing_else: bool) -> None:
-        """Find out about texts that are undecided, where nothing else is under way or there are too many of them."""
+    def settle(self, *, nothing_else: bool, gave_up: bool) -> None:
+        """Find out about texts that are undecided, where nothing else is under way or there are too many of them.
+
+        `gave_up` says whether chunks were set aside: then the run has no control, and leaves those texts to the next.
+        """
         if not self._undecided:
             return
         self._acquit_on_lost_devices()
@@ -85,9 +87,20 @@ class Blame:
                 self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=device)
                 self._backlog.put_back(self._control)
                 return
-        if many:
-            name = self._outputs[task.output].name
-            self._say(do.HaltRun(lastwords.nothing_encoded(name, task.chunk, verdict), worker))
+        if not many:
+            return
+        output = self._outputs[task.output]
+        bad = output.bad_count + sum(each[0].output == task.output for each in self._undecided)
+        refused = all(each.refused_by_encoder for _, each, *_ in self._undecided)
+        if refused and (not output.whole or bad >= output.texts):
+            # Another slice may have good ones; or there are no others.
+            undecided, self._undecided = self._undecided, []
+            for each in undecided:
+                self._quarantine(*each[:3])
+        elif gave_up and nothing_else:
+            self._undecided = []
+        else:
+            self._say(do.HaltRun(lastwords.nothing_encoded(output.name, task.chunk, verdict), worker))
 
     def _acquit_on_lost_devices(self) -> None:
         """A device that the run does without can show nothing any more: its texts are tried on another."""
@@ -132,5 +145,4 @@ class Blame:
             self._say(do.HaltByBadRows(worker, task, verdict, count))
             return
         self._told += 1
-        self.last = BadText(task.start, verdict.outcome, verdict.reason)
         self._say(do.Quarantine(task, verdict))

@@ -90,6 +90,8 @@ class Consequences:
         self.blame = Blame(outputs, bad_rows, backlog, fleet, say, drop)
         self.host_ooms = 0
         """Attempts that ran out of host memory: each is a reason to prepare one worker less ahead."""
+        self.gave_up = False
+        """Whether a chunk was set aside."""
         self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
         self._suspects = Suspects()
         self._waits = Waits()
@@ -207,6 +209,7 @@ class Consequences:
                 self.blame.accuse(task, verdict, end.worker, device.number if device is not None else 0)
             case SetAside():
                 self._barren_chunks += 1
+                self.gave_up = True
                 self._say(do.SetAside(end.worker, task, verdict))
             case EndRun():
                 self._end(step, end)
@@ -254,19 +257,21 @@ class Consequences:
         self._say(do.Cut(task, parts[0][1]))
         self._put_parts(task, parts)
 
-    def _put_parts(self, task: Task, parts: Sequence[tuple[int, int]]) -> None:
+    def _put_parts(self, task: Task, parts: Sequence[tuple[int, int]], *, holes: bool = False) -> None:
         """In the order of the texts: one end of the search is reached before the other begins."""
         for start, stop in parts:
-            self._backlog.put_back(Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=task.avoid))
+            self._backlog.put_back(
+                Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=task.avoid, hole=holes)
+            )
         self._say(do.TellSplit(task, len(parts)))
 
     def _end(self, step: EndRun, end: _End) -> None:
         """Do without what every further worker would fail on: the device, its machine, or else the run ends."""
         task, verdict, device = end.task, end.verdict, end.device
-        halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
         if step.exit_code is ExitCode.TRY_AGAIN and verdict.row_can_cause and not self._any_good():
             # Another run would come to the same.
-            halt = lastwords.nothing_encoded(self._outputs[task.output].name, task.chunk, verdict)
+            step = replace(step, exit_code=lastwords.code_of_nothing(verdict))
+        halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
         if device is not None and device.node and is_machines_own(step.exit_code, verdict):
             self._say(do.DropNode(device.node, halt))
         elif device is not None and is_devices_own(step.exit_code, verdict):
@@ -306,7 +311,7 @@ class Consequences:
         if task.texts:
             self.blame.encoded(device)
         if holes:
-            self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes])
+            self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes], holes=True)
         if whole:
             self._worked.add(task.output)
             for kind in dict.fromkeys(device.kind for device in self._fleet.alive):
@@ -328,7 +333,7 @@ class Consequences:
             first = output.bounds(chunk)[0]
             self._say(do.Compose(Task(NOW, number, chunk, first, first)))
         elif output.bad_count >= output.texts:
-            self._say(do.HaltRun(lastwords.all_bad(output.name, self.blame.last)))
+            self._say(do.HaltRun(lastwords.all_bad(output.name, output.last_bad)))
         else:
             # Of a slice: others may have good ones; until then its chunks stay in parts.
             self._without_facts.add((number, chunk))

@@ -17,7 +17,10 @@ from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.fresh import keep_log_end
-from chunkvisor.errors import Emit, Halt
+from chunkvisor.errors import Halt
+from chunkvisor.events.attempt import LateCrash, WorkerEnded
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import Draining
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise import instructions as do
@@ -153,7 +156,7 @@ class Driver:
         signals = self._signals
         if signals.draining and not self._draining:
             self._draining = True
-            self._emit("draining", signal=signals.first.name if signals.first else "")
+            self._emit(Draining(signals.first.name if signals.first else ""))
             self._tell(on.Drain())
         if signals.stopping:
             self._tell(on.Stop())
@@ -210,11 +213,7 @@ class Driver:
         self._acts.ended[slot.number] = slot
         keep_log_end(slot.files.log)
         slot.freed(now_s)
-        figures = slot.figures(now_s)
-        chunk, attempt = slot.task.chunk, slot.attempt
-        self._emit(
-            "worker_ended", output=slot.spec.output, chunk=chunk, attempt=attempt, returncode=returncode, **figures
-        )
+        self._emit(WorkerEnded(slot.spec.output, slot.task.chunk, slot.attempt, returncode, **slot.figures(now_s)))
         if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             self._tell(on.Refused(slot.number))
             if returncode == WorkerExit.TAINTED_TEMPLATE:
@@ -225,9 +224,10 @@ class Driver:
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
+        ended = self._end_of(slot, self._judged(slot, returncode))
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)
-        self._tell(self._end_of(slot, self._judged(slot, returncode)))
+        self._tell(ended)
 
     def _end_of(self, slot: Slot, verdict: Verdict) -> on.Ended:
         siblings = self._pids().get(slot.station.number, frozenset())
@@ -253,7 +253,7 @@ class Driver:
         )
         verdict = judge(evidence)
         if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
-            self._emit("late_crash", output=output.name, chunk=slot.task.chunk, returncode=returncode)
+            self._emit(LateCrash(output.name, slot.task.chunk, returncode))
         return verdict
 
     def _pids(self) -> dict[int, frozenset[int]]:

@@ -8,7 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.errors import Emit
+from chunkvisor.events.attempt import ChunkDamaged as ChunkDamagedEvent
+from chunkvisor.events.event import Emit
+from chunkvisor.events.output import Assembling, OutputComplete, WaitingToJoin
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor.supervise.endings import disk_halt
 from chunkvisor.supervise.outputrun import OutputRun
@@ -30,7 +32,7 @@ class Joiner:
     def begin(self, number: int) -> None:
         """Join the output: all its chunks are committed."""
         output = self._outputs[number]
-        self._emit("assembling", output=output.name, chunks=output.chunks)
+        self._emit(Assembling(output.name, output.chunks))
         self._under_way[number] = future = self._pool.submit(output.finish, self._still_wanted)
         future.add_done_callback(lambda _: self._signals.wake())
 
@@ -42,10 +44,10 @@ class Joiner:
             del self._under_way[number]
             output = self._outputs[number]
             try:
-                self._emit("output_complete", output=output.name, **future.result())
+                self._emit(OutputComplete(output.name, **future.result()))
                 yield Joined(number)
             except ChunkDamagedError as error:
-                self._emit("chunk_damaged", output=output.name, chunk=error.chunk, why=error.why)
+                self._emit(ChunkDamagedEvent(output.name, error.chunk, error.why))
                 output.ledger.discard(error.chunk)
                 yield ChunkDamaged(number, error.chunk)
             except InterruptedError:
@@ -53,7 +55,7 @@ class Joiner:
             except OSError as error:
                 if error.errno not in DISK_ERRNOS:
                     raise
-                self._emit("waiting_to_join", output=output.name, reason=str(error))
+                self._emit(WaitingToJoin(output.name, str(error)))
                 yield JoinWaits(number, disk_halt(error, output.ledger.layout.workdir))
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from chunkvisor.decide.bisect import BadText
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
@@ -47,6 +48,11 @@ class OutputRun:
         return self.ledger.complete
 
     @property
+    def whole(self) -> bool:
+        """See Progress."""
+        return len(self.ledger.share) == self.ledger.plan.count
+
+    @property
     def has_facts(self) -> bool:
         """See Progress."""
         return self.ledger.facts is not None
@@ -55,6 +61,11 @@ class OutputRun:
     def bad_count(self) -> int:
         """See Progress."""
         return self.ledger.bad_count
+
+    @property
+    def last_bad(self) -> BadText | None:
+        """See Progress."""
+        return next(reversed(self.ledger.bad_texts()), None)
 
     @property
     def texts(self) -> int:

@@ -20,8 +20,11 @@ from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.errors import Emit, Halt, config_error
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.events import output as of_output
+from chunkvisor.events.event import Emit
 from chunkvisor.events.journal import read_events
+from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
@@ -97,19 +100,20 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         return manifest
     table = _open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-        opening.emit("note", text=f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+        opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
     ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint, opening.slice)
     ledger.load()
     opening.emit(
-        "output_opened",
-        output=name,
-        # Of a slice they are those of its texts, about: a text may stand in several rows.
-        rows=staged.rows * ledger.texts // staged.distinct,
-        distinct=ledger.texts,
-        chunks=len(ledger.share),
-        chunk_size=fixed.chunk_size,
-        chunks_done=ledger.chunks_done,
-        texts_done=ledger.texts_done,
+        of_output.OutputOpened(
+            output=name,
+            # Of a slice they are those of its texts, about: a text may stand in several rows.
+            rows=staged.rows * ledger.texts // staged.distinct,
+            distinct=ledger.texts,
+            chunks=len(ledger.share),
+            chunk_size=fixed.chunk_size,
+            chunks_done=ledger.chunks_done,
+            texts_done=ledger.texts_done,
+        )
     )
     job = _job(opening, name, fingerprint)
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
@@ -148,7 +152,7 @@ def _chunk_size(opening: Opening, name: str) -> int:
         return size
     events = read_events(Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
-    opening.emit("note", text=f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}")
+    opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
     return proposed.texts
 
 
@@ -168,7 +172,7 @@ def _revision(opening: Opening) -> str:
 
 
 def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
-    opening.emit("staging", output=layout.name)
+    opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
@@ -188,7 +192,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         shutil.rmtree(layout.table, ignore_errors=True)
         fresh.rename(layout.table)
     write_staged(layout, StagedRecord(depends_on, staged))
-    opening.emit("staged", output=layout.name, rows=staged.rows, distinct=staged.distinct)
+    opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
     return staged
 
 
@@ -206,7 +210,7 @@ def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedT
             raise DamagedError("they are those of another output, or of other settings")
         return table
     except DamagedError as error:
-        opening.emit("note", text=f"{layout.name}: the staged texts are damaged ({error}); reading the source again")
+        opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
         _stage(opening, layout, fixed)
         return StagedTable.open(layout.table)
 

@@ -163,7 +163,8 @@ class Scheduler:
             if device.workers:
                 self._open_gates(device, now_s)
         if self._consequences.blame.undecided:
-            self._consequences.blame.settle(nothing_else=self._backlog.empty and not self.fleet.workers)
+            nothing_else = self._backlog.empty and not self.fleet.workers
+            self._consequences.blame.settle(nothing_else=nothing_else, gave_up=self._consequences.gave_up)
         if self._backlog.due(now_s):
             self._fill(working, now_s)
 

@@ -15,7 +15,10 @@ from chunkvisor.assemble.finished import discard_final
 from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.events.decode import event_told
+from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Journal
+from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.observe.defaults import standing_observers
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
@@ -56,40 +59,42 @@ def run(request: Request, observer: Observer) -> ExitCode:
         signals = stack.enter_context(Signals().listen())
         stack.callback(observers.close)
 
-        def emit(event: str, **details: Any) -> None:
-            journal.write(event, **details)
-            observers.event(event, details)
+        def emit(event: Event | str, /, **details: Any) -> None:
+            told = event_told(event, details)
+            journal.write(told)
+            observers.event(told, journal.state)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)
         emit(
-            "invoked",
-            invocation=invocation.name if invocation else "",
-            workdir=str(layout.workdir),
-            slice=str(layout.slice or ""),
-            pid=os.getpid(),
+            Invoked(
+                workdir=str(layout.workdir),
+                invocation=invocation.name if invocation else "",
+                slice=str(layout.slice or ""),
+                pid=os.getpid(),
+            )
         )
         try:
             if ended := end_orphans(*previous):
-                emit("orphans_ended", count=len(ended), pids=ended)
+                emit(OrphansEnded(len(ended), tuple(ended)))
             if request.from_scratch:
                 _discard(config, layout)
             code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
         except Halt as halt:
-            emit("halted", **halt.details())
+            emit(Halted(**halt.details()))
             raise
         except OSError as error:
             if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
                 raise
             halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
-            emit("halted", **halt_now.details())
+            emit(Halted(**halt_now.details()))
             raise halt_now from error
         except Exception as error:
             # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
             with contextlib.suppress(Exception):
-                emit("halted", code=int(ExitCode.BUG), what=f"a bug: {type(error).__name__}: {error}")
+                emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
             raise
-        emit("run_ended", code=int(code))
+        emit(RunEnded(int(code)))
         return code
 
 

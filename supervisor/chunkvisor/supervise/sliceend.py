@@ -6,8 +6,10 @@ It never joins anything, and never looks at the chunks of other slices but for t
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from chunkvisor.errors import Emit, ExitCode, Halt
-from chunkvisor.events.status import read_output
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import SliceDone
+from chunkvisor.observe.status import read_output
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.outputrun import OutputRun
 
@@ -26,7 +28,7 @@ def progress_of(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
 
 def end_slice(layout: Layout, outputs: Sequence[OutputRun], done: int, chunks: int, emit: Emit) -> ExitCode:
     """Say that the share is done. Raises Halt (3) where some of its rows have no vector."""
-    emit("slice_done", slice=str(layout.slice), done=done, chunks=chunks)
+    emit(SliceDone(str(layout.slice), done, chunks))
     count = sum(output.ledger.bad_count for output in outputs)
     if not count:
         return ExitCode.COMPLETE

@@ -6,6 +6,7 @@ It never judges what the worker has done, and never starts another.
 import signal
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from chunkvisor.decide.outcome import EndedBy
 from chunkvisor.decide.watch import Patience, Pulse
@@ -110,7 +111,7 @@ class Slot:
         """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
         return self.worker.warm and self.gate is Gate.SHUT and self.ended_by is EndedBy.ITSELF
 
-    def figures(self, now_s: float) -> dict[str, float | int]:
+    def figures(self, now_s: float) -> dict[str, Any]:
         """What the worker did with its time, for the journal; seconds and counts."""
         self.look(now_s, closely=True)
         beat = self.pulse.beat

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.errors import Emit
+from chunkvisor.events.attempt import ChunkCommitted, ChunkDamaged, PartCommitted
+from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
+from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
 from chunkvisor.supervise.backlog import Task
@@ -60,7 +62,7 @@ class Storage:
         if whole:
             self._committed(output, task.chunk, result)
         elif not holes:
-            self._emit("part_committed", output=output.name, chunk=task.chunk, start=task.start, stop=task.stop)
+            self._emit(PartCommitted(output.name, task.chunk, task.start, task.stop))
         return Stored(task, whole)
 
     def cut(self, task: Task, at: int) -> None:
@@ -76,9 +78,7 @@ class Storage:
         except OSError as error:
             return _not_stored(task, error)
         row, place = self.place_of(task)
-        self._emit(
-            "quarantined", output=output.name, row=row, place=place, outcome=verdict.outcome, reason=verdict.reason
-        )
+        self._emit(QuarantinedEvent(output.name, row, place, verdict.outcome, verdict.reason))
         return Quarantined(task)
 
     def place_of(self, task: Task) -> tuple[int, str]:
@@ -98,7 +98,7 @@ class Storage:
         except OSError as error:
             if not parts.missing():
                 return _not_stored(task, error)
-            self._emit("chunk_damaged", output=output.name, chunk=task.chunk, why=str(error))
+            self._emit(ChunkDamaged(output.name, task.chunk, str(error)))
             return PartsDamaged(task.output, task.chunk)
         self._committed(output, task.chunk, None)
         return Stored(task, whole=True)
@@ -113,21 +113,21 @@ class Storage:
             elapsed_s = max(1e-6, time.monotonic() - self._first_go_s)
             rate = sum(each.texts_here for each in self._outputs) / elapsed_s
         left = sum(each.ledger.texts - each.ledger.texts_done for each in self._outputs)
-        self._emit(
-            "chunk_committed",
-            output=output.name,
-            chunk=chunk,
-            texts=output.ledger.plan.size(chunk),
-            texts_done=output.ledger.texts_done,
+        told = ChunkCommitted(
+            output.name,
+            chunk,
+            output.ledger.plan.size(chunk),
+            output.ledger.texts_done,
+            output.ledger.chunks_done,
+            len(output.ledger.share),
             attempt_ok=result is not None,
-            chunks_done=output.ledger.chunks_done,
-            chunks=len(output.ledger.share),
             texts_per_s=rate and round(rate, 3),
             eta_s=rate and round(left / rate, 1),
             tokens=result.tokens if result else 0,
             padded_tokens=result.padded_tokens if result else 0,
             phase_s=result.phase_s if result else {},
         )
+        self._emit(told)
 
 
 def check_space(output: OutputRun) -> None:

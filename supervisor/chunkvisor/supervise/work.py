@@ -26,7 +26,17 @@ from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_loca
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
-from chunkvisor.errors import Emit, ExitCode, config_error
+from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.events.device import GpusGuessed, LookingForGpus
+from chunkvisor.events.event import Emit
+from chunkvisor.events.output import OutputAlreadyComplete
+from chunkvisor.events.run import (
+    CheckingModel,
+    Resolving,
+    RunStarted,
+    Waiting,
+    WaitingForTurn,
+)
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
@@ -80,25 +90,26 @@ class Work:
         self._layout, self._emit = run.layout, run.emit
         self._on_ray = config.engine.kind is EngineKind.RAY
         if not self._on_ray and "cpu" not in config.device:
-            self._emit("looking_for_gpus")
+            self._emit(LookingForGpus())
         self._devices = cluster_devices(config) if self._on_ray else find_devices(config.device)
         if guessed := sum(map(is_guessed, self._devices)):
-            self._emit("gpus_guessed", count=guessed)
+            self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
         config, of_slice = self._config, self._request.slice
         self._emit(
-            "run_started",
-            run=self._run.run_id,
-            workdir=str(self._layout.workdir),
-            device=", ".join(map(str, self._devices)),
-            gpus=[device.uuid for device in self._devices],
-            engine=str(config.engine.kind),
-            model=config.model.name,
-            outputs=list(config.outputs),
-            slice=str(of_slice or ""),
+            RunStarted(
+                workdir=str(self._layout.workdir),
+                device=", ".join(map(str, self._devices)),
+                run=self._run.run_id,
+                gpus=tuple(device.uuid for device in self._devices),
+                engine=str(config.engine.kind),
+                model=config.model.name,
+                outputs=tuple(config.outputs),
+                slice=str(of_slice or ""),
+            )
         )
         with self._turn():
             source, outputs = self._open(of_slice)
@@ -135,13 +146,8 @@ class Work:
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                self._emit(
-                    "output_already_complete",
-                    output=name,
-                    rows=opened["rows"],
-                    dimension=opened["dimension"],
-                    path=str(place_of(layout.output(name), config.outputs[name].shards)),
-                )
+                path = str(place_of(layout.output(name), config.outputs[name].shards))
+                self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
         return source, outputs
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
@@ -187,23 +193,23 @@ class Work:
             return ModelSource(None, model.revision)
         try:
             if Path(model.name).is_dir():
-                self._emit("checking_model", model=model.name)
+                self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if model.name.startswith(("/", "./", "../", "~")):
             raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
-        self._emit("resolving", model=model.name)
+        self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:
-            self._emit("waiting", delay_s=seconds, outcome="hub", reason=why)
+            self._emit(Waiting(seconds, why, outcome="hub"))
             self._pause(seconds)
 
         return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""
-        return turn(self._layout, self._pause, lambda who: self._emit("waiting_for_turn", who=who))
+        return turn(self._layout, self._pause, lambda who: self._emit(WaitingForTurn(who)))
 
     def _pause(self, seconds: float) -> None:
         deadline_s = time.monotonic() + seconds

@@ -22,7 +22,7 @@ from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.modelsource import Snapshot
 from chunkvisor.errors import Halt
-from chunkvisor.events.status import State, read_status
+from chunkvisor.observe.status import State, read_status
 from chunkvisor.store.fixed import read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.modelfacts import read_facts

@@ -12,22 +12,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.drill.faults import DrillFault, Place, Provoked
-from chunkvisor.commands.drill.finding import Event, Finding, Run, Vectors, action, difference, problem, seen_as, took_s
+from chunkvisor.commands.drill.finding import Finding, Heard, Run, Vectors, action, difference, problem, seen_as, took_s
 from chunkvisor.commands.drill.places import NotPossibleError, limited_memory, small_disk
 from chunkvisor.commands.drill.saboteur import STRUCK_CHUNK, Command, in_struck_chunk, wherever
 from chunkvisor.commands.drill.scratch import CHUNKS, ROWS, Scratch
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.status import read_status
+from chunkvisor.events.output import OutputOpened
+from chunkvisor.events.run import Waiting
+from chunkvisor.events.state import RunState
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.observe.observer import NullObserver
+from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.status import read_status
 from chunkvisor.store.attempt import free_bytes, read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.session import run
@@ -41,16 +45,16 @@ _HEADROOM_BYTES = 512 << 20
 _LOOK_S = 0.005
 
 
-class Witness(NullObserver):
+class Witness(Observer):
     """Keeps what a run tells, and shows none of it."""
 
-    def __init__(self, on_event: Callable[[str], None] = lambda _name: None) -> None:
-        self.events: list[Event] = []
+    def __init__(self, on_event: Callable[[Event], None] = lambda _event: None) -> None:
+        self.heard: list[Heard] = []
         self._on_event = on_event
 
-    def event(self, event: str, details: dict[str, Any]) -> None:
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Keep the event."""
-        self.events.append(Event(event, details, time.monotonic()))
+        self.heard.append(Heard(event, time.monotonic()))
         self._on_event(event)
 
 
@@ -83,15 +87,15 @@ class Drill:
         scratch = self.scratch
         workdir = scratch.workdir("undisturbed")
         done = self._run(workdir, worker_command)
-        opened = _details(done, "output_opened")
-        if done.code == ExitCode.COMPLETE and opened["chunks"] < CHUNKS:
-            if opened["distinct"] < CHUNKS:
+        opened = next((heard.event for heard in done.heard if isinstance(heard.event, OutputOpened)), None)
+        if done.code == ExitCode.COMPLETE and opened is not None and opened.chunks < CHUNKS:
+            if opened.distinct < CHUNKS:
                 raise config_error(
-                    f"output {scratch.output} has {opened['distinct']} different texts in its first {ROWS} rows",
+                    f"output {scratch.output} has {opened.distinct} different texts in its first {ROWS} rows",
                     why=f"a drill needs {CHUNKS}: one chunk before the fault, one that meets it, one after",
                     remedy="put an output with more texts first",
                 )
-            scratch.chunk_size = opened["distinct"] // CHUNKS
+            scratch.chunk_size = opened.distinct // CHUNKS
             workdir = scratch.workdir("undisturbed-smaller")
             done = self._run(workdir, worker_command)
         if done.code != ExitCode.COMPLETE:
@@ -102,7 +106,7 @@ class Drill:
                 remedy="mend this first; `chunkvisor doctor` may say more",
             )
         scratch.read_from(workdir)
-        phases = [event.details["phase_s"] for event in done.events if event.name == "chunk_committed"]
+        phases = [heard.event.phase_s for heard in done.heard if isinstance(heard.event, ChunkCommitted)]
         longest_s = max(each.get("forward", 0.0) + each.get("write", 0.0) for each in phases)
         scratch.stall_s = max(_STALL_FLOOR_S, 3 * longest_s)
         layout = Layout(workdir).output(scratch.output)
@@ -161,7 +165,7 @@ class Drill:
                 runs = [self._run(workdir, in_struck_chunk(fault.name), stalls=fault.stalls)]
                 if fault.exit_code is not ExitCode.COMPLETE:
                     runs.append(self._run(workdir, worker_command))
-        return seen_as(runs[0].events), runs
+        return seen_as(runs[0]), runs
 
     def _fill_the_disk(self, fault: DrillFault, workdir: Path) -> tuple[str, list[Run]]:
         ballast = workdir / "ballast"
@@ -172,8 +176,8 @@ class Drill:
                     os.posix_fallocate(file.fileno(), 0, free_bytes(workdir) or 1)
             return worker_command(files, spec)
 
-        def make_room(event: str) -> None:
-            if event == "waiting":
+        def make_room(event: Event) -> None:
+            if isinstance(event, Waiting):
                 ballast.unlink(missing_ok=True)
 
         with ExitStack() as stack:
@@ -183,7 +187,7 @@ class Drill:
             final = Layout(workdir).output(self.scratch.output).final
             if final.exists():  # to be looked at when the file system is gone
                 (self.scratch.folder / f"{fault.name}.npy").write_bytes(final.read_bytes())
-        return seen_as(runs[0].events), runs
+        return seen_as(runs[0]), runs
 
     def _kill_the_run(self, workdir: Path) -> tuple[str, list[Run]]:
         log_path = self.scratch.folder / "killed.log"
@@ -194,7 +198,7 @@ class Drill:
         try:
             events = Layout(workdir).events
             while process.poll() is None and not any(
-                each["event"] == "chunk_committed" for each in read_events(events)
+                isinstance(entry.event, ChunkCommitted) for entry in read_events(events)
             ):
                 time.sleep(_LOOK_S)
         finally:
@@ -203,7 +207,7 @@ class Drill:
         said = read_tail(log_path).strip().rpartition("\n")[2]
         words = "" if code == -signal.SIGKILL else f"it ended with {code} before it could be killed: {said}"
         seen = str(read_status(workdir).state)
-        killed = Run(0, words, [Event("killed", {"chunk": STRUCK_CHUNK}, killed_s)])
+        killed = Run(0, words, killed_s=killed_s)
         return "" if words else seen, [killed, self._run(workdir, worker_command)]
 
     def _run(
@@ -213,7 +217,7 @@ class Drill:
         *,
         stalls: bool = False,
         standby: int | None = None,
-        on_event: Callable[[str], None] = lambda _name: None,
+        on_event: Callable[[Event], None] = lambda _event: None,
     ) -> Run:
         witness, words = Witness(on_event), ""
         try:
@@ -223,13 +227,9 @@ class Drill:
             if halt.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
                 raise
             code, words = halt.code, f"{halt.what}; {halt.why}" if halt.why else halt.what
-        return Run(int(code), words, witness.events)
+        return Run(int(code), words, witness.heard)
 
 
 def _provoked(fault: DrillFault, device: str, struck: AttemptFiles) -> Provoked:
     simulated = device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in read_tail(struck.log)
     return Provoked.SIMULATED if simulated else Provoked.REAL
-
-
-def _details(done: Run, name: str) -> dict[str, Any]:
-    return next((event.details for event in done.events if event.name == name), {"chunks": CHUNKS, "distinct": CHUNKS})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.status import State
+from chunkvisor.observe.status import State
 from chunkvisor_worker.contract.exits import Outcome
 
 

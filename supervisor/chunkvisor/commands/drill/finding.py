@@ -5,13 +5,23 @@ Pure: it never looks at a file, a process or a clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.commands.drill.faults import DrillFault, Provoked
 from chunkvisor.errors import ExitCode
+from chunkvisor.events.attempt import (
+    AttemptFailed,
+    ChunkCommitted,
+    ChunkSplit,
+    Go,
+    LateCrash,
+    PartFailed,
+    Quarantined,
+)
+from chunkvisor.events.event import Event
+from chunkvisor.events.run import LimitsLowered, Waiting
 
 Vectors = npt.NDArray[np.float32]
 
@@ -25,11 +35,10 @@ _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What a run told."""
+class Heard:
+    """What a run told, and when."""
 
-    name: str
-    details: dict[str, Any]
+    event: Event
     time_s: float = 0.0
 
 
@@ -40,7 +49,9 @@ class Run:
     code: int
     words: str
     """Why it ended so, where it did not end with 0."""
-    events: list[Event] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
+    killed_s: float = 0.0
+    """When it was killed; 0 = it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,12 @@ class Finding:
         return self.provoked is not Provoked.SKIPPED and not self.problem
 
 
-def seen_as(events: Sequence[Event]) -> str:
+def seen_as(run: Run) -> str:
     """What the first failed attempt was taken for; `committed` where its vectors counted all the same."""
-    for event in events:
-        if event.name in ("attempt_failed", "part_failed"):
-            return str(event.details["outcome"])
-        if event.name == "late_crash":
+    for heard in run.heard:
+        if isinstance(heard.event, AttemptFailed | PartFailed):
+            return str(heard.event.outcome)
+        if isinstance(heard.event, LateCrash):
             return "committed"
     return ""
 
@@ -79,34 +90,35 @@ def took_s(runs: Sequence[Run], chunk: int) -> float | None:
 
     The start of the first worker is not in it: it is as long with a fault as without, and varies more than the rest.
     """
-    times = {"begin": 0.0, "done": 0.0}
-    for event in (event for run in runs for event in run.events if event.details.get("chunk") == chunk):
-        if event.name == "chunk_committed":
-            times["done"] = event.time_s
-        elif event.name in ("go", "attempt_failed", "killed"):
-            times["begin"] = times["begin"] or event.time_s
-    return times["done"] - times["begin"] if all(times.values()) else None
+    begin_s = done_s = 0.0
+    for run in runs:
+        begin_s = begin_s or run.killed_s
+        for heard in run.heard:
+            match heard.event:
+                case ChunkCommitted() as event if event.chunk == chunk:
+                    done_s = heard.time_s
+                case Go() | AttemptFailed() as event if event.chunk == chunk:
+                    begin_s = begin_s or heard.time_s
+    return done_s - begin_s if begin_s and done_s else None
 
 
 def action(runs: Sequence[Run], batch_rows: int) -> str:
     """What the runs did about the fault; `batch_rows` are those of the batch that failed, 0 = unknown."""
-    events = [event for run in runs for event in run.events]
-    told = {event.name: event.details for event in events}
-    failed = sum(event.name in ("attempt_failed", "part_failed") for event in events)
-    if "quarantined" in told:
+    told = {type(heard.event): heard.event for run in runs for heard in run.heard}
+    failed = sum(isinstance(heard.event, AttemptFailed | PartFailed) for run in runs for heard in run.heard)
+    waits = [heard.event.delay_s for run in runs for heard in run.heard if isinstance(heard.event, Waiting)]
+    if Quarantined in told:
         return f"row quarantined, found in {failed} tries"
-    if "late_crash" in told:
+    if LateCrash in told:
         return "its vectors were kept"
     if runs[0].code not in _ENDED:
         return f"ended with {runs[0].code}; run again"
-    if "waiting" in told:
-        waited_s = sum(event.details["delay_s"] for event in events if event.name == "waiting")
-        return f"waited {waited_s:.0f} s, retried"
-    if "limits_lowered" in told:
-        return f"batch {f'of {batch_rows} rows ' if batch_rows else ''}cut to {told['limits_lowered']['rows']}"
-    if "chunk_split" in told:
-        parts = told["chunk_split"].get("parts", 1)
-        return "row retried alone" if parts == 1 else f"texts taken apart, {parts} tries"
+    if waits:
+        return f"waited {sum(waits):.0f} s, retried"
+    if isinstance(lowered := told.get(LimitsLowered), LimitsLowered):
+        return f"batch {f'of {batch_rows} rows ' if batch_rows else ''}cut to {lowered.rows}"
+    if isinstance(split := told.get(ChunkSplit), ChunkSplit):
+        return "row retried alone" if split.parts == 1 else f"texts taken apart, {split.parts} tries"
     return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
 
 

@@ -3,9 +3,10 @@
 Pure: it never asks the file system; who calls says what is there.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.journal import Entry
 from chunkvisor.store.diskneed import RESERVE_BYTES, need_bytes
 
 LIBRARIES_BYTES = 1 << 30
@@ -53,13 +54,12 @@ def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int
     return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
 
 
-def last_rate(events: Iterable[Mapping[str, Any]]) -> float | None:
+def last_rate(entries: Iterable[Entry]) -> float | None:
     """Texts a second over all devices, as the last commit that had a rate tells it."""
     rate = None
-    for event in events:
-        value = event.get("texts_per_s")
-        if event.get("event") == "chunk_committed" and isinstance(value, int | float) and value > 0:
-            rate = float(value)
+    for entry in entries:
+        if isinstance(entry.event, ChunkCommitted) and (entry.event.texts_per_s or 0) > 0:
+            rate = entry.event.texts_per_s
     return rate
 
 

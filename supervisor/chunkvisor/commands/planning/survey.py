@@ -32,9 +32,9 @@ from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelsource import pinned_source
 from chunkvisor.errors import config_error
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.status import committed_chunks
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
+from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_sealed

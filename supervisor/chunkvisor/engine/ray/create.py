@@ -8,7 +8,7 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.ray.engine import ClusterSettings, RayEngine
 from chunkvisor.engine.ray.readiness import this_machine, this_version
 from chunkvisor.engine.ray.wire import Model, Terms
-from chunkvisor.errors import Emit
+from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.messages import ModelSpec

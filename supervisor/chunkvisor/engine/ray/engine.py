@@ -5,11 +5,10 @@ It never judges a worker, and never imports Ray: all of that happens beyond the 
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chunkvisor.decide.policy import backoff_s
 from chunkvisor.devices.gate import is_watched
@@ -34,6 +33,9 @@ from chunkvisor.engine.ray.wire import (
 from chunkvisor.engine.ray.worker import RayWorker
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.decode import event_of
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import Waiting
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
@@ -58,7 +60,7 @@ class ClusterSettings:
 class RayEngine:
     """See Engine."""
 
-    def __init__(self, settings: ClusterSettings, emit: Callable[..., Any]) -> None:
+    def __init__(self, settings: ClusterSettings, emit: Emit) -> None:
         self._settings = settings
         self._emit = emit
         self._stations: Stations | None = None
@@ -190,7 +192,8 @@ class RayEngine:
             if look is not None:
                 look.set_result(report.looked.reading)
         elif report.told is not None:
-            self._emit(report.told.event, **report.told.details)
+            if (event := event_of(report.told.event, report.told.details)) is not None:
+                self._emit(event)
         elif report.cluster is not None:
             self._hear_of(report.cluster)
 
@@ -280,9 +283,8 @@ class RayEngine:
             raise self._in_vain(waited_s)
         if waited_s > _PATIENCE_S and not self._told_waiting:
             self._told_waiting = True
-            self._emit(
-                "waiting", delay_s=round(limit_s - waited_s, 1), outcome="lost", reason=f"no node can work: {self._why}"
-            )
+            why = f"no node can work: {self._why}"
+            self._emit(Waiting(round(limit_s - waited_s, 1), why, outcome="lost"))
 
     def _in_vain(self, waited_s: float) -> Halt:
         why = self._why

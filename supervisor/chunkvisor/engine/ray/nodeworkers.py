@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chunkvisor.config.model import Start
 from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
@@ -44,6 +43,7 @@ from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import Halt
+from chunkvisor.events.device import TemplateEvent
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.diskneed import DISK_ERRNOS
 from chunkvisor_worker.contract.exits import WorkerExit
@@ -228,9 +228,9 @@ class NodeWorkers(threading.Thread):
         )
         return Template(node.folder / "template", terms.template, environment, terms.startup_s)
 
-    def _tell(self, event: str, **details: Any) -> None:
+    def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
-        self._reports.put(Report(told=Told(event, {**details, "pid": 0, "node": self._node.name})))
+        self._reports.put(Report(told=Told(event.name, {**event.details(), "pid": 0, "node": self._node.name})))
 
     def _tell_looks(self) -> None:
         for device in [number for number, look in self._looks.items() if look.done()]:

@@ -14,8 +14,3 @@ def number(value: object) -> float | None:
 def integer(value: object) -> int:
     """A count of a journal; 0 for what is none."""
     return value if type(value) is int and 0 <= value < 1 << 53 else 0
-
-
-def text(value: object, chars: int) -> str:
-    """Text of a journal, cut to so many characters; empty for what is none."""
-    return "" if value is None else str(value)[:chars]

@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterator
 
 from chunkvisor.observe.report import svg
-from chunkvisor.observe.report.bands import WORDS_OF, Kind
+from chunkvisor.observe.report.attemptspans import WORDS_OF, Kind
 from chunkvisor.observe.report.bins import Bin
 from chunkvisor.observe.report.canvas import Canvas, Figure, Key
+from chunkvisor.observe.report.history import History
 from chunkvisor.observe.report.readings import Readings
-from chunkvisor.observe.report.story import Story
 from chunkvisor.observe.report.svg import Piece, Scale, Series, Shade
 from chunkvisor.observe.report.timeline import Span, Timeline
 from chunkvisor.units import human_bytes, human_time
@@ -20,11 +20,11 @@ _SHADED = 80
 """With more attempts than this, only those that failed are shaded behind the curves."""
 
 
-def timeline_of(story: Story, readings: Readings) -> Timeline:
+def timeline_of(history: History, readings: Readings) -> Timeline:
     """The time axis; sensors know longer than the journal that a run was alive."""
     seen = [each.most for each in readings.times.bins()]
     spans: list[Span] = []
-    for run, after in itertools.zip_longest(story.runs, story.runs[1:]):
+    for run, after in itertools.zip_longest(history.runs, history.runs[1:]):
         until = after.start_s if after is not None else float("inf")
         over = run.stop_s if run.code is not None else max((s for s in seen if run.start_s <= s < until), default=0.0)
         span = Span(run.start_s, max(run.stop_s, over))
@@ -38,11 +38,11 @@ def timeline_of(story: Story, readings: Readings) -> Timeline:
 class Figures:
     """Makes the charts of one report, all over the same time axis."""
 
-    def __init__(self, story: Story, readings: Readings) -> None:
-        self._story = story
+    def __init__(self, history: History, readings: Readings) -> None:
+        self._story = history
         self._readings = readings
-        self._bands = story.lanes.bands()
-        self._timeline = timeline_of(story, readings)
+        self._spans = history.attempts.spans()
+        self._timeline = timeline_of(history, readings)
         self._canvas = Canvas(self._timeline)
 
     @property
@@ -99,16 +99,16 @@ class Figures:
         return self._canvas.figure("Throughput", svg.linear(max(highest, mean), "texts/s"), lines, keys=keys)
 
     def _attempts(self) -> Figure | None:
-        bands = self._bands
-        devices = sorted({band.device for band in bands if band.device}, key=lambda name: (len(name), name))
+        spans = self._spans
+        devices = sorted({span.device for span in spans if span.device}, key=lambda name: (len(name), name))
         if not devices:
             return None
         shades = [
-            self._canvas.shade(band.start_s, band.stop_s, f"k-{band.kind}", band.words, devices.index(band.device))
-            for band in bands
-            if band.device
+            self._canvas.shade(span.start_s, span.stop_s, f"k-{span.kind}", span.words, devices.index(span.device))
+            for span in spans
+            if span.device
         ]
-        kinds = {band.kind for band in bands if band.device}
+        kinds = {span.kind for span in spans if span.device}
         keys = tuple(Key(f"k-{kind}", WORDS_OF[kind], line=False) for kind in Kind if kind in kinds)
         names = [f"device {name}" for name in devices]
         return self._canvas.figure("Attempts", None, [], keys=keys, shades=shades, lanes=names)
@@ -128,7 +128,7 @@ class Figures:
             keys.append(Key("limit", "installed"))
         highest = max(total, *(value for line in lines for piece in line.pieces for _, value in piece))
         return self._canvas.figure(
-            "GPU memory", svg.in_bytes(highest), lines, keys=(*keys, *self._band_keys()), shades=list(self._behind())
+            "GPU memory", svg.in_bytes(highest), lines, keys=(*keys, *self._span_keys()), shades=list(self._behind())
         )
 
     def _gpu_use(self) -> Figure | None:
@@ -152,7 +152,7 @@ class Figures:
             Series("workers", "s1", self._canvas.pieces(readings.workers_bytes, _most)),
             Series("supervisor", "s2", self._canvas.pieces(readings.parent_bytes, _most)),
         ]
-        keys = (Key("s1", "all workers"), Key("s2", "supervisor"), *self._band_keys())
+        keys = (Key("s1", "all workers"), Key("s2", "supervisor"), *self._span_keys())
         highest = max((value for line in lines for piece in line.pieces for _, value in piece), default=0.0)
         note = "Pages that forked workers share are counted once for each of them."
         if readings.least_available_bytes is not None:
@@ -192,17 +192,17 @@ class Figures:
         return self._canvas.figure(title, scale, lines, keys=tuple(keys))
 
     def _behind(self) -> Iterator[Shade]:
-        few = len(self._bands) <= _SHADED
-        for number, band in enumerate(self._bands):
-            if band.kind is not Kind.DONE:
-                css = f"behind k-{band.kind}" if few else f"behind faint k-{band.kind}"
-                yield self._canvas.shade(band.start_s, band.stop_s, css, band.words)
+        few = len(self._spans) <= _SHADED
+        for number, span in enumerate(self._spans):
+            if span.kind is not Kind.DONE:
+                css = f"behind k-{span.kind}" if few else f"behind faint k-{span.kind}"
+                yield self._canvas.shade(span.start_s, span.stop_s, css, span.words)
             elif few:
-                yield self._canvas.shade(band.start_s, band.stop_s, f"behind k-done{number % 2}", band.words)
+                yield self._canvas.shade(span.start_s, span.stop_s, f"behind k-done{number % 2}", span.words)
 
-    def _band_keys(self) -> Iterator[Key]:
-        kinds = {band.kind for band in self._bands}
-        if Kind.DONE in kinds and len(self._bands) <= _SHADED:
+    def _span_keys(self) -> Iterator[Key]:
+        kinds = {span.kind for span in self._spans}
+        if Kind.DONE in kinds and len(self._spans) <= _SHADED:
             yield Key("behind k-done1", "an attempt that was committed", line=False)
         yield from (Key(f"behind k-{kind}", WORDS_OF[kind], line=False) for kind in Kind if kind in kinds - {Kind.DONE})
 

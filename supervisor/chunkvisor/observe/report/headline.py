@@ -1,14 +1,14 @@
 """The first thing that a report says: how it stands, whether to worry, and what to do.
 
-Pure: it never reads the folder; status and story are handed in.
+Pure: it never reads the folder; status and history are handed in.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.status import State, Status
-from chunkvisor.observe.report.story import Story
+from chunkvisor.observe.report.history import History
+from chunkvisor.observe.status import State, Status
 from chunkvisor.units import human_time
 
 _AGAIN = "Run the same command again to go on; what is done stays done."
@@ -37,13 +37,13 @@ class Headline:
     log: str = ""
 
 
-def headline(status: Status, story: Story, now_s: float) -> Headline:
+def headline(status: Status, history: History, now_s: float) -> Headline:
     """The words for this state of things."""
-    failed = sum(failure.count for failure in story.failures.values())
+    failed = sum(failure.count for failure in history.failures.values())
     quarantined = sum(output.quarantined for output in status.outputs.values())
-    last = story.runs[-1] if story.runs else None
+    last = history.runs[-1] if history.runs else None
     if status.state is State.HALTED:  # of slices, others may have ended well since
-        last = next((run for run in reversed(story.runs) if run.code not in _NOT_HALTED), last)
+        last = next((run for run in reversed(history.runs) if run.code not in _NOT_HALTED), last)
     match status.state:
         case State.COMPLETE if quarantined:
             rows = f"{quarantined:,} row{'s' * (quarantined != 1)}"
@@ -57,7 +57,7 @@ def headline(status: Status, story: Story, now_s: float) -> Headline:
                 Mood.GOOD, "Complete", f"Nothing to worry about: every row has its vector.{_mended(failed)}"
             )
         case State.RUNNING:
-            return _running(status, story, failed, now_s)
+            return _running(status, history, failed, now_s)
         case State.HALTED if last is not None:
             mood = Mood.CARE if last.code == ExitCode.TRY_AGAIN else Mood.BAD
             worry = f"{_sentence(last.what)} {_sentence(last.why)}".strip()
@@ -73,16 +73,16 @@ def headline(status: Status, story: Story, now_s: float) -> Headline:
             return Headline(Mood.CARE, "Stopped", worry, _AGAIN)
 
 
-def _running(status: Status, story: Story, failed: int, now_s: float) -> Headline:
+def _running(status: Status, history: History, failed: int, now_s: float) -> Headline:
     left = f", about {human_time(status.eta_s)} left" if status.eta_s else ""
     title = f"Running{left}"
-    if (stalled_s := story.pace.stalled_s(now_s)) is not None:
-        usual = f"; usually it takes {human_time(story.pace.usual_s)}" if story.pace.usual_s else ""
+    if (stalled_s := history.pace.stalled_s(now_s)) is not None:
+        usual = f"; usually it takes {human_time(history.pace.usual_s)}" if history.pace.usual_s else ""
         worry = f"No chunk was committed for {human_time(stalled_s)}{usual}."
         return Headline(
             Mood.CARE, title, worry, "Look at the attempts and failures below, and at the newest worker.log."
         )
-    tries = sum(story.outcomes.values())
+    tries = sum(history.outcomes.values())
     if failed >= _FEW and failed > _MANY * tries:
         worry = f"{failed:,} of {tries:,} attempts have failed; the run recovers, but loses time by it."
         return Headline(Mood.CARE, title, worry, "See what failed, below.")

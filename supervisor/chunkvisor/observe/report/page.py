@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.events.journal import read_events
-from chunkvisor.events.status import State, Status, read_status
-from chunkvisor.observe.report.bands import kind_of
+from chunkvisor.events.journal import Entry, read_events
+from chunkvisor.observe.report.attemptspans import kind_of
 from chunkvisor.observe.report.figures import Figures
 from chunkvisor.observe.report.headline import headline
+from chunkvisor.observe.report.history import History, read_history
 from chunkvisor.observe.report.lengths import Lengths, lengths_of
 from chunkvisor.observe.report.readings import read_readings
-from chunkvisor.observe.report.story import Story, read_story
 from chunkvisor.observe.report.trouble import clean, troubles
+from chunkvisor.observe.status import State, Status, read_status
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.runfolders import all_desks
@@ -57,7 +57,7 @@ class Bar:
     css: str = "s1"
 
 
-def size_of_story(workdir: Path) -> int:
+def history_bytes(workdir: Path) -> int:
     """Bytes that a report has to read, about."""
     layout = Layout(workdir)
     paths = [*(desk.events for desk in all_desks(layout)), *(files.sensors for files in _invocations(layout))]
@@ -92,10 +92,10 @@ def _template() -> Any:
 def _content(workdir: Path, now_s: float) -> dict[str, Any]:
     status = read_status(workdir)  # first: it refuses what is no workdir
     layout = Layout(workdir)
-    story = read_story(_events(layout))
+    history = read_history(_events(layout))
     invocations = _invocations(layout)
     readings = read_readings(files.sensors for files in invocations)
-    figures = Figures(story, readings)
+    figures = Figures(history, readings)
     rows = sum(output.rows for output in status.outputs.values())
     rows_done = sum(output.rows_done for output in status.outputs.values())
     return {
@@ -103,53 +103,53 @@ def _content(workdir: Path, now_s: float) -> dict[str, Any]:
         "workdir": clean(str(workdir.absolute())),
         "now_s": now_s,
         "version": __version__,
-        "head": headline(status, story, now_s),
-        "live_runs": _live_runs(status, story),
+        "head": headline(status, history, now_s),
+        "live_runs": _live_runs(status, history),
         "status": status,
         "rows": rows,
         "rows_done": rows_done,
-        "rate": story.texts_done / figures.running_s if figures.running_s else None,
+        "rate": history.texts_done / figures.running_s if figures.running_s else None,
         "rows_per_s": status.rows_per_s,
         "running_s": figures.running_s,
-        "failed": sum(failure.count for failure in story.failures.values()),
-        "committed": story.outcomes[Outcome.COMMITTED],
+        "failed": sum(failure.count for failure in history.failures.values()),
+        "committed": history.outcomes[Outcome.COMMITTED],
         "quarantined": sum(output.quarantined for output in status.outputs.values()),
         "figures": list(figures.all()),
         "paused": figures.paused,
-        "outcomes": list(_outcome_bars(story)),
-        "phases": list(_phase_bars(story)),
-        "story": story,
-        "hidden_s": max(0.0, story.startup_s - story.idle_s),
-        "padding": 1 - story.tokens / story.padded_tokens if story.padded_tokens else None,
+        "outcomes": list(_outcome_bars(history)),
+        "phases": list(_phase_bars(history)),
+        "history": history,
+        "hidden_s": max(0.0, history.startup_s - history.idle_s),
+        "padding": 1 - history.tokens / history.padded_tokens if history.padded_tokens else None,
         "lengths": [
             (each, _length_bars(each))
             for name in status.outputs
             if (each := lengths_of(layout.output(name))) is not None
         ],
-        "troubles": list(troubles(story, layout, status.outputs)),
-        "bad_rows": list(islice(_bad_rows(layout, story, list(status.outputs)), _ROWS + 1)),
+        "troubles": list(troubles(history, layout, status.outputs)),
+        "bad_rows": list(islice(_bad_rows(layout, history, list(status.outputs)), _ROWS + 1)),
         "bad_rows_shown": _ROWS,
-        "notes": [(at_s, clean(words)) for at_s, words in story.notes[-20:]],
-        "runs": story.runs[-_RUNS:],
-        "runs_left_out": story.runs_left_out + max(0, len(story.runs) - _RUNS),
+        "notes": [(at_s, clean(words)) for at_s, words in history.notes[-20:]],
+        "runs": history.runs[-_RUNS:],
+        "runs_left_out": history.runs_left_out + max(0, len(history.runs) - _RUNS),
         "versions": list(_versions(layout, list(status.outputs), invocations)),
         "config": _config(invocations),
     }
 
 
-def _events(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Of all journals, one after the other: the number of slices may be larger than that of files one may open."""
+def _events(layout: Layout) -> Iterator[tuple[Entry, str]]:
+    """Each with its slice; journal after journal, since there may be more slices than files one may open."""
     for desk in all_desks(layout):
-        for event in read_events(desk.events):
-            yield event | {"slice": str(desk.slice or "")}
+        for entry in read_events(desk.events):
+            yield entry, str(desk.slice or "")
 
 
-def _live_runs(status: Status, story: Story) -> set[str]:
+def _live_runs(status: Status, history: History) -> set[str]:
     """Ids of the runs that are at work: the last one, or that of each slice that is."""
     if not status.slices:
-        return {run.run_id for run in story.runs[-1:] if status.state is State.RUNNING}
+        return {run.run_id for run in history.runs[-1:] if status.state is State.RUNNING}
     live = {each.slice for each in status.slices if each.state is State.RUNNING}
-    return set({run.slice: run.run_id for run in story.runs if run.slice in live}.values())
+    return set({run.slice: run.run_id for run in history.runs if run.slice in live}.values())
 
 
 def _invocations(layout: Layout) -> list[InvocationFiles]:
@@ -161,18 +161,18 @@ def _invocations(layout: Layout) -> list[InvocationFiles]:
     return [InvocationFiles(path) for path in found]
 
 
-def _outcome_bars(story: Story) -> Iterator[Bar]:
-    most, total = max(story.outcomes.values(), default=0), sum(story.outcomes.values())
-    for outcome, count in story.outcomes.most_common(20):
+def _outcome_bars(history: History) -> Iterator[Bar]:
+    most, total = max(history.outcomes.values(), default=0), sum(history.outcomes.values())
+    for outcome, count in history.outcomes.most_common(20):
         if count:
             words = f"{count:,} ({_percent(count / total)})"
             yield Bar(clean(outcome, 40), count / most, words, f"k-{kind_of(outcome)}")
 
 
-def _phase_bars(story: Story) -> Iterator[Bar]:
-    most = max(story.phase_s.values(), default=0.0)
+def _phase_bars(history: History) -> Iterator[Bar]:
+    most = max(history.phase_s.values(), default=0.0)
     order = {name: place for place, name in enumerate(_PHASES)}
-    for name, seconds in sorted(story.phase_s.items(), key=lambda item: order.get(item[0], 99)):
+    for name, seconds in sorted(history.phase_s.items(), key=lambda item: order.get(item[0], 99)):
         if seconds > 0 and name != "done":
             css = "s2" if name == "ready" else "s1"
             yield Bar(_PHASES.get(name, clean(name, 40)), seconds / most, _duration(seconds), css)
@@ -191,7 +191,7 @@ def _length_bars(lengths: Lengths) -> list[Bar]:
     ]
 
 
-def _bad_rows(layout: Layout, story: Story, outputs: list[str]) -> Iterator[dict[str, Any]]:
+def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[dict[str, Any]]:
     """Rows in quarantine: from the record of a finished output, else from the journal."""
     for name in outputs:
         try:
@@ -199,7 +199,7 @@ def _bad_rows(layout: Layout, story: Story, outputs: list[str]) -> Iterator[dict
         except (DamagedError, OSError):
             found = None
         if found is None:
-            found = [event for (output, _), event in story.quarantined.items() if output == name]
+            found = [event.details() for (output, _), event in history.quarantined.items() if output == name]
         for row in found:
             cleaned = {key: clean(str(row.get(key, ""))) for key in ("row", "place", "outcome", "reason")}
             yield {"output": name, **cleaned}

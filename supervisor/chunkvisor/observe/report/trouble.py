@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.observe.report.bands import Kind, kind_of
-from chunkvisor.observe.report.story import Failure, Story
+from chunkvisor.observe.report.attemptspans import Kind, kind_of
+from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
@@ -42,11 +42,11 @@ class Trouble:
     excerpt: tuple[str, ...]
 
 
-def troubles(story: Story, layout: Layout, outputs: Iterable[str]) -> Iterator[Trouble]:
+def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterator[Trouble]:
     """The failures, most frequent first; `outputs` are those that the workdir has."""
     known = set(outputs)
     rules = {rule.name: rule for rule in RULES}
-    for failure in sorted(story.failures.values(), key=lambda each: -each.count):
+    for failure in sorted(history.failures.values(), key=lambda each: -each.count):
         rule = rules.get(failure.rule)
         files = layout.output(failure.output).attempt(failure.chunk, failure.attempt)
         there = failure.output in known and files.folder.is_dir()

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.errors import lines_of_end, no_workdir
-from chunkvisor.events.journal import read_so_far
-from chunkvisor.events.tally import DeviceStatus, Tally
+from chunkvisor.errors import no_workdir
+from chunkvisor.events.journal import read_state
+from chunkvisor.events.progress import DeviceTimes
+from chunkvisor.events.state import RunState
 from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.store.lock import Holder, read_holder
@@ -75,7 +76,7 @@ class Status:
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
     eta_s: float | None
-    devices: dict[str, DeviceStatus] = field(default_factory=dict)
+    devices: dict[str, DeviceTimes] = field(default_factory=dict)
     """By number, as the run that is or was last at work used them."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
@@ -88,18 +89,18 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class _RunFolder:
     """One who works, or worked, in the workdir."""
 
     layout: Layout
     holder: Holder | None
-    story: Tally
+    told: RunState
     running: bool
 
     @property
     def done(self) -> bool:
         """Whether it has come to the end of its work."""
-        return self.story.ending is not None and self.story.ending.get("code") in (0, 3)
+        return self.told.ending is not None and self.told.ending.code in (0, 3)
 
     @property
     def halted(self) -> bool:
@@ -107,36 +108,37 @@ class _Desk:
 
         After code 3 all was complete: since then, `retry` has made rows pending.
         """
-        ending = self.story.ending
-        return not self.running and ending is not None and ending.get("code") not in (None, 0, 3, 130, 143)
+        ending = self.told.ending
+        return not self.running and ending is not None and ending.code not in (0, 3, 130, 143)
 
 
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
-    desks = [_read_desk(desk) for desk in all_desks(layout)]
-    if not layout.outputs.exists() and all(desk.holder is None for desk in desks):
+    folders = [_read_folder(folder) for folder in all_desks(layout)]
+    if not layout.outputs.exists() and all(folder.holder is None for folder in folders):
         raise no_workdir(workdir)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: read_output(layout.output(name)) for name in names}
     now = latest(layout)
-    last = [desk for desk in desks if desk.layout in now]
-    newest = max(last, key=lambda desk: desk.story.told_s)
-    running = [desk for desk in last if desk.running]
-    wanted = newest.story.wanted or outputs
+    last = [folder for folder in folders if folder.layout in now]
+    newest = max(last, key=lambda folder: folder.told.told_s)
+    running = [folder for folder in last if folder.running]
+    wanted = newest.told.wanted or outputs
     if running:
         state = State.RUNNING
     elif bool(outputs) and all(name in outputs and outputs[name].complete for name in wanted):
         state = State.COMPLETE
     else:
-        state = State.HALTED if any(desk.halted for desk in last) else State.STOPPED
+        state = State.HALTED if any(folder.halted for folder in last) else State.STOPPED
     told = running or [newest]
-    rate = sum(desk.story.texts_per_s or 0.0 for desk in told)
+    rate = sum(folder.told.texts_per_s or 0.0 for folder in told)
     rows = sum(output.rows for output in outputs.values())
     distinct = sum(output.distinct_texts for output in outputs.values())
-    etas = [desk.story.eta_s for desk in running]
+    etas = [folder.told.eta_s for folder in running]
     known = [eta_s for eta_s in etas if eta_s is not None]
-    attempts = sum((Counter(desk.story.attempts) for desk in desks), Counter[str]())
+    counts = (each for folder in folders for each in (folder.told.attempts_before, folder.told.attempts))
+    attempts = sum(map(Counter, counts), Counter[str]())
     return Status(
         state,
         told[0].holder.pid if told[0].holder else None,
@@ -144,46 +146,46 @@ def read_status(workdir: Path) -> Status:
         dict(attempts),
         round(rate * rows / distinct, 3) if rate and distinct else None,
         max(known) if known and len(known) == len(etas) and not _some_to_come(last) else None,
-        {_place(desk, number): device for desk in last for number, device in desk.story.devices.items()},
-        [line for desk in last if desk.halted for line in _last_words(desk)] if state is State.HALTED else [],
-        [_read_slice(desk) for desk in last if desk.layout.slice is not None],
+        {_place(folder, number): device for folder in last for number, device in folder.told.device_times.items()},
+        [line for folder in last if folder.halted for line in _last_words(folder)] if state is State.HALTED else [],
+        [_read_slice(folder) for folder in last if folder.layout.slice is not None],
     )
 
 
-def _read_desk(layout: Layout) -> _Desk:
-    holder, story = read_holder(layout.lock), read_so_far(layout.events)[0].tally
+def _read_folder(layout: Layout) -> _RunFolder:
+    holder, told = read_holder(layout.lock), read_state(layout.events)[0]
     # A run that has said its last word is over, though its process may take a moment to end.
-    return _Desk(layout, holder, story, story.ending is None and lives(layout, holder, story.told_s))
+    return _RunFolder(layout, holder, told, told.ending is None and lives(layout, holder, told.told_s))
 
 
-def _read_slice(desk: _Desk) -> SliceStatus:
-    story = desk.story
-    ended = State.COMPLETE if desk.done else State.HALTED if desk.halted else State.STOPPED
+def _read_slice(folder: _RunFolder) -> SliceStatus:
+    told = folder.told
+    ended = State.COMPLETE if folder.done else State.HALTED if folder.halted else State.STOPPED
     return SliceStatus(
-        str(desk.layout.slice),
-        State.RUNNING if desk.running else ended,
-        desk.holder.pid if desk.holder else None,
-        desk.holder.host if desk.holder else None,
-        sum(share.chunks for share in story.shares.values()),
-        sum(share.chunks_done for share in story.shares.values()),
-        story.texts_per_s,
-        story.eta_s if desk.running else None,
+        str(folder.layout.slice),
+        State.RUNNING if folder.running else ended,
+        folder.holder.pid if folder.holder else None,
+        folder.holder.host if folder.holder else None,
+        sum(share.chunks for share in told.shares.values()),
+        sum(share.chunks_done for share in told.shares.values()),
+        told.texts_per_s,
+        told.eta_s if folder.running else None,
     )
 
 
-def _some_to_come(desks: Sequence[_Desk]) -> bool:
+def _some_to_come(folders: Sequence[_RunFolder]) -> bool:
     """Whether there are slices that are neither at work nor done: how long they take cannot be told."""
-    of = desks[0].layout.slice
-    return of is not None and of.count > sum(desk.running or desk.done for desk in desks)
+    of = folders[0].layout.slice
+    return of is not None and of.count > sum(folder.running or folder.done for folder in folders)
 
 
-def _place(desk: _Desk, device: str) -> str:
-    return device if desk.layout.slice is None else f"{device} of slice {desk.layout.slice}"
+def _place(folder: _RunFolder, device: str) -> str:
+    return device if folder.layout.slice is None else f"{device} of slice {folder.layout.slice}"
 
 
-def _last_words(desk: _Desk) -> list[str]:
-    lines = lines_of_end(desk.story.ending or {})
-    return lines if desk.layout.slice is None else [f"slice {desk.layout.slice}:", *lines]
+def _last_words(folder: _RunFolder) -> list[str]:
+    lines = folder.told.ending.last_words if folder.told.ending is not None else []
+    return lines if folder.layout.slice is None else [f"slice {folder.layout.slice}:", *lines]
 
 
 def read_output(layout: OutputLayout) -> OutputStatus:

@@ -5,7 +5,7 @@ It never says how it is shown: `view` draws it, `progress` puts it into a line.
 
 from dataclasses import dataclass
 
-from chunkvisor.events.words import Weight
+from chunkvisor.events.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class OutputState:
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class RunHealth:
     """Whether to worry."""
 
-    weight: Weight
+    severity: Severity
     words: str
 
     @property
     def marked(self) -> str:
         """The words, with a mark that needs no colour."""
-        return {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}[self.weight] + self.words
+        return {Severity.NEWS: "", Severity.CARE: "note: ", Severity.LOSS: "attention: "}[self.severity] + self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Snapshot:
     doing: str
     """What happens, in words, such as "computing"."""
     elapsed_s: float
-    concern: Concern
+    health: RunHealth
     outputs: tuple[OutputState, ...] = ()
     devices: tuple[DeviceState, ...] = ()
     rows_per_s: float | None = None

@@ -6,29 +6,18 @@ It never writes, and never waits: what cannot be read is not there.
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
+from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.state import RunState
 from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import Beat, read_message
 
 _TAIL_BYTES = 16 << 10
-
-
-class AttemptKey(NamedTuple):
-    """Which attempt."""
-
-    output: str
-    chunk: int
-    attempt: int
-
-    @classmethod
-    def of(cls, details: Mapping[str, Any]) -> Self:
-        """That of an event. Raises KeyError, ValueError, TypeError."""
-        return cls(str(details["output"]), int(details["chunk"]), int(details["attempt"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +30,27 @@ class Readings:
     """As `sensors.jsonl` has it; empty where nothing was measured lately."""
 
 
-def take_readings(layout: Layout, invocation: str, attempts: Iterable[AttemptKey]) -> Readings:
-    """Read what is there of these attempts, and of the machine."""
+def layout_of(state: RunState) -> Layout | None:
+    """The workdir, as the run sees it; None until it has told. Raises ValueError where it told of no slice."""
+    of_slice = Slice.parse(state.slice) if state.slice else None
+    return Layout(Path(state.workdir), of_slice) if state.workdir else None
+
+
+def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> Readings:
+    """Read what is there of the attempts under way, and of the machine."""
     now = time.time()
     beats = {}
-    for key in attempts:
+    for worker in state.workers.values():
+        key = worker.key
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
         if (beat := read_message(Beat, path)) is not None:
             try:
                 beats[key] = (beat, max(0.0, now - path.stat().st_mtime))
             except OSError:
                 continue
-    sensors = last_line(InvocationFiles(layout.invocations / invocation).sensors) if invocation else {}
-    return Readings(beats, sensors)
+    if not sensors or not state.invocation:
+        return Readings(beats)
+    return Readings(beats, last_line(InvocationFiles(layout.invocations / state.invocation).sensors))
 
 
 def last_line(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attempts as bands on the time axis, in a bounded number.
+"""Attempts as spans on the time axis, in a bounded number.
 
 Pure: it never reads the journal; `story` does.
 """
@@ -55,8 +55,8 @@ def kind_of(outcome: object) -> Kind:
 
 
 @dataclass(slots=True)
-class Band:
-    """From a worker's `go` to its end; several, where bands have been merged."""
+class AttemptSpan:
+    """From a worker's `go` to its end; several, where spans have been merged."""
 
     device: str
     start_s: float
@@ -66,38 +66,38 @@ class Band:
     attempts: int = 1
 
 
-def thinned(bands: list[Band], limit: int = _LIMIT) -> list[Band]:
-    """At most so many bands, those of failures last; no attempt is lost from the counts.
+def thinned(spans: list[AttemptSpan], limit: int = _LIMIT) -> list[AttemptSpan]:
+    """At most so many spans, those of failures last; no attempt is lost from the counts.
 
     Successes that are neighbours on a device are merged. Failures are not, or a few would fill the plot: of too many,
     every second one stands for two.
     """
-    done = [band for band in bands if band.kind is Kind.DONE]
-    failed = [band for band in bands if band.kind is not Kind.DONE]
+    done = [span for span in spans if span.kind is Kind.DONE]
+    failed = [span for span in spans if span.kind is not Kind.DONE]
     while len(done) > limit // 2:
-        merged = _merged(done)
+        merged = _halved(done)
         if len(merged) == len(done):  # a device for each
             done = done[: limit // 2]
             break
         done = merged
     while len(failed) > limit // 2:
-        kept = [_together(band, other, band.stop_s) for band, other in zip(failed[::2], failed[1::2], strict=False)]
+        kept = [_one_for(span, other, span.stop_s) for span, other in zip(failed[::2], failed[1::2], strict=False)]
         failed = kept + failed[2 * len(kept) :]
     return done + failed
 
 
-def _merged(bands: list[Band]) -> list[Band]:
+def _halved(spans: list[AttemptSpan]) -> list[AttemptSpan]:
     """Half as many, in pairs of neighbours on a device."""
-    merged: list[Band] = []
-    waiting: dict[str, Band] = {}
-    for band in bands:
-        if (first := waiting.pop(band.device, None)) is None:
-            waiting[band.device] = band
+    merged: list[AttemptSpan] = []
+    waiting: dict[str, AttemptSpan] = {}
+    for span in spans:
+        if (first := waiting.pop(span.device, None)) is None:
+            waiting[span.device] = span
         else:
-            merged.append(_together(first, band, max(first.stop_s, band.stop_s)))
+            merged.append(_one_for(first, span, max(first.stop_s, span.stop_s)))
     return merged + list(waiting.values())
 
 
-def _together(first: Band, second: Band, stop_s: float) -> Band:
+def _one_for(first: AttemptSpan, second: AttemptSpan, stop_s: float) -> AttemptSpan:
     attempts = first.attempts + second.attempts
-    return Band(first.device, first.start_s, stop_s, first.kind, f"{attempts:,} attempts", attempts)
+    return AttemptSpan(first.device, first.start_s, stop_s, first.kind, f"{attempts:,} attempts", attempts)

@@ -1,16 +1,21 @@
-"""The fold of events into a snapshot, the words for it, and whether to worry: as tables."""
+"""The state that events come to, the snapshot of it, the words for it, and whether to worry: as tables."""
 
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chunkvisor.events.fold import Fold
-from chunkvisor.events.readings import AttemptKey, Readings, last_line
-from chunkvisor.events.snapshot import Snapshot
-from chunkvisor.events.words import Weight, weight_of, words_of
+from chunkvisor.events.decode import event_of, event_told
+from chunkvisor.events.event import KINDS, Severity, Signed
+from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line
-from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor.observe.readings import Readings, last_line
+from chunkvisor.observe.runview import snapshot_of
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor_worker.contract.messages import Beat, Phase, Tier
 
 Event = tuple[float, str, dict[str, Any]]
 
@@ -40,17 +45,18 @@ COMMITTED: Event = (
 )
 
 
-def fold_of(*events: Event) -> Fold:
-    """What the events come to."""
-    fold = Fold()
-    for t, event, details in events:
-        fold.feed(event, details, t)
-    return fold
+def state_of(*events: Event) -> RunState:
+    """What the events come to; those that make none are passed over, as in a journal."""
+    state = RunState()
+    for t, name, details in events:
+        if (event := event_of(name, details)) is not None:
+            state.apply(event, t)
+    return state
 
 
 def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snapshot:
     """What there is to see after the events."""
-    return fold_of(*events).snapshot(now_s, readings or Readings())
+    return snapshot_of(state_of(*events), now_s, readings or Readings())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,7 @@ def test_a_worker_prepared_ahead_counts_for_nothing() -> None:
     assert now.devices[1].workers == ()
     assert now.share == 0.25
     assert now.eta_s is None
-    assert now.concern.weight is Weight.NEWS
+    assert now.health.severity is Severity.NEWS
 
 
 def test_sensors_are_shown_where_they_fit() -> None:
@@ -128,32 +134,32 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
 
 
 @pytest.mark.parametrize(
-    ("events", "silent_s", "weight", "words"),
+    ("events", "silent_s", "severity", "words"),
     [
-        ([], 0, Weight.NEWS, "all is well"),
-        ([FAILED], 0, Weight.CARE, "1 attempt failed and is tried again; nothing is lost"),
-        ([FAILED, FAILED], 0, Weight.CARE, "2 attempts failed and are tried again; nothing is lost"),
-        ([FAILED, BAD], 0, Weight.LOSS, "1 text could not be encoded and will be NaN"),
-        ([BAD, (130, "halted", {"code": 3})], 0, Weight.LOSS, "1 text could not be encoded and got no vector"),
-        ([(120, "chunk_set_aside", {"chunk": 1})], 0, Weight.LOSS, "1 chunk given up for now"),
-        ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
-        ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Weight.CARE, "waiting for 25 s, then"),
-        ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Weight.CARE, "trying again: busy"),
+        ([], 0, Severity.NEWS, "all is well"),
+        ([FAILED], 0, Severity.CARE, "1 attempt failed and is tried again; nothing is lost"),
+        ([FAILED, FAILED], 0, Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
+        ([FAILED, BAD], 0, Severity.LOSS, "1 text could not be encoded and will be NaN"),
+        ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 text could not be encoded and got no vector"),
+        ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk given up for now"),
+        ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device left out"),
+        ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Severity.CARE, "waiting for 25 s, then"),
+        ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Severity.CARE, "trying again: busy"),
         (
             [(90, "waiting", {"delay_s": 30, "reason": "busy"}), (121, "go", {**SECOND, "rows": 1})],
             0,
-            Weight.NEWS,
+            Severity.NEWS,
             "all is well",
         ),
-        ([BAD], 200, Weight.CARE, "no progress in chunk 1 for 3 min"),
+        ([BAD], 200, Severity.CARE, "no progress in chunk 1 for 3 min"),
     ],
 )
-def test_whether_to_worry(events: list[Event], silent_s: float, weight: Weight, words: str) -> None:
+def test_whether_to_worry(events: list[Event], silent_s: float, severity: Severity, words: str) -> None:
     """The gravest matter is named, with what comes of it by itself."""
     readings = Readings({AttemptKey("a", 1, 1): (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)})
-    concern = seen(130, *BEGUN, *events, readings=readings).concern
-    assert concern.weight is weight
-    assert concern.words.startswith(words)
+    health = seen(130, *BEGUN, *events, readings=readings).health
+    assert health.severity is severity
+    assert health.words.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +231,82 @@ def test_figure(value: float, words: str) -> None:
     ("event", "details", "words"),
     [
         ("note", {"text": "a\x1b[31m\nb\rc"}, "a [31m b c"),
-        ("quarantined", {"output": "a"}, None),
-        ("worker_ended", {}, None),
+        ("worker_ended", FIRST, ""),
         ("draining", {"signal": "SIGINT"}, "SIGINT: finishing the chunks under way; once more stops at once"),
+        ("waiting", {"delay_s": 3, "reason": "busy"}, "nothing is started for 3 s: busy"),
     ],
 )
-def test_words(event: str, details: dict[str, Any], words: str | None) -> None:
-    """One line without control characters, whatever a model's error message has in it; None where there are none."""
-    assert words_of(event, details) == words
-    assert weight_of(event) in Weight
+def test_words(event: str, details: dict[str, Any], words: str) -> None:
+    """One line without control characters, whatever a model's error message has in it; empty where there are none."""
+    found = event_of(event, details)
+    assert found is not None
+    assert found.line == words
+
+
+GO = {**FIRST, "rows": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "details", "made"),
+    [
+        ("go", GO, {"rows": 2, "tokens": None, "tiers": ()}),
+        ("go", GO | {"tokens": "many", "measured": 1, "colour": "red"}, {"tokens": None, "measured": False}),
+        ("go", GO | {"rows": -1}, None),
+        ("go", GO | {"rows": True}, None),
+        ("go", FIRST, None),
+        ("go", GO | {"tiers": [{"min_length": 9, "rows": 1}, 5]}, {"tiers": ()}),
+        ("waiting", {"delay_s": 1e400, "reason": "r"}, None),
+        ("waiting", {"delay_s": 3, "reason": ["r"]}, None),
+        ("worker_ended", {**FIRST, "returncode": -11, "busy_s": float("nan")}, {"returncode": -11, "busy_s": 0.0}),
+        ("run_started", {"workdir": "w", "device": "d", "outputs": ["a", 5]}, {"outputs": ()}),
+        ("attempt", FIRST, None),
+        ("attempt_event", FIRST, None),
+    ],
+)
+def test_events_of_other_versions(name: str, details: dict[str, Any], made: dict[str, Any] | None) -> None:
+    """What is wrong is as if it were missing; an event that lacks what it cannot do without is none."""
+    event = event_of(name, details)
+    assert made == (event and {key: getattr(event, key) for key in made or {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "details"),
+    [
+        ("go", FIRST),
+        ("go", GO | {"colour": "red"}),
+        ("go", GO | {"tokens": "many"}),
+        ("gone", {}),
+        ("attempt_event", GO),
+    ],
+)
+def test_our_own_events_have_to_be_right(name: str, details: dict[str, Any]) -> None:
+    """What our own code tells by name is held against its class: a typing error must not lose an event."""
+    with pytest.raises(ValueError, match=name):
+        event_told(name, details)
+
+
+def test_no_event_is_lost_in_its_line() -> None:
+    """Each event, with every field set, is the same after its way through the journal."""
+    for name, kind in KINDS.items():
+        event = kind(**{field.name: SAMPLES[field.type] for field in fields(kind)})
+        assert event_of(name, json.loads(json.dumps(event.details()))) == event
+        assert event_told(name, event.details()) == event
+
+
+SAMPLES: dict[Any, Any] = {
+    int: 3,
+    Signed: -3,
+    int | None: 4,
+    float: 1.5,
+    float | None: 2.5,
+    bool: True,
+    str: "x",
+    tuple[str, ...]: ("x", "y"),
+    tuple[int, ...]: (1, 2),
+    tuple[Tier, ...]: (Tier(5, 6, 7), Tier(0, 1)),
+    dict[str, float]: {"forward": 0.5},
+}
+"""A value for each type of field."""
 
 
 @pytest.mark.parametrize(

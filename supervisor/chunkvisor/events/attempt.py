@@ -1,0 +1,166 @@
+"""Events of attempts and of the chunks that they are for."""
+
+from dataclasses import field
+
+from chunkvisor.events.event import Event, Severity, Signed, event
+from chunkvisor_worker.contract.messages import Tier
+
+
+@event()
+class ChunkEvent(Event):
+    """About a chunk."""
+
+    output: str
+    chunk: int
+
+
+@event()
+class AttemptEvent(ChunkEvent):
+    """About an attempt at a chunk."""
+
+    attempt: int
+
+
+@event()
+class AttemptStarted(AttemptEvent):
+    """A worker was started."""
+
+    pid: int = 0
+    """0 = on another machine."""
+    device: int = 0
+    """Its number."""
+    start: str = ""
+    """fresh or warm."""
+
+
+@event()
+class Go(AttemptEvent):
+    """The worker has its device, and the batch limits of the moment."""
+
+    rows: int
+    tokens: int | None = None
+    tiers: tuple[Tier, ...] = ()
+    padding: int | None = None
+    measured: bool = False
+
+
+@event()
+class WorkerEnded(AttemptEvent):
+    """The worker's process has ended; the verdict comes in an event of its own."""
+
+    returncode: Signed = 0
+    device: int = 0
+    startup_s: float = 0.0
+    """Imports, loading and tokenising."""
+    idle_s: float = 0.0
+    """How long the device had nothing to compute before the first batch; `opening_s` is part of it."""
+    busy_s: float = 0.0
+    """From its first batch until it needed the device no longer; without an `opening_s`, from its `go`."""
+    opening_s: float = 0.0
+    """From its `go` to its first batch: a context is made, and weights are copied."""
+    texts: int = 0
+    tokens: int = 0
+    """Without padding; 0 where the encoder cannot count them."""
+
+
+@event()
+class AttemptRefused(AttemptEvent):
+    """A worker would not run from its template: a fresh one makes the attempt."""
+
+
+@event()
+class FailureEvent(AttemptEvent):
+    """An attempt without vectors."""
+
+    outcome: str
+    reason: str = ""
+    start: int = 0
+    """The texts that it was for, from `start` up to `stop`."""
+    stop: int = 0
+    rule: str = ""
+    """Name of the rule that knows the fault; empty where none does."""
+    phase: str = ""
+    log: str = ""
+
+
+@event("{output} chunk {chunk}, attempt {attempt}: {outcome}: {reason}", Severity.CARE)
+class AttemptFailed(FailureEvent):
+    """At a whole chunk."""
+
+
+@event()
+class PartFailed(FailureEvent):
+    """At a part of a chunk that was taken apart."""
+
+
+@event()
+class AttemptInterrupted(FailureEvent):
+    """It was stopped, or its machine was lost; it counts for nothing."""
+
+
+@event("{output} chunk {chunk}: the worker crashed after its work was done, which counts", Severity.CARE)
+class LateCrash(ChunkEvent):
+    """The worker crashed after it had committed its result."""
+
+    returncode: Signed = 0
+
+
+@event()
+class ChunkCommitted(ChunkEvent):
+    """All texts of the chunk have their vector, or are in quarantine."""
+
+    texts: int
+    texts_done: int
+    """Of the whole output, like `chunks_done` and `chunks`; of a slice, of its share."""
+    chunks_done: int
+    chunks: int
+    attempt_ok: bool = False
+    """False where it was put together from parts."""
+    texts_per_s: float | None = None
+    """Of late, over all devices."""
+    eta_s: float | None = None
+    tokens: int = 0
+    padded_tokens: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the worker by phase."""
+
+
+@event()
+class PartCommitted(ChunkEvent):
+    """Some texts of a chunk that was taken apart have their vectors."""
+
+    start: int = 0
+    stop: int = 0
+
+
+@event("{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow", Severity.CARE)
+class ChunkSplit(ChunkEvent):
+    """Texts of the chunk are tried in smaller groups."""
+
+    texts: int = 0
+    parts: int = 0
+
+
+@event("{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}", Severity.LOSS)
+class Quarantined(Event):
+    """A text that fails alone gets no vector."""
+
+    output: str
+    row: int
+    place: str = ""
+    outcome: str = ""
+    reason: str = ""
+
+
+@event("{output} chunk {chunk} is given up for this run: {reason}", Severity.LOSS)
+class ChunkSetAside(ChunkEvent):
+    """The chunk has failed too often for this run."""
+
+    reason: str = ""
+
+
+@event("{output} chunk {chunk} is damaged and will be computed again: {why}", Severity.CARE)
+class ChunkDamaged(ChunkEvent):
+    """A committed chunk does not hold any more."""
+
+    why: str = ""

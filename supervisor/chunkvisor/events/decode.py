@@ -1,0 +1,127 @@
+"""Makes events out of names and plain values: a journal's lines, a node's reports, what the loop tells.
+
+Pure. What comes from another version, or is damaged, is passed over; what our own code tells has to be right.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+from chunkvisor.events import attempt, device, output, run
+from chunkvisor.events.event import KINDS, Event, Signed
+from chunkvisor_worker.contract.messages import Tier
+
+SUBJECTS = (run, output, attempt, device)
+"""The modules of events; importing them fills KINDS."""
+_MOST = 1 << 53
+"""Larger numbers are not exact in JSON, and none of ours."""
+
+Read: TypeAlias = Callable[[Any], Any]
+"""A value of a field from one of JSON; None where it cannot be."""
+
+
+class _Field(NamedTuple):
+    name: str
+    read: Read
+    default: Any
+    """MISSING where it is required."""
+
+
+def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
+    """The event; None where there is none of that name, or a field without a default is missing or wrong."""
+    if (kind := KINDS.get(name)) is None:
+        return None
+    values = []
+    for key, read, default in _fields_of(name):
+        value = details.get(key)
+        if value is None or (value := read(value)) is None:
+            if default is MISSING:
+                return None
+            value = default
+        values.append(value)
+    return kind(*values)
+
+
+def event_told(event: Event | str, details: Mapping[str, Any]) -> Event:
+    """The event that our own code tells, by itself or by name. Raises ValueError for what no event has."""
+    if isinstance(event, Event):
+        return event
+    found = event_of(event, details)
+    known = {field.name: field.read for field in _fields_of(event)} if event in KINDS else {}
+    wrong = [
+        key for key, value in details.items() if key not in known or (value is not None and known[key](value) is None)
+    ]
+    if found is None or wrong:
+        raise ValueError(f"there is no event {event} with {dict(details)!r}; wrong: {wrong or 'name or missing field'}")
+    return found
+
+
+@functools.cache
+def _fields_of(name: str) -> tuple[_Field, ...]:
+    hints, found = get_type_hints(KINDS[name], include_extras=True), []
+    for item in fields(KINDS[name]):
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        found.append(_Field(item.name, _READ[hints[item.name]], default))
+    return tuple(found)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _flag(value: object) -> bool | None:
+    return value if type(value) is bool else None
+
+
+def _signed(value: object) -> int | None:
+    return value if isinstance(value, int) and type(value) is not bool and -_MOST < value < _MOST else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and type(value) is not bool and 0 <= value < _MOST else None
+
+
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and type(value) is not bool and -_MOST < value < _MOST  # NaN is not
+    return float(value) if usable else None
+
+
+def _all_of(read: Read) -> Read:
+    def read_all(values: object) -> tuple[Any, ...] | None:
+        if not isinstance(values, list | tuple):
+            return None
+        found = tuple(read(value) for value in values)
+        return None if None in found else found
+
+    return read_all
+
+
+def _seconds(values: object) -> dict[str, float] | None:
+    if not isinstance(values, dict):
+        return None
+    return {str(key): number for key, value in values.items() if (number := _number(value)) is not None}
+
+
+def _tier(value: object) -> Tier | None:
+    if isinstance(value, Tier):
+        return value
+    if not isinstance(value, dict):
+        return None
+    least, rows = _count(value.get("min_length")), _count(value.get("rows"))
+    return None if least is None or rows is None else Tier(least, rows, _count(value.get("tokens")))
+
+
+_READ: dict[Any, Read] = {
+    str: _text,
+    bool: _flag,
+    int: _count,
+    int | None: _count,
+    Signed: _signed,
+    float: _number,
+    float | None: _number,
+    tuple[str, ...]: _all_of(_text),
+    tuple[int, ...]: _all_of(_count),
+    tuple[Tier, ...]: _all_of(_tier),
+    dict[str, float]: _seconds,
+}

@@ -1,0 +1,124 @@
+"""Events of devices, of the nodes of a cluster, and of the template process that workers are forked from."""
+
+from chunkvisor.events.event import Event, Severity, event
+
+
+@event()
+class LookingForGpus(Event):
+    """nvidia-smi is asked which GPUs there are."""
+
+
+@event(
+    "nvidia-smi does not tell of the GPUs, but the driver's device files are there: {count} taken; "
+    "CUDA may work all the same, chunkvisor doctor says more",
+    Severity.CARE,
+)
+class GpusGuessed(Event):
+    """Some GPUs are known by their device files alone."""
+
+    count: int
+
+
+@event()
+class CheckingDevice(Event):
+    """nvidia-smi is asked how a device is, before the first worker."""
+
+    device: str
+
+
+@event()
+class DevicesChecked(Event):
+    """Workers can be started."""
+
+    count: int = 0
+
+
+@event("node {node} works from now on, on {device}")
+class NodeJoined(Event):
+    """A node of the cluster works from now on."""
+
+    node: str
+    device: str
+    """All its devices, with commas."""
+    first: int
+    """Number of the first of them."""
+
+
+@event("node {node} is lost, {left} devices go on; its chunks are done elsewhere: {why}", Severity.CARE)
+class NodeLost(Event):
+    """A node is gone."""
+
+    node: str
+    left: int = 0
+    """Devices that still work."""
+    why: str = ""
+
+
+@event("node {node} is left out from now on, {left} devices go on: {why}", Severity.LOSS)
+class NodeSetAside(Event):
+    """A node cannot do the job."""
+
+    node: str
+    left: int = 0
+    why: str = ""
+
+
+@event("{device} is left out from now on, {left} go on: {why}", Severity.LOSS)
+class DeviceDropped(Event):
+    """A device cannot do the job."""
+
+    device: str
+    left: int = 0
+    why: str = ""
+
+
+@event("{device}: waiting, {why}", Severity.CARE)
+class GpuBusy(Event):
+    """Somebody else uses the GPU."""
+
+    device: str
+    why: str = ""
+
+
+@event("{device}: {why}; going on without, CUDA may work all the same")
+class GpuBlind(Event):
+    """Nothing can be learnt of the GPU."""
+
+    device: str
+    why: str = ""
+
+
+@event()
+class TemplateEvent(Event):
+    """About the process that warm workers are forked from."""
+
+    pid: int = 0
+    """0 = on another machine."""
+    node: str = ""
+    """Empty = on this one."""
+
+
+@event()
+class TemplateStarted(TemplateEvent):
+    """It begins to load the model."""
+
+
+@event()
+class TemplateReady(TemplateEvent):
+    """Workers can be forked from it."""
+
+    loaded_s: float = 0.0
+
+
+@event()
+class TemplateFailed(TemplateEvent):
+    """It has died, hung or refused."""
+
+    reason: str = ""
+
+
+@event("from now on every worker is a new interpreter; the template process failed: {reason}", Severity.CARE)
+class WarmGivenUp(TemplateEvent):
+    """Every worker is started fresh from now on."""
+
+    reason: str = ""

@@ -1,0 +1,80 @@
+"""What an event is: a frozen dataclass whose fields are the keys of its line in the journal.
+
+A class `ChunkCommitted` is `chunk_committed` there. To add an event, write its class into the module of its subject:
+name, fields, words and severity stand in one place, and everything else finds them there.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, dataclass_transform
+
+KINDS: dict[str, type["Event"]] = {}
+"""By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
+
+Kind = TypeVar("Kind", bound="Event")
+
+Signed = Annotated[int, "may be below zero"]
+"""All other whole numbers of events are counts, sizes or numbers of things."""
+
+
+class Severity(IntEnum):
+    """How much an event matters to the person."""
+
+    NEWS = 0
+    """As it should be."""
+    CARE = 1
+    """Something went wrong, and is being mended."""
+    LOSS = 2
+    """Something is lost or left undone, at least by this run: it is shown even with --quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run.
+
+    A field with a default may be missing in a journal, such as that of an earlier version.
+    """
+
+    name: ClassVar[str] = ""
+    """In the journal."""
+    severity: ClassVar[Severity] = Severity.NEWS
+    words: ClassVar[str] = ""
+    """A line for people, with the fields in braces; empty where a person need not know."""
+
+    def details(self) -> dict[str, Any]:
+        """Plain values by field, as they stand in the journal."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """The words, on one line without control characters; empty where there are none."""
+        return plain(self.words.format_map(asdict(self))) if self.words else ""
+
+
+@dataclass_transform(frozen_default=True)
+def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type[Kind]], type[Kind]]:
+    """Makes a frozen dataclass with slots of a class of events."""
+
+    def make(kind: type[Kind]) -> type[Kind]:
+        made = dataclass(frozen=True, slots=True)(kind)
+        made.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower()
+        made.words, made.severity = words, severity
+        if not made.name.endswith("_event"):  # what several events have in common is none itself
+            KINDS[made.name] = made
+        return made
+
+    return make
+
+
+class Emit(Protocol):
+    """Tells an event to the journal and to the observers."""
+
+    def __call__(self, event: Event | str, /, **details: Any) -> None:
+        """The event itself; or its name and details, which have to be those of its class."""
+
+
+def plain(text: str) -> str:
+    """The text on one line, with nothing in it that could steer a terminal."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()

@@ -1,0 +1,69 @@
+"""Events of an output: its source is read, it is opened, its chunks are joined."""
+
+from chunkvisor.events.event import Event, Severity, event
+
+
+@event("{output}: reading its source")
+class Staging(Event):
+    """Its source is being read."""
+
+    output: str
+
+
+@event("{output}: {rows:,} rows, {distinct:,} distinct texts")
+class Staged(Event):
+    """Its source has been read."""
+
+    output: str
+    rows: int
+    distinct: int
+
+
+@event("{output}: {chunks:,} chunks of {chunk_size:,} texts, {chunks_done:,} done before")
+class OutputOpened(Event):
+    """There is work to do for it; of a slice, the figures are those of its share."""
+
+    output: str
+    rows: int
+    distinct: int
+    """Different texts."""
+    chunks: int
+    chunk_size: int = 0
+    chunks_done: int = 0
+    texts_done: int = 0
+
+
+@event("{output}: complete already, {rows:,} rows x {dimension}, {path}")
+class OutputAlreadyComplete(Event):
+    """An earlier run has made its final file."""
+
+    output: str
+    rows: int
+    dimension: int = 0
+    path: str = ""
+
+
+@event("{output}: joining {chunks:,} chunks")
+class Assembling(Event):
+    """Its chunks are being joined."""
+
+    output: str
+    chunks: int = 0
+
+
+@event("{output}: waiting for disk space: {reason}", Severity.CARE)
+class WaitingToJoin(Event):
+    """There is no room for its final file."""
+
+    output: str
+    reason: str
+
+
+@event("{output}: complete, {rows:,} rows x {dimension}, {path}")
+class OutputComplete(Event):
+    """It has its final file."""
+
+    output: str
+    rows: int
+    dimension: int = 0
+    path: str = ""

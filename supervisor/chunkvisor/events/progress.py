@@ -1,0 +1,111 @@
+"""What the state of a run is made of: how far outputs, workers and devices are, as plain values that go into JSON.
+
+Pure: `state` keeps them.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.event import Severity
+
+
+class AttemptKey(NamedTuple):
+    """Which attempt."""
+
+    output: str
+    chunk: int
+    attempt: int
+
+
+@dataclass(slots=True)
+class OutputProgress:
+    """How far an output is; of a slice, its share."""
+
+    rows: int = 0
+    distinct: int = 0
+    """0 where an earlier run has completed it."""
+    chunks: int = 0
+    chunks_done: int = 0
+    texts_done: int = 0
+    complete: bool = False
+    texts_here: int = 0
+    """Committed by this run, like its tokens."""
+    tokens_here: int = 0
+    quarantined: int = 0
+    """Texts, by this run."""
+
+
+@dataclass(slots=True)
+class ActiveWorker:
+    """An attempt under way."""
+
+    output: str
+    chunk: int
+    attempt: int
+    device: int
+    pid: int
+    computing: bool = False
+    """It has its `go`; the others are prepared ahead."""
+    limit_rows: int = 0
+
+    @property
+    def key(self) -> AttemptKey:
+        """Which attempt."""
+        return AttemptKey(self.output, self.chunk, self.attempt)
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """Of one device, in one run; the attribute names are keys of `status --json`."""
+
+    texts: int = 0
+    tokens: int = 0
+    """Without padding; 0 where the encoder cannot count them."""
+    busy_s: float = 0.0
+    """From a worker's `go` to its end."""
+    idle_s: float = 0.0
+    """Between one worker's end and the next one's `go`: what isolation costs."""
+    startup_s: float = 0.0
+    """Imports, loading and tokenising of all workers; what of it is not in `idle_s` was hidden behind others' work."""
+    texts_per_s: float | None = None
+    """While busy."""
+    tokens_per_s: float | None = None
+
+    def add(self, ended: WorkerEnded) -> None:
+        """Take in the end of a worker."""
+        self.texts += ended.texts
+        self.tokens += ended.tokens
+        self.busy_s = round(self.busy_s + ended.busy_s, 4)
+        self.idle_s = round(self.idle_s + ended.idle_s, 4)
+        self.startup_s = round(self.startup_s + ended.startup_s, 4)
+        if self.busy_s:
+            self.texts_per_s = round(self.texts / self.busy_s, 3)
+            self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of an output a run has to do; of a slice, its part."""
+
+    chunks_done: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a run had committed at a time."""
+
+    t: float
+    texts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewsLine:
+    """A line for people."""
+
+    severity: Severity
+    t: float
+    """When, in seconds since the epoch."""
+    words: str
