@@ -100,11 +100,9 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 1                | go 1: 32
         nan 1 2,4              | keep 1 but 2,4, start 2 on 0: 2..3
         ready 2                | go 2: 32
-        nan 2 0                | start 3 on 0: 4..5
+        nan 2 0                | quarantine 2, start 3 on 0: 4..5
         ready 3                | go 3: 32
-        nan 3 0                | start 4 on 0: 0..1 control
-        ready 4                | go 4: 32
-        ok 4                   | quarantine 2, quarantine 4, compose 0, join 0
+        nan 3 0                | quarantine 4, compose 0, join 0
         joined 0               |
         """,
     ),
@@ -353,7 +351,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "not one text was ever encoded: no text is blamed, 78",
+        "the encoder refuses every text of an output: 78",
         {"chunks": 1, "size": 2, "attempts": 1},
         """
         join 0 look none       | start 1 on 0: 0..2
@@ -362,7 +360,20 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 2                | go 2: 32
         raised 2 1x10          | start 3 on 0: 1..2
         ready 3                | go 3: 32
-        raised 3 1x10          | halt 78
+        raised 3 1x10          | quarantine 0, quarantine 1, halt 78
+        """,
+    ),
+    (
+        "not one text was ever encoded, for all crash: no text is blamed, 75",
+        {"chunks": 1, "size": 2, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        crashed 1 2x10         | cut at 1, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        crashed 2 1x10         | start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        crashed 3 1x10         | halt 75
         """,
     ),
     (

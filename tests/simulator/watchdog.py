@@ -35,16 +35,7 @@ def _blames_texts_early() -> bool:
     return isinstance(decide(early, History(tries={Outcome.CRASHED: 2}, texts=8), Budget()), Split)
 
 
-def _gives_up_on_texts() -> bool:
-    """Whether the policy still ends runs with 75 where it only has many bad texts to find (B1 and B4 of the audit)."""
-    crashed = verdict(Failure.SEGFAULT)
-    counted = decide(crashed, History(fruitless=19, texts=8, taken_apart=True), Budget())
-    mostly_bad = decide(verdict(Failure.NAN, bad_rows=tuple(range(6))), History(texts=10), Budget())
-    return not isinstance(counted, Split) or not isinstance(mostly_bad, Split)
-
-
 _EARLY_FAULTS_CAN_HARM = _blames_texts_early()
-_TEXTS_CAN_END_RUNS = _gives_up_on_texts()
 
 
 MOST_IN_VAIN = 15
@@ -280,6 +271,7 @@ class Watchdog:
         """Runs end with 75 again and again, and nothing is gained."""
         world = self._world
         lasting = any(stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours))
-        of_texts = _TEXTS_CAN_END_RUNS and any(world.poison)
+        # Where nothing at all can be encoded, and workers crash over it, it may as well be the machine.
+        of_texts = any(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
         if not lasting and not self._fails and not of_texts:
             raise Broken("75 ends", f"run again and again, nothing is gained: {Counter(codes)}")

@@ -110,11 +110,16 @@ def all_bad(output: str, last: BadText | None) -> Halt:
 def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
-        _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.TRY_AGAIN),
+        code_of_nothing(verdict),
         f"output {output}: not one of its texts can be encoded, and chunk {chunk} was taken apart in vain",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source.",
     )
+
+
+def code_of_nothing(verdict: Verdict) -> ExitCode:
+    """With which code a run ends in which no text was ever encoded, whose last failure is this."""
+    return _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.TRY_AGAIN)
 
 
 def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:

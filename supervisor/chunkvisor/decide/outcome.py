@@ -118,6 +118,14 @@ class Verdict:
         return self.rows_done >= self.batch_rows > 0
 
     @property
+    def refused_by_encoder(self) -> bool:
+        """Whether the encoder itself would not do it, by an exception of its own or by what it gave: no device's doing.
+
+        A crash, a hang or an error of CUDA can always be.
+        """
+        return self.outcome is Outcome.BAD_OUTPUT or self.rule == "unknown-on-texts"
+
+    @property
     def can_touch_gpu(self) -> bool:
         """Whether a worker that had a GPU may have left something behind on it, or failed by it."""
         return self.outcome in _ON_THE_DEVICE and not self.asked_for

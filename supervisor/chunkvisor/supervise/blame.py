@@ -91,7 +91,9 @@ class Blame:
             return
         output = self._outputs[task.output]
         bad = output.bad_count + sum(each[0].output == task.output for each in self._undecided)
-        if not output.whole or bad >= output.texts:  # another slice may have good ones; or there are no others
+        refused = all(each.refused_by_encoder for _, each, *_ in self._undecided)
+        if refused and (not output.whole or bad >= output.texts):
+            # Another slice may have good ones; or there are no others.
             undecided, self._undecided = self._undecided, []
             for each in undecided:
                 self._quarantine(*each[:3])

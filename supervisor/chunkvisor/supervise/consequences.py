@@ -30,7 +30,7 @@ from chunkvisor.decide.policy import (
 )
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits
-from chunkvisor.errors import Halt
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
@@ -123,6 +123,7 @@ class Consequences:
             return
         if verdict.outcome is Outcome.COMMITTED:
             self._waits.free(device.number)
+            device.fresh_only = False
             self._suspects.succeeded(device.seat)
         elif not verdict.blameless:
             task = replace(task, avoid=worker.seat)
@@ -144,6 +145,7 @@ class Consequences:
         self._say(do.Record(end.worker, end.task, verdict))
         if device is not None and verdict.past_its_start:
             self._suspects.started(device.seat)
+            device.fresh_only = False
             self._waits.got_through((Outcome.GPU_BUSY, device.number))
         if verdict.outcome is Outcome.GPU_OOM and history.waited_s >= self._budget.wait_timeout_s:
             self._give_up_waiting(end)
@@ -165,7 +167,8 @@ class Consequences:
             failed_starts=failed_starts,
             same_elsewhere=same_elsewhere,
             barren_chunks=self._barren_chunks,
-            fruitless=self._fruitless,
+            # Every device may fail with its first chunk as often as that is tried, without a success in between.
+            fruitless=max(0, self._fruitless - self._budget.attempts * (len(self._fleet.alive) - 1)),
             texts=task.texts,
             taken_apart=self._is_part(task),
         )
@@ -193,6 +196,7 @@ class Consequences:
                     chunk = (task.output, task.chunk)
                     self._suspects.did_not_start(device.seat, verdict, chunk, end.life_s)
                 if device is not None:
+                    device.fresh_only = device.fresh_only or end.life_s is None
                     device.paused_until_s = end.now_s + step.delay_s
                 # Others first: whether their workers start tells whether it is the device, or the model, or chance.
                 self._backlog.put_back(replace(task, due_s=end.now_s + 2 * step.delay_s, fresh=True))
@@ -264,6 +268,9 @@ class Consequences:
     def _end(self, step: EndRun, end: _End) -> None:
         """Do without what every further worker would fail on: the device, its machine, or else the run ends."""
         task, verdict, device = end.task, end.verdict, end.device
+        if step.exit_code is ExitCode.TRY_AGAIN and verdict.row_can_cause and not self._any_good():
+            # Another run would come to the same.
+            step = replace(step, exit_code=lastwords.code_of_nothing(verdict))
         halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
         if device is not None and device.node and is_machines_own(step.exit_code, verdict):
             self._say(do.DropNode(device.node, halt))
@@ -350,6 +357,10 @@ class Consequences:
                 self._say(do.DropNode(guilty.node, lastwords.failing_machine(guilty.charges)))
             elif len(self._fleet.alive) > 1 and device is not None:
                 self._drop(device, lastwords.failing_device(device.name, guilty.charges), 0)
+
+    def _any_good(self) -> bool:
+        """Whether any text has ever got its vector."""
+        return any(output.known_good() is not None for output in self._outputs)
 
     def _is_part(self, task: Task) -> bool:
         return (task.start, task.stop) != self._outputs[task.output].bounds(task.chunk)

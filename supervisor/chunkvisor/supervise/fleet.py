@@ -52,6 +52,8 @@ class Device:
     paused_until_s: float = 0.0
     suspected_s: float | None = None
     """Since when it is to be looked at before the next worker gets it."""
+    fresh_only: bool = False
+    """Whether a worker from a template has failed here before its first batch: a new interpreter is to tell why."""
     looking: bool = False
     look_again_s: float = 0.0
     workers: list[Worker] = field(default_factory=list)

@@ -6,7 +6,7 @@ without a process, and a simulator plays hundreds of lives a second.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chunkvisor.decide import lastwords
@@ -202,6 +202,7 @@ class Scheduler:
                     continue
                 task = self._take(now_s, device, alone=len(working) == 1, by_node=many_nodes)
                 if task is not None:
+                    task = replace(task, fresh=True) if device.fresh_only else task
                     limits = self._consequences.limits(task, device)
                     worker = self.fleet.add_worker(task, device, limits)
                     self._say(do.Start(worker.number, device.number, task, limits))
