@@ -791,7 +791,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a device fault: again, with a smaller batch for that try alone, then halves; found after a success on the device",
+        "a device fault: again, with a smaller batch for that try alone, then halves; found after a success there",
         {"chunks": 1, "size": 2},
         """
         join 0 look none       | start 1 on 0: 0..2
