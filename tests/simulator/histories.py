@@ -341,8 +341,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 4                | go 4: 32
         ok 4                   | keep 4, start 5 on 0: 1..2
         ready 5                | go 5: 32
-        crashed 5 1x10         |
-        wait 0.5               | start 6 on 0: 1..2
+        crashed 5 1x10         | start 6 on 0: 1..2
         ready 6                | go 6: 32
         crashed 6 1x10         | start 7 on 0: 0..1 control
         ready 7                | go 7: 32
@@ -806,8 +805,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 4                | go 4: 32
         ok 4                   | keep 4, start 5 on 0: 1..2
         ready 5                | go 5: 32
-        fault 5 1x10           |
-        wait 0.5               | start 6 on 0: 1..2
+        fault 5 1x10           | start 6 on 0: 1..2
         ready 6                | go 6: 32
         fault 6 1x10           | start 7 on 0: 0..1 control
         ready 7                | go 7: 32
@@ -816,7 +814,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "one text too large for the device: quarantined after a control",
+        "one text too large for the device: quarantined once another was encoded",
         {"chunks": 1, "size": 2, "attempts": 2, "rows": 1},
         """
         join 0 look none       | start 1 on 0: 0..2
@@ -826,14 +824,11 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 2                | go 2: 1
         oom 2 1x90             | cut at 1, start 3 on 0: 0..1
         ready 3                | go 3: 1
-        oom 3 1x90             | start 4 on 0: 1..2
+        oom 3 1x90             | start 4 on 0: 0..1
         ready 4                | go 4: 1
-        ok 4                   | keep 4
-        wait 0.5               | start 5 on 0: 0..1
+        oom 4 1x90             | start 5 on 0: 1..2
         ready 5                | go 5: 1
-        oom 5 1x90             | start 6 on 0: 1..2 control
-        ready 6                | go 6: 1
-        ok 6                   | quarantine 0, compose 0, join 0
+        ok 5                   | keep 5, quarantine 0, compose 0, join 0
         """,
     ),
     (
