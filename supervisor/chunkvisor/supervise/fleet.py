@@ -73,6 +73,10 @@ class Device:
         """Workers that have it."""
         return len([worker for worker in self.workers if worker.gate is Gate.OPEN])
 
+    def pause(self, until_s: float) -> None:
+        """Nothing is started on it before that time; a longer pause that is on already stays."""
+        self.paused_until_s = max(self.paused_until_s, until_s)
+
     def suspect(self, now_s: float) -> None:
         """A worker that had it failed: it is looked at before the next one gets it."""
         if self.watched and self.suspected_s is None:
@@ -94,6 +98,10 @@ class Fleet:
         """The devices that are left to the run."""
         self.nodes: frozenset[str] = frozenset()
         """The machines of those."""
+
+    def pause(self, until_s: float) -> None:
+        """Nothing is started anywhere before that time; a longer pause that is on already stays."""
+        self.paused_until_s = max(self.paused_until_s, until_s)
 
     def on_node(self, node: str) -> list[Device]:
         """The devices of a machine that are left to the run."""
