@@ -150,6 +150,9 @@ class Watchdog:
             self._in_vain.pop(number, None)
             for device, counts in self._in_vain.items():
                 counts[1] += device != number
+        # A part of a chunk charges no device: what fails of it may be the text that is looked for.
+        elif process.task.texts < self._world.chunk_size:
+            return
         elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
             counts = self._in_vain.setdefault(number, [0, 0])
             counts[0] += 1
