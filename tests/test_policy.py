@@ -181,7 +181,7 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
     ),
     "third": (of(Outcome.CRASHED, **BIG_BATCH), after(Outcome.CRASHED, 2, texts=64), Split()),
     "a part": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=4, taken_apart=True), Split()),
-    "a text alone": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=1, taken_apart=True), Retry(0.5)),
+    "a text alone": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=1, taken_apart=True), Retry()),
     "a text alone, second": (
         of(Outcome.CRASHED, **SUSPECT),
         after(Outcome.CRASHED, 1, texts=1, taken_apart=True),
@@ -190,7 +190,7 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
     "a text alone, second but of another kind": (
         of(Outcome.CRASHED, **SUSPECT),
         after(Outcome.DEVICE_FAULT, 1, texts=1, taken_apart=True),
-        Retry(0.5),
+        Retry(),
     ),
     "a text that cannot be encoded": (of(Outcome.BAD_INPUT, **SUSPECT), History(texts=8), Split()),
     "a text that cannot be encoded, alone": (of(Outcome.BAD_INPUT, **SUSPECT), History(texts=1), Quarantine()),
