@@ -109,7 +109,7 @@ def test_chunk_taken_apart_gives_what_is_missing() -> None:
 
 @pytest.mark.parametrize(("by_node", "seat"), [(True, ELSEWHERE), (False, BESIDE)], ids=["machine", "device"])
 def test_what_failed_somewhere_is_for_another(by_node: bool, seat: Seat) -> None:
-    """A task is not handed to the place at which it failed last, but the next one is; a place that is alone takes it."""
+    """A task is not handed to the place at which it failed last, the next one is; one that is alone takes it."""
     backlog = backlog_of((2, {0}))
     failed = Task(0, 0, 0, 0, 10, avoid=HERE)
     backlog.put_back(failed)

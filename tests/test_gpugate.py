@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ import pytest
 
 from chunkvisor.devices.gate import GpuGate
 from chunkvisor.devices.gpu import CPU, Device
-from chunkvisor.devices.health import Reading
-from chunkvisor.devices.stations import Stations
 from chunkvisor.devices.health import Health, Opinion, View
 from chunkvisor.events.device import GpuBusy
 from chunkvisor.events.event import Event

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chunkvisor.store.lessons import LessonFile
-from chunkvisor.supervise.instructions import SaveLessons
-from chunkvisor.supervise.lessonbook import LessonBook
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.decide.lessons import STREAK, Lesson, apply, confirm, learn, smaller
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.store.lessons import LessonFile
+from chunkvisor.supervise.instructions import SaveLessons
+from chunkvisor.supervise.lessonbook import LessonBook
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Tier
 from simulator.disk import Output

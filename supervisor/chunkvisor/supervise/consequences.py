@@ -197,7 +197,7 @@ class Consequences:
                     self._suspects.did_not_start(device.seat, verdict, chunk, end.life_s)
                 if device is not None:
                     device.fresh_only = device.fresh_only or end.life_s is None
-                    device.paused_until_s = end.now_s + step.delay_s
+                    device.paused_until_s = max(device.paused_until_s, end.now_s + step.delay_s)
                 # Others first: whether their workers start tells whether it is the device, or the model, or chance.
                 self._backlog.put_back(replace(task, due_s=end.now_s + 2 * step.delay_s, fresh=True))
             case Wait():
@@ -218,7 +218,7 @@ class Consequences:
         cause = self._cause(end)
         self._waits.wait(cause, end.now_s)
         waits = end.device if cause[1] is not None and end.device is not None else self._fleet
-        waits.paused_until_s = end.now_s + step.delay_s
+        waits.paused_until_s = max(waits.paused_until_s, end.now_s + step.delay_s)
         self._say(do.TellWaiting(cause[1], step.delay_s, end.verdict))
 
     def _end_control(self, worker: Worker, verdict: Verdict, now_s: float) -> None:
