@@ -1,34 +1,12 @@
 """Which chunk comes next."""
 
-from typing import cast
-
 import pytest
 
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
-from chunkvisor.supervise.backlog import Backlog, Task
+from chunkvisor.supervise.backlog import NOW, Backlog, Seat, Task
+from chunkvisor_worker.contract.messages import Limits
+from simulator.disk import Output
 
-
-class FakeLedger:
-    """What a backlog asks of a ledger."""
-
-    def __init__(self, count: int, committed: set[int], apart: dict[int, list[tuple[int, int]]] | None = None) -> None:
-        self.plan = Plan(10 * count, 10)
-        self.committed = committed
-        self.apart = apart or {}
-
-    def next_pending(self, start: int) -> int | None:
-        """As Ledger.next_pending."""
-        return next((number for number in range(start, self.plan.count) if number not in self.committed), None)
-
-    def parts(self, chunk: int) -> "FakeLedger":
-        """As Ledger.parts, for what is missing."""
-        self.asked = chunk
-        return self
-
-    def missing(self) -> list[tuple[int, int]]:
-        """As Parts.missing."""
-        return self.apart.get(self.asked, [self.plan.bounds(self.asked)])
+HERE, BESIDE, ELSEWHERE = Seat(0, "a"), Seat(1, "a"), Seat(2, "b")
 
 
 def whole(due_s: float, output: int, chunk: int) -> Task:
@@ -36,9 +14,17 @@ def whole(due_s: float, output: int, chunk: int) -> Task:
     return Task(due_s, output, chunk, 10 * chunk, 10 * chunk + 10)
 
 
+def output_of(chunks: int, committed: set[int]) -> Output:
+    """An output of chunks of ten texts."""
+    made = Output("out", Limits(1), [(10 * number, 10 * number + 10) for number in range(chunks)] or [(0, 0)])
+    for number in committed if chunks else {0}:
+        made.keep(number, *made.bounds(number), ())
+    return made
+
+
 def backlog_of(*outputs: tuple[int, set[int]]) -> Backlog:
     """A backlog over outputs of (chunks, committed ones)."""
-    return Backlog([cast("Ledger", FakeLedger(*output)) for output in outputs])
+    return Backlog([output_of(*each) for each in outputs])
 
 
 def drain(backlog: Backlog, now_s: float = 0) -> list[tuple[int, int]]:
@@ -66,9 +52,11 @@ def test_pending_chunks_come_in_order(outputs: list[tuple[int, set[int]]], order
     """Output by output, chunk by chunk, each pending one once."""
     backlog = backlog_of(*outputs)
     assert backlog.empty == (not order)
+    assert backlog.due(0) == bool(order)
     assert drain(backlog) == order
     assert drain(backlog) == []
     assert backlog.empty
+    assert not backlog.due(0)
 
 
 def test_chunk_put_back_comes_first_when_it_is_due() -> None:
@@ -76,54 +64,81 @@ def test_chunk_put_back_comes_first_when_it_is_due() -> None:
     backlog = backlog_of((4, set()))
     assert backlog.take(0) == whole(0, 0, 0)
     backlog.put_back(whole(10, 0, 0))
-    assert backlog.next_due_s() == 10
     assert backlog.take(9.9) == whole(9.9, 0, 1)
     assert backlog.take(10) == whole(10, 0, 0)
-    assert backlog.next_due_s() is None
     assert drain(backlog, 10) == [(0, 2), (0, 3)]
 
 
 def test_chunks_put_back_come_by_time_then_place() -> None:
-    """The one that is due first goes first; of those due at once, the earlier chunk."""
+    """What is due at any time goes first, then by time; of those due at once, the earlier chunk."""
     backlog = backlog_of((0, set()))
-    for task in (whole(5, 1, 0), whole(5, 0, 7), whole(1, 2, 2), whole(5, 0, 3)):
+    for task in (whole(5, 1, 0), whole(5, 0, 7), whole(1, 2, 2), whole(5, 0, 3), whole(NOW, 0, 9)):
         backlog.put_back(task)
-    assert drain(backlog, 5) == [(2, 2), (0, 3), (0, 7), (1, 0)]
+    assert drain(backlog, 5) == [(0, 9), (2, 2), (0, 3), (0, 7), (1, 0)]
 
 
 def test_nothing_is_taken_before_it_is_due() -> None:
-    """A backlog that has only chunks for later gives none, and says when to ask again."""
+    """A backlog that has only chunks for later gives none, and is not empty."""
     backlog = backlog_of((0, set()))
     backlog.put_back(Task(5, 0, 3, 30, 40, blocking_launches=True))
     assert backlog.take(4) is None
+    assert not backlog.due(4)
     assert not backlog.empty
-    assert backlog.next_due_s() == 5
+    assert backlog.due(5)
     task = backlog.take(5)
     assert task is not None
     assert task.blocking_launches
 
 
 def test_chunk_taken_apart_gives_what_is_missing() -> None:
-    """Of a chunk that an earlier run took apart only the missing ranges are handed out; of one with none, nothing."""
-    ledger = FakeLedger(3, set(), {0: [(0, 3), (4, 5)], 1: []})
-    backlog = Backlog([cast("Ledger", ledger)])
+    """Of a chunk that an earlier run took apart only the missing ranges are handed out; of one with none, no text."""
+    output = output_of(3, set())
+    output.keep(0, 0, 10, [0, 1, 2, 4])
+    output.keep(1, 10, 20, [15])
+    output.quarantine(1, 15)
+    backlog = Backlog([output])
     assert not backlog.handed_out(0, 0)
-    assert backlog.take(0) == Task(0, 0, 0, 0, 3)
+    assert backlog.take(0) == Task(NOW, 0, 0, 0, 3)
     assert backlog.handed_out(0, 0)
     assert not backlog.handed_out(0, 1)
-    assert backlog.take(0) == Task(0, 0, 0, 4, 5)
+    assert backlog.take(0) == Task(NOW, 0, 0, 4, 5)
+    assert backlog.take(0) == Task(NOW, 0, 1, 10, 10)  # it is only to be put together
     assert backlog.take(0) == whole(0, 0, 2)
     assert backlog.empty
 
 
-def test_what_failed_on_a_machine_is_for_another() -> None:
-    """A task is not handed to the machine on which it failed last, but the next one is."""
+@pytest.mark.parametrize(("by_node", "seat"), [(True, ELSEWHERE), (False, BESIDE)], ids=["machine", "device"])
+def test_what_failed_somewhere_is_for_another(by_node: bool, seat: Seat) -> None:
+    """A task is not handed to the place at which it failed last, the next one is; one that is alone takes it."""
     backlog = backlog_of((2, {0}))
-    failed = Task(0, 0, 0, 0, 10, avoid="a")
+    failed = Task(0, 0, 0, 0, 10, avoid=HERE)
     backlog.put_back(failed)
-    assert backlog.take(1, "a") == whole(1, 0, 1)
-    assert backlog.take(1, "a") is None
-    assert backlog.take(1, "b") == failed
+    assert backlog.take(1, HERE, by_node=by_node) == whole(1, 0, 1)
+    assert backlog.take(1, HERE, by_node=by_node) is None
+    assert backlog.take(1, seat, by_node=by_node) == failed
     backlog.put_back(failed)
-    assert backlog.take(1) == failed
+    assert backlog.take(1, HERE, alone=True) == failed
     assert backlog.empty
+
+
+def test_a_control_is_for_its_device() -> None:
+    """Whoever is alone: only that device can tell about itself; one that is not handed out yet can be taken back."""
+    backlog = backlog_of((1, {0}))
+    control = Task(NOW, 0, 0, 3, 4, control=True, only=1)
+    backlog.put_back(control)
+    assert backlog.take(1, HERE, alone=True) is None
+    assert backlog.take(1, BESIDE) == control
+    assert not backlog.withdraw(control)
+    backlog.put_back(control)
+    assert backlog.withdraw(control)
+    assert backlog.empty
+
+
+def test_far_from_what_failed() -> None:
+    """While texts are undecided, a new chunk goes before what was put back, and of that the last before the first."""
+    backlog = backlog_of((2, {0}))
+    for start in (3, 5, 7):
+        backlog.put_back(Task(NOW, 0, 0, start, start + 1))
+    assert backlog.take(1, far=True) == whole(1, 0, 1)
+    assert backlog.take(1, far=True) == Task(NOW, 0, 0, 7, 8)
+    assert backlog.take(1) == Task(NOW, 0, 0, 3, 4)

@@ -283,8 +283,17 @@ CASES = (
         for name, outcome in [
             ("sigterm", "interrupted"),
             ("keyboard_interrupt", "interrupted"),
-            ("other_dimension", "bad_output"),
         ]
+    ),
+    # Two tries of the chunk, one of each half, two of each text.
+    Case(
+        "other-dimension-always",
+        {"out/1": "other_dimension@encode"},
+        3,
+        {"committed": 2, "bad_output": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "4 rows", "have dimension 7, the chunks before have 8"),
+        done=(0, 1, 2),
+        bad_rows=(4, 5, 6, 7),
     ),
     # Two tries of the chunk, one of each half, two of each text.
     Case(
@@ -454,10 +463,12 @@ SLOW_CASES = (
     Case(
         "hangs-always",
         {"out/1": "sleep@encode"},
-        75,
-        {"committed": 2, "hung": 2},
-        (*SET_ASIDE, "hung", "stall_timeout"),
+        3,
+        {"committed": 2, "hung": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "4 rows", "hung"),
+        done=(0, 1, 2),
         changes={"recovery__stall_timeout": 1},
+        bad_rows=(4, 5, 6, 7),
     ),
     Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("nothing is started for 1 s", "429"), done=()),
     Case(

@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import pytest
 
 from chunkvisor.devices.gate import GpuGate
 from chunkvisor.devices.gpu import CPU, Device
-from chunkvisor.devices.health import Reading
-from chunkvisor.devices.stations import Stations
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.devices.health import Health, Opinion, View
+from chunkvisor.events.device import GpuBusy
+from chunkvisor.events.event import Event
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -205,100 +203,86 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace, code
 @pytest.mark.parametrize("device", [CPU, Device("cuda", "0"), Device("cuda", "MIG-cccc", "MIG slice")], ids=str)
 def test_what_nvidia_smi_does_not_know_is_always_fit(smi: FakeSmi, device: Device) -> None:
     """The CPU, a GPU known by its index alone and a MIG slice are not asked for."""
-    gate = GpuGate(device, 1, lambda *event, **details: None)
-    gate.open()
-    gate.suspect()
-    assert gate.fit(frozenset())
+    gate = GpuGate(device, lambda event: None)
+    assert gate.open() is None
+    gate.ask()
+    assert gate.answer(frozenset(), 0) is None
     gate.close()
     assert not smi.asked()
 
 
 @pytest.fixture
-def gate(smi: FakeSmi) -> GpuGate:
+def gate(smi: FakeSmi) -> Iterator[GpuGate]:
     """An open gate before the fake GPU, with 3 MiB in use."""
-    made = GpuGate(GPU, 600, lambda *event, **details: None)
-    made.open()
-    return made
+    made = GpuGate(GPU, lambda event: None)
+    assert made.open() == Opinion(Health.GOOD)
+    yield made
+    made.close()
 
 
-def decided(gate: GpuGate, ours: frozenset[int], until: Callable[[bool], bool]) -> bool:
-    """What the gate says in the end."""
-    return bool(wait_for(lambda: until(gate.fit(ours)) or None, timeout_s=20))
+def answered(gate: GpuGate, ours: frozenset[int] = frozenset(), now_s: float = 1000) -> Opinion:
+    """What the look under way says in the end."""
+    return wait_for(lambda: gate.answer(ours, now_s), timeout_s=20)
 
 
 def test_gate_never_waits_for_nvidia_smi(gate: GpuGate, smi: FakeSmi) -> None:
-    """The first look after a fault starts nvidia-smi and says `not yet`; a later one has its answer."""
-    gate.suspect()
-    assert not gate.fit(frozenset())
-    assert decided(gate, frozenset(), bool)
-    asked = len(smi.asked())
-    assert gate.fit(frozenset())
-    assert len(smi.asked()) == asked
-    gate.close()
+    """A look is begun once, and answered when nvidia-smi has; until then, and without one, there is no answer."""
+    assert gate.answer(frozenset(), 0) is None
+    gate.ask()
+    gate.ask()
+    assert answered(gate).health is Health.GOOD
+    assert len([line for line in smi.asked() if line.startswith("--query-gpu=memory.used ")]) == 2  # the first at open
+    assert gate.answer(frozenset(), 0) is None
 
 
 def test_gate_leaves_our_own_workers_alone(gate: GpuGate, smi: FakeSmi) -> None:
     """With several workers on a GPU, what one of them holds is no reason to hold the next one back."""
-    smi.say(memory=9003, apps=f"{os.getpid()}, python, 9000")
-    gate.suspect()
-    assert decided(gate, frozenset({os.getpid()}), bool)
-    gate.close()
+    smi.say(memory=81503, apps=f"{os.getpid()}, python, 81500")
+    gate.ask()
+    assert answered(gate, frozenset({os.getpid()})).health is Health.GOOD
 
 
 def test_a_shared_gpu_with_room_is_no_busy_one(gate: GpuGate, smi: FakeSmi) -> None:
     """Others hold 60 GiB more than before: there is room for a worker, so that nothing is waited for."""
     smi.say(memory=60000, apps="77, /usr/bin/intruder, 59900")
-    gate.suspect()
-    assert decided(gate, frozenset(), bool)
-    gate.close()
+    gate.ask()
+    assert answered(gate).health is Health.GOOD
+    assert gate.view == View(blind=False, alone=False, before_bytes=3 << 20)
 
 
-def test_a_wait_counts_from_the_last_success(smi: FakeSmi) -> None:
-    """As long as other GPUs get on, a busy one is waited for past recovery.wait_timeout."""
-    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
-    gate = GpuGate(GPU, 0, lambda *event, **details: told.append(event))
-    told: list[object] = []
+def test_a_gpu_that_others_fill_is_busy_and_told_once(smi: FakeSmi) -> None:
+    """However often it is looked at while that lasts."""
+    told: list[Event] = []
+    gate = GpuGate(GPU, told.append)
     gate.open()
-    gate.suspect()
-    gate.success_s = float("inf")
-    wait_for(lambda: not gate.fit(frozenset()) and told)
-    gate.success_s = float("-inf")
-    with pytest.raises(Halt) as caught:
-        decided(gate, frozenset(), bool)
-    assert caught.value.code is ExitCode.TRY_AGAIN
+    smi.say(memory=81500, apps="77, /usr/bin/intruder, 81000")
+    for _ in range(2):
+        gate.ask()
+        assert answered(gate).health is Health.BUSY
+    assert [type(event) for event in told] == [GpuBusy]
     gate.close()
 
 
-def test_broken_gate_raises(gate: GpuGate, smi: FakeSmi) -> None:
-    """A GPU that got lost is a Halt with exit code 69."""
+def test_memory_of_a_worker_that_has_just_ended_comes_back(gate: GpuGate, smi: FakeSmi) -> None:
+    """What nobody is named for is waited for a few seconds after a worker's end; then it is somebody's."""
+    smi.say(memory=9000)
+    gate.worker_ended(999)
+    gate.ask()
+    assert answered(gate, now_s=1000).health is Health.SETTLING
+    gate.ask()
+    assert answered(gate, now_s=1100).health is Health.GOOD
+
+
+def test_a_lost_gpu_is_broken(gate: GpuGate, smi: FakeSmi) -> None:
+    """nvidia-smi ends with 15 for it."""
     smi.say(memory_code=15)
-    gate.suspect()
-    with pytest.raises(Halt) as caught:
-        decided(gate, frozenset(), bool)
-    assert caught.value.code is ExitCode.MACHINE
-    gate.close()
+    gate.ask()
+    assert answered(gate).health is Health.BROKEN
 
 
-def test_all_gpus_are_looked_at_together() -> None:
-    """A hung nvidia-smi costs a run its time limit once, not once for each of eight GPUs."""
-    devices = [Device("cuda", f"GPU-{number}", "NVIDIA Fake", 8 << 30) for number in range(8)]
-    together = threading.Barrier(len(devices))
-    pool = ThreadPoolExecutor(len(devices))
-
-    class Sensor:
-        def first(self) -> Future[Reading]:
-            return pool.submit(self._read)
-
-        ask = first
-
-        def close(self) -> None:
-            pass
-
-        def _read(self) -> Reading:
-            together.wait(20)  # until all others are read as well; BrokenBarrierError after 20 s
-            return Reading(0, 3 << 20)
-
-    stations = Stations(600, lambda *event, **details: None)
-    stations.add(devices, sensor_of=lambda _device: Sensor())
-    assert len(stations.alive) == len(devices)
-    pool.shutdown()
+def test_whom_the_gate_is_used_to(gate: GpuGate) -> None:
+    """Those who stay count as there from the start; fewer of them change nothing."""
+    for held_bytes, known_bytes in ((5 << 30, 5 << 30), (1 << 30, 5 << 30)):
+        gate.get_used_to(held_bytes)
+        assert gate.view is not None
+        assert gate.view.before_bytes == known_bytes

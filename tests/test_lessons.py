@@ -5,14 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chunkvisor.store.lessonbook import LessonBook
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.decide.lessons import STREAK, Lesson, apply, confirm, learn, smaller
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.store.lessons import LessonFile
+from chunkvisor.supervise.instructions import SaveLessons
+from chunkvisor.supervise.lessonbook import LessonBook
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Tier
+from simulator.disk import Output
 
 FULL = Limits(32, 4096)
 
@@ -138,7 +141,33 @@ def test_lessons_do_not_pile_up(old: list[Tier], new: Tier, tiers: list[Tier]) -
     assert [lesson.tier for lesson in learn(tuple(map(Lesson, old)), new)] == tiers
 
 
-def run_chunks(book: LessonBook, chunks: int, fits: Callable[[int], int], lengths: tuple[int, ...]) -> int:
+class Run:
+    """The lessons of one run: what the scheduler knows, and the file in which the driver keeps it."""
+
+    def __init__(self, path: Path, model: str = "model") -> None:
+        self._file = LessonFile(path, model)
+        self._book = LessonBook(self._file, [Output("out", FULL, [(0, 1)])])
+        self.saved: list[SaveLessons] = []
+
+    def limits(self, kind: str = "gpu", alone: Tier | None = None) -> Limits:
+        """Those of the config, narrowed by the lessons of the kind of device."""
+        return self._book.limits(FULL, kind, alone)
+
+    def learn(self, tier: Tier, kind: str = "gpu") -> None:
+        """A batch did not fit."""
+        self._keep(self._book.learn(kind, tier))
+
+    def confirm(self) -> None:
+        """A chunk was committed."""
+        self._keep(self._book.confirm("gpu"))
+
+    def _keep(self, save: SaveLessons | None) -> None:
+        if save is not None:
+            self.saved.append(save)
+            self._file.save(save.kind, save.lessons)
+
+
+def run_chunks(run: Run, chunks: int, fits: Callable[[int], int], lengths: tuple[int, ...]) -> int:
     """Work through chunks as the loop does; how many attempts ran out of memory.
 
     A chunk has batches of every length; `fits(length)` rows of it fit into the memory.
@@ -146,7 +175,7 @@ def run_chunks(book: LessonBook, chunks: int, fits: Callable[[int], int], length
     wasted = 0
     for _ in range(chunks):
         while True:
-            limits = book.limits(FULL)
+            limits = run.limits()
             batches = []
             for length in lengths:
                 rows, tokens = limits.of_length(length)
@@ -157,58 +186,53 @@ def run_chunks(book: LessonBook, chunks: int, fits: Callable[[int], int], length
             wasted += 1
             tier = smaller(oom(limits, failed[0], failed[0] * failed[1]), 1)
             assert tier is not None
-            book.learn(tier)
-        book.confirm()
+            run.learn(tier)
+        run.confirm()
     return wasted
-
-
-def book_at(path: Path, key: str = "gpu|model") -> LessonBook:
-    """A lesson book in which nobody is interested."""
-    return LessonBook(path, key, FULL, lambda tier, doubted, device: None)
 
 
 def test_an_eighth_of_the_batch_wastes_four_attempts_at_most(tmp_path: Path) -> None:
     """Where an eighth of the configured batch fits, 50 chunks waste four attempts, and none after a resume."""
     path = tmp_path / "lessons.json"
-    wasted = run_chunks(book_at(path), 50, lambda length: 4, (100,))
+    wasted = run_chunks(Run(path), 50, lambda length: 4, (100,))
     print(f"attempts that ran out of memory: {wasted} in 50 chunks")
     assert wasted <= 4
-    assert run_chunks(book_at(path), STREAK - 1, lambda length: 4, (100,)) == 0
+    assert run_chunks(Run(path), STREAK - 1, lambda length: 4, (100,)) == 0
 
 
 def test_doubts_become_rare(tmp_path: Path) -> None:
     """In 2,000 chunks a wrong lesson is doubted some six times: streaks double, after a resume as well."""
     path = tmp_path / "lessons.json"
-    first = run_chunks(book_at(path), 1000, lambda length: 16, (100,))
-    second = run_chunks(book_at(path), 1000, lambda length: 16, (100,))
+    first = run_chunks(Run(path), 1000, lambda length: 16, (100,))
+    second = run_chunks(Run(path), 1000, lambda length: 16, (100,))
     assert first <= 1 + 5
     assert second <= 2
 
 
 def test_mixed_lengths(tmp_path: Path) -> None:
     """Long texts that do not fit leave the batches of short ones alone."""
-    book = book_at(tmp_path / "lessons.json")
-    assert run_chunks(book, 20, lambda length: 1000 // length if length > 64 else 10**6, (20, 100, 1000)) <= 6
-    assert book.limits(FULL).of_length(20) == FULL.of_length(20)
-    assert book.limits(FULL).of_length(100)[0] == 8
+    run = Run(tmp_path / "lessons.json")
+    assert run_chunks(run, 20, lambda length: 1000 // length if length > 64 else 10**6, (20, 100, 1000)) <= 6
+    assert run.limits().of_length(20) == FULL.of_length(20)
+    assert run.limits().of_length(100)[0] == 8
 
 
 def test_lesson_of_one_try_is_not_written_down(tmp_path: Path) -> None:
     """Limits for one try alone narrow that try, and nothing else."""
-    book = book_at(tmp_path / "lessons.json")
-    assert book.limits(FULL, Tier(0, 2)).of_length(9) == (2, 4096)
-    assert book.limits(FULL) == FULL
+    run = Run(tmp_path / "lessons.json")
+    assert run.limits(alone=Tier(0, 2)).of_length(9) == (2, 4096)
+    assert run.limits() == FULL
     assert not (tmp_path / "lessons.json").exists()
 
 
 def test_lessons_of_another_model_stay(tmp_path: Path) -> None:
     """Each model and kind of device has its own lessons, in one file."""
     path = tmp_path / "lessons.json"
-    book_at(path, "gpu|a").learn(Tier(0, 4))
-    book_at(path, "gpu|b").learn(Tier(0, 8))
-    assert book_at(path, "gpu|a").limits(FULL).of_length(1)[0] == 4
-    assert book_at(path, "gpu|b").limits(FULL).of_length(1)[0] == 8
-    assert book_at(path, "gpu|c").limits(FULL) == FULL
+    Run(path, "a").learn(Tier(0, 4))
+    Run(path, "b").learn(Tier(0, 8))
+    assert Run(path, "a").limits().of_length(1)[0] == 4
+    assert Run(path, "b").limits().of_length(1)[0] == 8
+    assert Run(path, "c").limits() == FULL
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"gpu|model": [{"tier": 5}]}', b"\xff"])
@@ -216,32 +240,42 @@ def test_damaged_book_is_empty(tmp_path: Path, content: bytes) -> None:
     """What cannot be read costs the lessons, and can be written anew."""
     path = tmp_path / "lessons.json"
     path.write_bytes(content)
-    book = book_at(path)
-    assert book.limits(FULL) == FULL
-    book.learn(Tier(0, 4))
-    assert book_at(path).limits(FULL).of_length(1)[0] == 4
+    run = Run(path)
+    assert run.limits() == FULL
+    run.learn(Tier(0, 4))
+    assert Run(path).limits().of_length(1)[0] == 4
 
 
 def test_unwritable_book_still_teaches(tmp_path: Path) -> None:
     """On a full or failing disk the run itself keeps its lessons in mind."""
-    told: list[tuple[Tier, bool, str]] = []
-    book = LessonBook(tmp_path / "no folder" / "lessons.json", "k", FULL, lambda *change: told.append(change))
-    book.learn(Tier(0, 4))
-    assert book.limits(FULL).of_length(1)[0] == 4
-    assert told == [(Tier(0, 4), False, "")]
+    run = Run(tmp_path / "no folder" / "lessons.json")
+    run.learn(Tier(0, 4))
+    assert run.limits().of_length(1)[0] == 4
+    assert [(each.changed, each.doubted) for each in run.saved] == [(Tier(0, 4), False)]
+
+
+def test_what_a_slower_worker_pays_for_teaches_nothing(tmp_path: Path) -> None:
+    """A limit that is no narrower than what is known of the same lengths changes nothing, and nothing is written."""
+    run = Run(tmp_path / "lessons.json")
+    run.learn(Tier(64, 4, 512))
+    for late in (Tier(64, 4, 512), Tier(64, 8, 1024), Tier(64, 8, None)):
+        run.learn(late)
+    assert len(run.saved) == 1
+    run.learn(Tier(64, 2, 512))
+    assert run.limits().of_length(64)[0] == 2
 
 
 def test_book_is_plain_json(tmp_path: Path) -> None:
     """A person can read what was learnt."""
-    book_at(tmp_path / "lessons.json").learn(Tier(64, 4, 512))
+    Run(tmp_path / "lessons.json").learn(Tier(64, 4, 512))
     content = json.loads((tmp_path / "lessons.json").read_text())
     assert content["gpu|model"][0]["tier"] == {"min_length": 64, "rows": 4, "tokens": 512}
 
 
 def test_each_kind_of_device_has_its_own_lessons(tmp_path: Path) -> None:
     """What a small GPU cannot hold does not narrow the batches of a large one, in this run and in the next."""
-    book = book_at(tmp_path / "lessons.json")
-    book.learn(Tier(0, 2), "small 8 GiB")
-    for each in (book, book_at(tmp_path / "lessons.json")):
-        assert each.limits(FULL, device="small 8 GiB").of_length(1)[0] == 2
-        assert each.limits(FULL, device="large 80 GiB") == FULL
+    run = Run(tmp_path / "lessons.json")
+    run.learn(Tier(0, 2), "small 8 GiB")
+    for each in (run, Run(tmp_path / "lessons.json")):
+        assert each.limits("small 8 GiB").of_length(1)[0] == 2
+        assert each.limits("large 80 GiB") == FULL

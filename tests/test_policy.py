@@ -85,10 +85,15 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(fruitless=LAST_FRUITLESS),
         Retry(tier=Tier(0, 16), charged=False),
     ),
-    "fruitless, taking apart": (
+    "fruitless, but taken apart": (
         of(Outcome.CRASHED, **SUSPECT),
         after(Outcome.CRASHED, 2, fruitless=LAST_FRUITLESS),
-        EndRun(ExitCode.TRY_AGAIN),
+        Split(),
+    ),
+    "fruitless, but a text alone is looked at again": (
+        of(Outcome.CRASHED, **SUSPECT),
+        History(fruitless=LAST_FRUITLESS, texts=1),
+        Retry(),
     ),
     "fruitless, but the text is found": (
         of(Outcome.CRASHED, **SUSPECT),
@@ -176,7 +181,7 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
     ),
     "third": (of(Outcome.CRASHED, **BIG_BATCH), after(Outcome.CRASHED, 2, texts=64), Split()),
     "a part": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=4, taken_apart=True), Split()),
-    "a text alone": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=1, taken_apart=True), Retry(0.5)),
+    "a text alone": (of(Outcome.CRASHED, **BIG_BATCH), History(texts=1, taken_apart=True), Retry()),
     "a text alone, second": (
         of(Outcome.CRASHED, **SUSPECT),
         after(Outcome.CRASHED, 1, texts=1, taken_apart=True),
@@ -185,7 +190,7 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
     "a text alone, second but of another kind": (
         of(Outcome.CRASHED, **SUSPECT),
         after(Outcome.DEVICE_FAULT, 1, texts=1, taken_apart=True),
-        Retry(0.5),
+        Retry(),
     ),
     "a text that cannot be encoded": (of(Outcome.BAD_INPUT, **SUSPECT), History(texts=8), Split()),
     "a text that cannot be encoded, alone": (of(Outcome.BAD_INPUT, **SUSPECT), History(texts=1), Quarantine()),
@@ -196,11 +201,26 @@ SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
         Quarantine(),
     ),
     "half of the vectors are bad": (of(Outcome.BAD_OUTPUT, **BAD_ROWS), History(texts=4), Split((1, 3))),
-    "most vectors are bad": (of(Outcome.BAD_OUTPUT, **BAD_ROWS), History(texts=3), Retry(0.5)),
-    "most vectors are bad, third": (
+    "most vectors are bad": (of(Outcome.BAD_OUTPUT, **BAD_ROWS), History(texts=3), Split((1, 3))),
+    "all vectors are bad": (of(Outcome.BAD_OUTPUT, **BAD_ROWS), History(texts=2), Retry(0.5)),
+    "all vectors are bad, again": (
         of(Outcome.BAD_OUTPUT, **BAD_ROWS),
-        after(Outcome.BAD_OUTPUT, 2, texts=3),
-        SetAside(),
+        after(Outcome.BAD_OUTPUT, 1, texts=2),
+        Split((1, 3)),
+    ),
+    "hung over texts": (of(Outcome.HUNG, **SUSPECT), History(texts=8), Retry(0.5)),
+    "hung over texts, again: each try costs a stall_timeout": (
+        of(Outcome.HUNG, **SUSPECT, **HALVED),
+        after(Outcome.HUNG, 1, texts=8),
+        Split(),
+    ),
+    "hung over a part": (of(Outcome.HUNG, **SUSPECT), History(texts=4, taken_apart=True), Split()),
+    "hung over one text": (of(Outcome.HUNG, **SUSPECT), History(texts=1), Retry()),
+    "hung over one text, again": (of(Outcome.HUNG, **SUSPECT), after(Outcome.HUNG, 1, texts=1), Quarantine()),
+    "another dimension of one text, again": (
+        of(Outcome.BAD_OUTPUT, **SUSPECT),
+        after(Outcome.BAD_OUTPUT, 1, texts=1),
+        Quarantine(),
     ),
     "most vectors of a part are bad": (
         of(Outcome.BAD_OUTPUT, **BAD_ROWS),
@@ -405,3 +425,11 @@ def test_every_verdict_has_a_step_that_ends() -> None:
             step = decide(of(outcome, exit_code, row_can_cause=True), history, BUDGET)
             assert isinstance(step, SetAside | EndRun | Split | Quarantine) == (outcome not in free)
             assert not isinstance(step, Split) or texts > 1
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_a_hang_is_never_taken_for_a_text_at_once(texts: int) -> None:
+    """Where the config wants one try as well: it may have been the machine that stood still."""
+    verdict = of(Outcome.HUNG, **SUSPECT)
+    assert isinstance(decide(verdict, History(texts=texts), Budget(attempts=1)), Retry)
+    assert not isinstance(decide(verdict, after(Outcome.HUNG, 1, texts=texts), Budget(attempts=1)), Retry)

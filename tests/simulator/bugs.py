@@ -43,11 +43,10 @@ def _blame_at_once(self: Any, task: Any, verdict: Verdict, worker: int, _device:
     self._quarantine(task, verdict, worker)
 
 
-def _wait_by_the_sum(self: Any, step: Any, task: Any, verdict: Any, now_s: float, *rest: Any) -> None:
-    _do(self, step, task, verdict, now_s, *rest)
+def _wait_by_the_sum(self: Any, step: Any, end: Any) -> None:
+    _do(self, step, end)
     if isinstance(step, Wait):
-        waits = self._waits(verdict, rest[1])
-        waits.waiting_since_s -= step.delay_s
+        self._waits._since_s[self._cause(end)] -= step.delay_s
 
 
 def _suspect_no_device(self: Any, *_: Any) -> None:
@@ -58,9 +57,9 @@ def _keep_lost_controls(self: Any) -> None:
     return None
 
 
-def _count_splits(self: Any, *arguments: Any) -> None:
+def _count_splits(self: Any, step: Any, task: Any, worker: int, device: Any) -> None:
     self._fruitless += 1
-    _split(self, *arguments)
+    _split(self, step, task, worker, device)
 
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {

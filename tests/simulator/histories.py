@@ -1225,6 +1225,162 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "E1: the model cannot be loaded: another chunk shows it, and no text is touched",
+        {"chunks": 3, "standby": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
+        crashed 1 model_load   |
+        wait 0.5               | start 3 on 0: 16..24
+        crashed 3 model_load   | halt 78
+        """,
+    ),
+    (
+        "E1: a worker that began before another failed to start proves nothing of its own",
+        {"chunks": 3, "standby": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
+        wait 1                 |
+        crashed 1 model_load   |
+        crashed 2 model_load   |
+        wait 0.5               | start 3 on 0: 16..24
+        ready 3                | go 3: 32
+        ok 3                   | keep 3
+        wait 0.5               | start 4 on 0: 0..8, start 5 on 0: 8..16
+        """,
+    ),
+    (
+        "E1: what has worked before gets all its tries, and then ends the run",
+        {"chunks": 3},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 8..16
+        init 2                 |
+        wait 0.5               | start 3 on 0: 16..24
+        init 3                 |
+        wait 1                 | start 4 on 0: 8..16
+        init 4                 | halt 69
+        """,
+    ),
+    (
+        "E2: a GPU on which no worker starts is left out; its chunks go elsewhere, uncharged",
+        {"chunks": 5, "attempts": 3},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        join 1 look none       | start 2 on 1: 8..16
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        init 1                 |
+        wait 0.5               | start 3 on 0: 16..24
+        init 3                 | drop 0 69
+        ok 2                   | keep 2, start 4 on 1: 16..24
+        """,
+    ),
+    (
+        "E3: a model larger than its GPU, and nobody else on it: 69 at once",
+        {"chunks": 3},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        busy 1 alone           | halt 69
+        """,
+    ),
+    (
+        "E3: where another worker of ours holds the memory, it is waited for",
+        {"chunks": 3, "per_device": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        busy 2 ours            | wait for 0
+        """,
+    ),
+    (
+        "E5: nobody can be asked, and the smallest batch does not fit: wait before anything is taken apart",
+        {"chunks": 1, "size": 2, "rows": 1, "wait_timeout": 2},
+        """
+        join 0 look blind      | start 1 on 0: 0..2
+        ready 1                | go 1: 1
+        oom 1 1x90 blind       | wait for 0
+        wait 1                 | start 2 on 0: 0..2
+        ready 2                | look 0
+        looked 0 blind         | go 2: 1
+        ok 2                   | keep 2, join 0
+        """,
+    ),
+    (
+        "E5: nobody can be asked, and batches as large have fitted: wait, and learn nothing",
+        {"chunks": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 4x10+4 blind     | wait for 0
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        """,
+    ),
+    (
+        "E5: a neighbour who came takes the memory: wait, and learn nothing",
+        {"chunks": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 8x10 came        | wait for 0
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        """,
+    ),
+    (
+        "E5: the neighbour stays: after wait_timeout batches get smaller, and the next is not waited for again",
+        {"chunks": 1, "wait_timeout": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        oom 1 8x10 came        | wait for 0
+        wait 1                 | start 2 on 0: 0..8
+        ready 2                | go 2: 32
+        oom 2 8x10 came        | learn a 4, start 3 on 0: 0..8
+        ready 3                | go 3: 4
+        oom 3 4x10 came        | learn a 2, start 4 on 0: 0..8
+        """,
+    ),
+    (
+        "a shorter pause does not end a longer one",
+        {"chunks": 4, "per_device": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        busy 1                 | wait for 0
+        crashed 2 import       |
+        wait 0.6               |
+        wait 0.4               | start 3 on 0: 0..8, start 4 on 0: 8..16
+        """,
+    ),
+    (
+        "B5: a text that hangs is looked at twice alone, and blamed after a control at once",
+        {"chunks": 3, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        hung 1 2x10            | start 2 on 0: 2..4
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 0: 4..6
+        wait 0.5               |
+        ready 3                | go 3: 32
+        ok 3                   | keep 3, start 4 on 0: 0..2
+        ready 4                | go 4: 32
+        hung 4 2x10            | cut at 1, start 5 on 0: 0..1
+        ready 5                | go 5: 32
+        ok 5                   | keep 5, start 6 on 0: 1..2
+        ready 6                | go 6: 32
+        hung 6 1x10            | start 7 on 0: 1..2
+        ready 7                | go 7: 32
+        hung 7 1x10            | start 8 on 0: 0..1 control
+        ready 8                | go 8: 32
+        ok 8                   | quarantine 1, compose 0, join 0
+        """,
+    ),
+    (
         "a control that meets a full disk is made again when there is space",
         {"chunks": 2, "size": 1, "attempts": 1},
         """

@@ -185,7 +185,7 @@ class _Run:
         self.began_s = life.now_s
         self.watchdog.begin()
         self.scheduler = Scheduler(self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s)
-        self._acts = {
+        self._acts: dict[type, Any] = {
             do.Start: self._start, do.Go: self._go, do.End: self._end, do.Look: self._look, do.Keep: self._keep,
             do.Quarantine: self._quarantine, do.Compose: self._compose, do.Cut: self._cut, do.Join: self._join,
             do.SaveLessons: self._save_lessons, do.DropDevice: self._drop, do.DropNode: self._drop_node,
@@ -290,7 +290,7 @@ class _Run:
     def _act(self, instruction: do.Instruction) -> on.Stimulus | None:
         if self.life.history is not None:
             self.life.note(f"    < {terse(instruction)}")
-        act = self._acts.get(type(instruction))
+        act: Callable[[Any], on.Stimulus | None] | None = self._acts.get(type(instruction))
         return act(instruction) if act is not None else None
 
     # --- devices
@@ -299,9 +299,7 @@ class _Run:
         device = Device(self.numbered, gpu)
         self.numbered += 1
         self.devices[device.number] = device
-        opinion = self._opinion(gpu)
-        if not gpu.watched and device.number % 2:
-            opinion = None
+        opinion = None if not gpu.watched and device.number % 2 else self._opinion(gpu)
         name = f"gpu {device.number}"
         self._tell(on.DeviceJoined(device.number, name, gpu.node, gpu.kind, opinion))
 
@@ -455,11 +453,11 @@ class _Run:
                 self._fail(process, took_s, Failure.OOM)
                 return
             if fault is not Failure.NONE or transient:
-                failure = fault if fault is not Failure.NONE else Failure.ILLEGAL
-                if failure is Failure.HANG:
+                cause = fault if fault is not Failure.NONE else Failure.ILLEGAL
+                if cause is Failure.HANG:
                     self._hang(process)
                 else:
-                    self._fail(process, took_s, failure)
+                    self._fail(process, took_s, cause)
                 return
             if poison:
                 for text in order[at : at + rows]:
@@ -661,9 +659,10 @@ class _Run:
     def _waiting(self, tell: do.TellWaiting) -> None:
         until_s = self.life.now_s + tell.delay_s
         if tell.device is None:
-            self.paused_until_s = until_s
+            self.paused_until_s = max(self.paused_until_s, until_s)
         elif tell.device in self.devices:
-            self.devices[tell.device].paused_until_s = until_s
+            device = self.devices[tell.device]
+            device.paused_until_s = max(device.paused_until_s, until_s)
 
     def _aside(self, _aside: do.SetAside) -> None:
         self.set_aside += 1
@@ -700,9 +699,9 @@ def simulate(seed: int, size: str = "small", *, world: World | None = None, trac
         broken.life = life
         raise
     except Exception as bug:
-        broken = Broken("no bug", f"{type(bug).__name__}: {bug}")
-        broken.life = life
-        raise broken from bug
+        crash = Broken("no bug", f"{type(bug).__name__}: {bug}")
+        crash.life = life
+        raise crash from bug
 
 
 __all__ = ["GOOD", "VECTOR", "Life", "simulate"]

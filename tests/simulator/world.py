@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.policy import Budget
@@ -274,7 +275,8 @@ def without(world: World, trouble: str) -> World:
             gpus = [replace(gpu, fails_from_s=NEVER, hangs_from_s=NEVER) for gpu in world.gpus]
             return replace(world, gpus=gpus)
         case "neighbours" | "busy":
-            return replace(world, gpus=[replace(gpu, **{trouble: []}) for gpu in world.gpus])
+            none: dict[str, Any] = {trouble: []}
+            return replace(world, gpus=[replace(gpu, **none) for gpu in world.gpus])
         case "memory":
             return replace(world, gpus=[replace(gpu, tokens=10**9) for gpu in world.gpus])
         case "chances":
@@ -295,7 +297,8 @@ def without(world: World, trouble: str) -> World:
         case "a device":
             return replace(world, gpus=world.gpus[:-1] or world.gpus)
         case _:
-            return replace(world, **{trouble: []})
+            nothing: dict[str, Any] = {trouble: []}
+            return replace(world, **nothing)
 
 
 TROUBLES = (

@@ -155,7 +155,7 @@ def broken_gpu(device: str, why: str) -> Halt:
         ExitCode.MACHINE,
         f"{device} cannot be used any more",
         why=why,
-        remedy="mend that, then run the same command again",
+        remedy="mend that, then run the same command again; what is done stays done",
     )
 
 
