@@ -42,9 +42,10 @@ class Measured:
 
 
 def make_model(folder: Path, shape: dict[str, int]) -> int:
-    """A sentence-transformers folder with random bf16 weights; returns the number of its parameters.
+    """A sentence-transformers folder with random bf16 weights; returns how many parameters compute.
 
-    The tokenizer is MiniLM's: which words there are changes nothing about the work for a token.
+    Those of the embedding table do not: a row of it is looked up. The tokenizer is
+    MiniLM's: which words there are changes nothing about the work for a token.
     """
     import torch
     from sentence_transformers import SentenceTransformer
@@ -61,7 +62,7 @@ def make_model(folder: Path, shape: dict[str, int]) -> int:
     transformer = Transformer(str(folder / "base"), max_seq_length=2048, model_kwargs={"dtype": "bfloat16"})
     pooling = Pooling(shape["hidden_size"], pooling_mode="lasttoken")
     SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(folder / "model"))
-    return sum(parameter.numel() for parameter in base.parameters())
+    return sum(parameter.numel() for parameter in base.parameters()) - base.get_input_embeddings().weight.numel()
 
 
 def long_texts(texts: list[str], words: int, rows: int) -> list[str]:

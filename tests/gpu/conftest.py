@@ -55,6 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ROWS] = []
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These cases start models again and again: they may take longer than other tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Keep the result of each case."""
