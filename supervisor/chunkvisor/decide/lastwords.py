@@ -113,7 +113,8 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
         code_of_nothing(verdict),
         f"output {output}: not one of its texts can be encoded, and chunk {chunk} was taken apart in vain",
         why=f"{verdict.outcome}: {verdict.reason}",
-        remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source.",
+        remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source. "
+        "Then run the same command again.",
     )
 
 

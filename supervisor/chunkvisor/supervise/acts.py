@@ -70,6 +70,8 @@ class Acts:
         """Workers, by number."""
         self.ended: dict[int, Slot] = {}
         """Those whose ends are being dealt with."""
+        self._recorded: dict[int, AttemptFiles] = {}
+        """Of failed attempts at one text, which may end the run later."""
         self.given_up: list[GivenUp] = []
 
     def carry_out(self, instruction: do.Instruction) -> on.Stimulus | None:
@@ -166,6 +168,8 @@ class Acts:
     def _record(self, record: do.Record) -> None:
         """Write down how an attempt failed, and tell of it."""
         task, verdict, files = record.task, record.verdict, self._files(record.worker, record.task)
+        if task.texts == 1 and record.worker:
+            self._recorded[record.worker] = files
         if verdict.asked_for:
             shutil.rmtree(files.folder, ignore_errors=True)
         else:
@@ -198,6 +202,8 @@ class Acts:
         """Of the ended worker; of none, the folder of the chunk's attempts."""
         if worker in self.ended:
             return self.ended[worker].files
+        if worker in self._recorded:
+            return self._recorded[worker]
         return AttemptFiles(self._outputs[task.output].ledger.layout.attempts_of(task.chunk))
 
     def _remove(self, worker: int) -> None:
@@ -217,8 +223,9 @@ class Acts:
     def _halt(self, instruction: do.HaltRun) -> Halt:
         halt = self._stations.with_others(instruction.halt) if instruction.of_device else instruction.halt
         slot = self.ended.get(instruction.worker)
-        if halt.log is None and slot is not None:
-            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=slot.files.log)
+        files = slot.files if slot is not None else self._recorded.get(instruction.worker)
+        if halt.log is None and files is not None:
+            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=files.log)
         return halt
 
     def _too_bad(self, instruction: do.HaltByBadRows) -> Halt:

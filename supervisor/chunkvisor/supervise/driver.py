@@ -221,7 +221,8 @@ class Driver:
                 self._engine.mistrust(slot.worker)
             return
         if returncode == NODE_LOST:
-            slot.ended_why = slot.ended_why or f"{slot.station} was lost"
+            # That its device was dropped is how we heard of it, and not why it ended.
+            slot.ended_by, slot.ended_why = EndedBy.ITSELF, f"{slot.station} was lost"
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
