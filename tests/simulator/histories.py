@@ -436,6 +436,22 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a text is not blamed by a worker that had the device before it failed, and has only written since",
+        {"chunks": 2, "size": 1, "attempts": 1, "standby": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1, start 2 on 0: 1..2
+        ready 1                | go 1: 32
+        ready 2                |
+        wait 1                 |
+        freed 1                | go 2: 32
+        wait 1                 |
+        fault 2 1x10           |
+        ok 1                   | keep 1, start 3 on 0: 0..1 control
+        ready 3                | go 3: 32
+        fault 3 1x10           | halt 69
+        """,
+    ),
+    (
         "a text is blamed by the next success on its device, without a control",
         {"chunks": 2, "size": 1, "attempts": 1},
         """
