@@ -279,7 +279,7 @@ class Consequences:
             step = replace(step, exit_code=lastwords.code_of_nothing(verdict))
         halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
         if device is not None and device.node and is_machines_own(step.exit_code, verdict):
-            self._say(do.DropNode(device.node, halt))
+            self._drop_node(device.node, halt)
         elif device is not None and is_devices_own(step.exit_code, verdict):
             self._drop(device, halt, end.worker)
         else:
@@ -361,9 +361,15 @@ class Consequences:
                     self._tries[charge.task][charge.outcome] -= 1
             device = self._fleet.devices.get(guilty.device)
             if guilty.node:
-                self._say(do.DropNode(guilty.node, lastwords.failing_machine(guilty.charges)))
+                self._drop_node(guilty.node, lastwords.failing_machine(guilty.charges))
             elif len(self._fleet.alive) > 1 and device is not None:
                 self._drop(device, lastwords.failing_device(device.name, guilty.charges), 0)
+
+    def _drop_node(self, node: str, halt: Halt) -> None:
+        """Do without a machine. That it is left is heard of later, but nothing is given to its devices meanwhile."""
+        for device in self._fleet.on_node(node):
+            device.left = True
+        self._say(do.DropNode(node, halt))
 
     def _any_good(self) -> bool:
         """Whether any text has ever got its vector."""
