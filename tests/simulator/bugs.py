@@ -1,5 +1,6 @@
 """Bugs that were mended, put back one at a time: to see that lives find them, and how soon."""
 
+import math
 import random
 import statistics
 import time
@@ -8,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 from chunkvisor.decide.lessons import learn
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import Wait
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.blame import Blame
@@ -20,6 +20,7 @@ from .life import simulate
 from .watchdog import Broken
 
 _heed_worker, _do, _split = Scheduler._heed_worker, Consequences._do, Consequences._split
+_encoded = Blame.encoded
 
 
 def _go_before_verdict(self: Any, stimulus: Any, now_s: float) -> None:
@@ -33,14 +34,24 @@ def _learn_whatever_comes(self: Any, kind: str, tier: Any) -> Any:
     return self._change(kind, learn(self._lessons.get(kind, ()), tier))
 
 
-def _blame_by_any_success(self: Any, _device: int) -> None:
+def _blame_by_any_success(self: Any, _device: int, _go_s: float) -> None:
     known, self._undecided = self._undecided, []
-    for task, verdict, worker, _ in known:
-        self._quarantine(task, verdict, worker)
+    for each in known:
+        self._quarantine(each)
 
 
-def _blame_at_once(self: Any, task: Any, verdict: Verdict, worker: int, _device: int) -> None:
-    self._quarantine(task, verdict, worker)
+def _blame_at_once(self: Any, accused: Any) -> None:
+    self._quarantine(accused)
+
+
+def _blame_by_earlier_workers(self: Any, device: int, _go_s: float) -> None:
+    _encoded(self, device, math.inf)
+
+
+def _trust_templates(self: Any, step: Any, end: Any) -> None:
+    _do(self, step, end)
+    for device in self._fleet.alive:
+        device.fresh_only = False
 
 
 def _wait_by_the_sum(self: Any, step: Any, end: Any) -> None:
@@ -57,9 +68,9 @@ def _keep_lost_controls(self: Any) -> None:
     return None
 
 
-def _count_splits(self: Any, step: Any, task: Any, worker: int, device: Any) -> None:
+def _count_splits(self: Any, step: Any, end: Any) -> None:
     self._fruitless += 1
-    _split(self, step, task, worker, device)
+    _split(self, step, end)
 
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
@@ -67,6 +78,8 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a wider lesson replaces a narrower": (LessonBook, "learn", _learn_whatever_comes),
     "a text is blamed by a success on another device": (Blame, "encoded", _blame_by_any_success),
     "a text is blamed without a control": (Blame, "accuse", _blame_at_once),
+    "a text is blamed by a worker that had the device before": (Blame, "encoded", _blame_by_earlier_workers),
+    "a broken GPU gets warm workers for ever": (Consequences, "_do", _trust_templates),
     "wait_timeout is summed over workers": (Consequences, "_do", _wait_by_the_sum),
     "no device is suspected": (Consequences, "_leave_out_guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),

@@ -436,6 +436,22 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a text is not blamed by a worker that had the device before it failed, and has only written since",
+        {"chunks": 2, "size": 1, "attempts": 1, "standby": 1},
+        """
+        join 0 look none       | start 1 on 0: 0..1, start 2 on 0: 1..2
+        ready 1                | go 1: 32
+        ready 2                |
+        wait 1                 |
+        freed 1                | go 2: 32
+        wait 1                 |
+        fault 2 1x10           |
+        ok 1                   | keep 1, start 3 on 0: 0..1 control
+        ready 3                | go 3: 32
+        fault 3 1x10           | halt 69
+        """,
+    ),
+    (
         "a text is blamed by the next success on its device, without a control",
         {"chunks": 2, "size": 1, "attempts": 1},
         """
@@ -909,6 +925,27 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 7                | go 7: 32
         ready 8                |
         ok 8                   |
+        """,
+    ),
+    (
+        "a machine that is left out: no worker that is prepared there gets its device",
+        {"chunks": 12, "size": 2, "standby": 1},
+        """
+        join 0 node n0 look none | start 1 on 0: 0..2, start 2 on 0: 2..4
+        join 1 node n1 look none | start 3 on 1: 4..6, start 4 on 1: 6..8
+        ready 1                | go 1: 32
+        ready 2                |
+        ready 3                | go 3: 32
+        killed 1 2x10          | go 2: 32, start 5 on 0: 8..10
+        ok 3                   | keep 3, start 6 on 1: 10..12
+        ready 4                | go 4: 32
+        ok 4                   | keep 4, start 7 on 1: 12..14
+        ready 5                |
+        killed 2 2x10          | go 5: 32, start 8 on 0: 14..16
+        ready 6                | go 6: 32
+        ok 6                   | keep 6, start 9 on 1: 16..18
+        ready 8                |
+        killed 5 2x10          | drop n0 69, end 8
         """,
     ),
     (

@@ -5,8 +5,9 @@ it may be the device or the model. Such texts are undecided. Where nothing else 
 be good is encoded once more, alone and on that device, as a control: if that fails as well, it is not the texts.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.outcome import Verdict
@@ -18,6 +19,18 @@ from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 8
 """So many texts that fail alone, and none that does not: no further one is tried before a control."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A text that failed alone."""
+
+    task: Task
+    verdict: Verdict
+    worker: int
+    device: int
+    since_s: float
+    """When it failed."""
 
 
 class Blame:
@@ -39,8 +52,7 @@ class Blame:
         self._fleet = fleet
         self._say = say
         self._drop = drop
-        self._undecided: list[tuple[Task, Verdict, int, int]] = []
-        """(text, how it failed, the worker, its device)."""
+        self._undecided: list[Accused] = []
         self._control: Task | None = None
         self._told = 0
         """Texts whose quarantine the driver has not confirmed yet."""
@@ -50,21 +62,26 @@ class Blame:
         """Whether there are texts that fail alone, and nothing to compare them with."""
         return bool(self._undecided)
 
-    def encoded(self, device: int) -> None:
-        """Some text has got its vector there: those that failed alone there did so by themselves."""
-        known = [each for each in self._undecided if each[3] == device]
-        if known:
-            self._undecided = [each for each in self._undecided if each[3] != device]
-        for task, verdict, worker, _ in known:
-            self._quarantine(task, verdict, worker)
+    def encoded(self, device: int, go_s: float) -> None:
+        """A text got its vector on the device, by a worker that was given it at that time.
 
-    def accuse(self, task: Task, verdict: Verdict, worker: int, device: int) -> None:
+        Texts that had failed alone there by then did so by themselves. An earlier worker may have had the device while
+        it was still sound, and only written its vectors since.
+        """
+        known = [each for each in self._undecided if each.device == device and each.since_s <= go_s]
+        if known:
+            self._undecided = [each for each in self._undecided if each not in known]
+        for each in known:
+            self._quarantine(each)
+
+    def accuse(self, accused: Accused) -> None:
         """The text fails alone."""
         # Of a hole the others in the same batches had their vectors: it is no control more.
-        if verdict.outcome is Outcome.BAD_INPUT or (task.hole and verdict.bad_rows):
-            self._quarantine(task, verdict, worker)
+        hole = accused.task.hole and accused.verdict.bad_rows
+        if accused.verdict.outcome is Outcome.BAD_INPUT or hole:
+            self._quarantine(accused)
         else:
-            self._undecided.append((task, verdict, worker, device))
+            self._undecided.append(accused)
 
     def settle(self, *, nothing_else: bool, gave_up: bool) -> None:
         """Find out about texts that are undecided, where nothing else is under way or there are too many of them.
@@ -76,39 +93,39 @@ class Blame:
         self._acquit_on_lost_devices()
         if not self._undecided or self._control is not None:
             return
-        task, verdict, worker, device = self._undecided[-1]
+        last = self._undecided[-1]
         many = nothing_else or len(self._undecided) >= UNDECIDED_MAX
         # The next text that hangs would cost more than a control.
-        if not many and verdict.outcome is not Outcome.HUNG:
+        if not many and last.verdict.outcome is not Outcome.HUNG:
             return
         for number, output in enumerate(self._outputs):
             if (good := output.known_good()) is not None:
                 chunk, text = good
-                self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=device)
+                self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=last.device)
                 self._backlog.put_back(self._control)
                 return
         if not many:
             return
-        output = self._outputs[task.output]
-        bad = output.bad_count + sum(each[0].output == task.output for each in self._undecided)
-        refused = all(each.refused_by_encoder for _, each, *_ in self._undecided)
+        output = self._outputs[last.task.output]
+        bad = output.bad_count + sum(each.task.output == last.task.output for each in self._undecided)
+        refused = all(each.verdict.refused_by_encoder for each in self._undecided)
         if refused and (not output.whole or bad >= output.texts):
             # Another slice may have good ones; or there are no others.
             undecided, self._undecided = self._undecided, []
             for each in undecided:
-                self._quarantine(*each[:3])
+                self._quarantine(each)
         elif gave_up and nothing_else:
             self._undecided = []
         else:
-            self._say(do.HaltRun(lastwords.nothing_encoded(output.name, task.chunk, verdict), worker))
+            self._say(do.HaltRun(lastwords.nothing_encoded(output.name, last.task.chunk, last.verdict), last.worker))
 
     def _acquit_on_lost_devices(self) -> None:
         """A device that the run does without can show nothing any more: its texts are tried on another."""
         alive = {device.number for device in self._fleet.alive}
-        for task, *_, device in self._undecided:
-            if device not in alive:
-                self._backlog.put_back(replace(task, due_s=NOW))
-        self._undecided = [each for each in self._undecided if each[3] in alive]
+        for each in self._undecided:
+            if each.device not in alive:
+                self._backlog.put_back(replace(each.task, due_s=NOW))
+        self._undecided = [each for each in self._undecided if each.device in alive]
         if self._control is not None and self._control.only not in alive and self._backlog.withdraw(self._control):
             self._control = None
 
@@ -128,7 +145,7 @@ class Blame:
         else:
             self._control = None
             if verdict.outcome is Outcome.COMMITTED:
-                self.encoded(device.number)
+                self.encoded(device.number, math.inf)  # it was asked for after all of them
             elif len(self._fleet.alive) > 1:
                 self._drop(device, lastwords.failing_control(device.name, verdict), worker)
             else:
@@ -139,7 +156,8 @@ class Blame:
         """The driver has noted a quarantine, or could not: the progress counts it from now on."""
         self._told -= 1
 
-    def _quarantine(self, task: Task, verdict: Verdict, worker: int) -> None:
+    def _quarantine(self, accused: Accused) -> None:
+        task, verdict, worker = accused.task, accused.verdict, accused.worker
         count = 1 + self._told + sum(output.bad_count for output in self._outputs)
         if self._limit.fail or count > self._limit.limit:
             self._say(do.HaltByBadRows(worker, task, verdict, count))

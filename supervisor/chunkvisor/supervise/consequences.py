@@ -34,7 +34,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
-from chunkvisor.supervise.blame import Blame
+from chunkvisor.supervise.blame import Accused, Blame
 from chunkvisor.supervise.fleet import Device, Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.lessonbook import LessonBook
@@ -55,7 +55,9 @@ class _End:
     device: Device | None = None
     company: Company = Company.UNTOLD
     began_s: float | None = None
-    """When its worker was started; None where a failure of its start is to prove nothing."""
+    """When its worker was started, or got its device; None where a failure of its start is to prove nothing."""
+    go_s: float = 0.0
+    """When its worker got its device."""
 
     @property
     def life_s(self) -> tuple[float, float] | None:
@@ -99,8 +101,8 @@ class Consequences:
         self._fruitless = 0
         self._worked: set[int] = set()
         """Outputs of which this run has committed a chunk."""
-        self._keeping: dict[tuple[int, int, int], tuple[int, int, tuple[int, ...]]] = {}
-        """(worker, device, holes) of what the driver is storing, by texts."""
+        self._keeping: dict[tuple[int, int, int], tuple[_End, tuple[int, ...]]] = {}
+        """(whose attempt, holes) of what the driver is storing, by texts."""
         self._without_facts: set[tuple[int, int]] = set()
         """(output, chunk) of chunks that hold nothing but bad texts, while the dimension is not known yet."""
 
@@ -128,7 +130,9 @@ class Consequences:
         elif not verdict.blameless:
             task = replace(task, avoid=worker.seat)
         if isinstance(stimulus, on.Ended):
-            self._take(_End(task, verdict, now_s, worker.number, device, stimulus.company, stimulus.began_s))
+            # What goes wrong on the device has begun with its `go`, however long before that it was prepared.
+            began_s = max(stimulus.began_s, worker.go_s) if stimulus.began_s is not None else None
+            self._take(_End(task, verdict, now_s, worker.number, device, stimulus.company, began_s, worker.go_s))
         else:
             self._take(_End(task, verdict, now_s))
         self._leave_out_guilty()
@@ -138,7 +142,7 @@ class Consequences:
         history = self._history(end)
         step = decide(verdict, history, self._budget)
         if isinstance(step, Commit):
-            self._keep(end.worker, end.task, device)
+            self._keep(end)
             return
         self.host_ooms += verdict.outcome is Outcome.HOST_OOM
         self._fruitless += is_fruitless(step, verdict, end.task.texts)
@@ -204,9 +208,10 @@ class Consequences:
                 self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
                 self._wait(step, end)
             case Split():
-                self._split(step, task, end.worker, device)
+                self._split(step, end)
             case Quarantine():
-                self.blame.accuse(task, verdict, end.worker, device.number if device is not None else 0)
+                number = device.number if device is not None else 0
+                self.blame.accuse(Accused(task, verdict, end.worker, number, end.now_s))
             case SetAside():
                 self._barren_chunks += 1
                 self.gave_up = True
@@ -248,10 +253,11 @@ class Consequences:
         )
         self._backlog.put_back(again)
 
-    def _split(self, step: Split, task: Task, worker: int, device: Device | None) -> None:
+    def _split(self, step: Split, end: _End) -> None:
         """Keep all rows but the bad ones and try those alone, or try both halves."""
+        task = end.task
         if step.bad_rows and len(step.bad_rows) < task.texts:
-            self._keep(worker, task, device, step.bad_rows)
+            self._keep(end, step.bad_rows)
             return
         parts = halves(task.start, task.stop)
         self._say(do.Cut(task, parts[0][1]))
@@ -273,7 +279,7 @@ class Consequences:
             step = replace(step, exit_code=lastwords.code_of_nothing(verdict))
         halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
         if device is not None and device.node and is_machines_own(step.exit_code, verdict):
-            self._say(do.DropNode(device.node, halt))
+            self._drop_node(device.node, halt)
         elif device is not None and is_devices_own(step.exit_code, verdict):
             self._drop(device, halt, end.worker)
         else:
@@ -283,9 +289,9 @@ class Consequences:
 
     # --- what the driver has stored
 
-    def _keep(self, worker: int, task: Task, device: Device | None, holes: tuple[int, ...] = ()) -> None:
-        self._keeping[task.key] = (worker, device.number if device is not None else 0, holes)
-        self._say(do.Keep(worker, task, holes))
+    def _keep(self, end: _End, holes: tuple[int, ...] = ()) -> None:
+        self._keeping[end.task.key] = (end, holes)
+        self._say(do.Keep(end.worker, end.task, holes))
 
     def heed_storage(self, stimulus: on.StorageStimulus, now_s: float) -> None:
         """Take note of what is on the disk now, or could not be written."""
@@ -297,7 +303,8 @@ class Consequences:
                 self._succeeded(stimulus.task, now_s)
                 self.compose_if_known(stimulus.task.output, stimulus.task.chunk)
             case on.NotStored():
-                worker, *_ = self._keeping.pop(stimulus.task.key, (0, 0, ()))
+                kept, _ = self._keeping.pop(stimulus.task.key, (None, ()))
+                worker = kept.worker if kept is not None else 0
                 if not worker and stimulus.task.texts:
                     self.blame.confirmed()
                 self._take(_End(stimulus.task, stimulus.verdict, now_s, worker))
@@ -306,10 +313,10 @@ class Consequences:
                     self._backlog.put_back(Task(NOW, stimulus.output, stimulus.chunk, *part))
 
     def _stored(self, task: Task, now_s: float, *, whole: bool) -> None:
-        _, device, holes = self._keeping.pop(task.key, (0, 0, ()))
+        kept, holes = self._keeping.pop(task.key, (None, ()))
         self._succeeded(task, now_s)
-        if task.texts:
-            self.blame.encoded(device)
+        if kept is not None and kept.device is not None:
+            self.blame.encoded(kept.device.number, kept.go_s)
         if holes:
             self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes], holes=True)
         if whole:
@@ -354,9 +361,15 @@ class Consequences:
                     self._tries[charge.task][charge.outcome] -= 1
             device = self._fleet.devices.get(guilty.device)
             if guilty.node:
-                self._say(do.DropNode(guilty.node, lastwords.failing_machine(guilty.charges)))
+                self._drop_node(guilty.node, lastwords.failing_machine(guilty.charges))
             elif len(self._fleet.alive) > 1 and device is not None:
                 self._drop(device, lastwords.failing_device(device.name, guilty.charges), 0)
+
+    def _drop_node(self, node: str, halt: Halt) -> None:
+        """Do without a machine. That it is left is heard of later, but nothing is given to its devices meanwhile."""
+        for device in self._fleet.on_node(node):
+            device.left = True
+        self._say(do.DropNode(node, halt))
 
     def _any_good(self) -> bool:
         """Whether any text has ever got its vector."""

@@ -28,6 +28,8 @@ class Worker:
     device: "Device"
     limits: Limits
     gate: Gate = Gate.SHUT
+    go_s: float = float("-inf")
+    """When it got its device."""
     ready: bool = False
     ending: bool = False
 

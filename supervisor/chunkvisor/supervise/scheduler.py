@@ -177,7 +177,7 @@ class Scheduler:
             for worker in waiting[: max(0, self._settings.per_device - device.computing)]:
                 if not self._fit(device, now_s):
                     return
-                worker.gate = Gate.OPEN
+                worker.gate, worker.go_s = Gate.OPEN, now_s
                 worker.limits = self._consequences.limits(worker.task, device)
                 self._say(do.Go(worker.number, worker.limits))
 
