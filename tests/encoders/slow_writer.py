@@ -5,7 +5,7 @@ from pathlib import Path
 
 import good
 
-from chunkvisor_worker import job
+from chunkvisor_worker.vectorfile import VectorFile
 
 DEADLINE_S = 60
 
@@ -17,15 +17,15 @@ class Encoder(good.Encoder):
     def encode(self, texts, batch_size):
         number = int(texts[0].split()[-1])
         (self._notes / f"computing{number}").touch()
-        save, after = job.save, self._notes / f"computing{number + len(texts)}"
+        finish, after = VectorFile.finish, self._notes / f"computing{number + len(texts)}"
 
-        def when_the_next_computes(path, vectors):
+        def when_the_next_computes(vectors):
             deadline_s = time.monotonic() + DEADLINE_S
             while not after.exists() and "last" not in texts[-1] and time.monotonic() < deadline_s:
                 time.sleep(0.01)
-            return save(path, vectors)
+            return finish(vectors)
 
-        job.save = when_the_next_computes
+        VectorFile.finish = when_the_next_computes
         return super().encode(texts, batch_size)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from chunkvisor_worker.contract.messages import Beat, Phase, from_json, read_message
 from chunkvisor_worker.progress import BeatWriter
 
@@ -16,7 +18,7 @@ def test_opening_is_the_time_from_go_to_the_first_batch(tmp_path: Path) -> None:
         assert beat.opening_s == 0.0
     progress._go_s = (progress._go_s or 0.0) - 10  # ten seconds ago
     progress.phase(Phase.FORWARD)
-    progress.batch(1, 1)
+    progress.batch(np.arange(1), 1)
     progress.phase(Phase.DONE)
 
     beat = read_message(Beat, tmp_path / "beat.json")

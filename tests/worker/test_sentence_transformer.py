@@ -51,9 +51,9 @@ class RecordedProgress:
         """A sign of life."""
         self.ticks += 1
 
-    def batch(self, rows: int, tokens: int) -> None:
+    def batch(self, indices: npt.NDArray[np.int64], tokens: int, rows: int = 0) -> None:
         """A batch began."""
-        self.batches.append((rows, tokens))
+        self.batches.append((rows or len(indices), tokens))
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch was done."""

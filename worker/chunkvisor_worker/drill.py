@@ -47,9 +47,9 @@ class Tripwire:
         """As `Progress.tick`."""
         self._progress.tick()
 
-    def batch(self, rows: int, tokens: int) -> None:
+    def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """As `Progress.batch`; then the fault."""
-        self._progress.batch(rows, tokens)
+        self._progress.batch(indices, tokens, rows)
         if self._is_due():
             self._sabotage.strike(self._scene)
 

@@ -24,8 +24,8 @@ class Progress(Protocol):
     def tick(self) -> None:
         """Still at work within the phase."""
 
-    def batch(self, rows: int, tokens: int) -> None:
-        """A batch of so many rows and padded tokens (0 = unknown) begins."""
+    def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
+        """The texts at these positions begin, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """The batch is done: rows, tokens without padding, tokens with padding (0 = unknown)."""

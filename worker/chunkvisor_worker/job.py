@@ -5,7 +5,6 @@ It never decides what a fault means for the run, and never touches another folde
 
 import contextlib
 import gc
-import io
 import os
 import sys
 import traceback
@@ -13,15 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-import numpy as np
-import xxhash
-
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
-    Limits,
     ModelSpec,
     Phase,
     Result,
@@ -30,12 +25,13 @@ from chunkvisor_worker.contract.messages import (
     write_message,
 )
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS
-from chunkvisor_worker.encoder import Encoder, Vectors
+from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim
-from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
+from chunkvisor_worker.plugin import PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.texts import read_texts
+from chunkvisor_worker.vectorfile import VectorFile
 
 Build: TypeAlias = Callable[[Spec], Encoder]
 """Makes the encoder of an attempt."""
@@ -109,7 +105,7 @@ def _leave(code: WorkerExit) -> NoReturn:
 
 
 def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
-    count = spec.stop - spec.start
+    count = spec.stop - spec.start - len(spec.skip)
     progress.rows_total = count
     progress.phase(Phase.IMPORT)
     encoder = build(spec)
@@ -120,13 +116,16 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     limits = gate.wait_for_go().limits if gate else spec.limits
     encoder.start(progress)
     progress.phase(Phase.FORWARD)
-    vectors = _gather(encoder, limits, count, progress)
+    vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
+    progress.tell_begun(vectors.begin)
+    for indices, block in encoder.encode(limits, progress):
+        vectors.add(indices, block)
     facts = encoder.facts()
     progress.freed = _release(encoder)
     progress.phase(Phase.WRITE)
     if gate and progress.freed:
         gate.call()
-    digest, size_bytes = save(files.vectors, vectors)
+    digest, size_bytes = vectors.finish()
     progress.phase(Phase.DONE)
     result = Result(
         fingerprint=spec.fingerprint,
@@ -157,43 +156,3 @@ def _release(encoder: Encoder) -> bool:
 def _log_traceback() -> None:
     with contextlib.suppress(OSError, ValueError):  # the encoder may have closed standard error
         traceback.print_exc()
-
-
-def _gather(encoder: Encoder, limits: Limits, count: int, progress: BeatWriter) -> Vectors:
-    vectors: Vectors | None = None
-    filled = np.zeros(count, dtype=bool)
-    for indices, block in encoder.encode(limits, progress):
-        if vectors is None:
-            vectors = np.empty((count, block.shape[1]), dtype=np.float32)
-        if block.shape[1] != vectors.shape[1]:
-            raise BadOutputError(f"vectors of {block.shape[1]} dimensions follow vectors of {vectors.shape[1]}")
-        vectors[indices] = block
-        filled[indices] = True
-    if vectors is None or not filled.all():
-        raise BadOutputError(f"the encoder left {count - int(filled.sum())} of {count} texts without a vector")
-    return vectors
-
-
-def save(path: Path, vectors: Vectors) -> tuple[str, int]:
-    """Write the array as .npy, by one rename; returns (checksum of the file, its size in bytes).
-
-    It is not synced: the checksum tells whether all of it is there, and the supervisor syncs what it takes over. The
-    space is reserved first, so that a full disk is an OSError with an errno here: numpy's own `save` to a path raises
-    one without. Raises OSError.
-    """
-    header = io.BytesIO()
-    contiguous = np.ascontiguousarray(vectors, dtype="<f4")
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
-    parts = [header.getbuffer(), contiguous.data.cast("B")]
-    size_bytes = sum(part.nbytes for part in parts)
-    digest = xxhash.xxh3_128()
-    temporary = path.with_name(f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb", buffering=0) as file:
-        os.posix_fallocate(fd, 0, size_bytes)
-        for part in parts:
-            digest.update(part)
-            while part.nbytes:
-                part = part[file.write(part) :]
-    temporary.replace(path)
-    return digest.hexdigest(), size_bytes

@@ -78,10 +78,11 @@ class PluginEncoder:
         step = rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             texts = self._texts[first : first + step]
-            progress.batch(min(rows, len(texts)), 0)
+            indices = np.arange(first, first + len(texts), dtype=np.int64)
+            progress.batch(indices, 0, min(rows, len(texts)))
             vectors = self._finish(_checked(self._encoder.encode(texts, rows), len(texts)))
             progress.advance(len(texts), 0, 0)
-            yield np.arange(first, first + len(texts), dtype=np.int64), vectors
+            yield indices, vectors
 
     def facts(self) -> Facts:
         """Dimension, and the versions of what is loaded anyway."""

@@ -5,9 +5,11 @@ It never beats by itself: only the work loop calls it, so that a hang is seen.
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from chunkvisor_worker.contract.messages import Beat, Phase, write_message
+from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05
 """Progress within a phase is written at most so often; a new phase at once."""
@@ -18,6 +20,7 @@ class BeatWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._begun: Callable[[Indices], None] | None = None
         self._seq = 0
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
@@ -32,6 +35,10 @@ class BeatWriter:
         self.freed = False
         self.opening_s = 0.0
         self._go_s: float | None = None
+
+    def tell_begun(self, begun: Callable[[Indices], None]) -> None:
+        """Have it called with the texts of each batch that begins, before anything else."""
+        self._begun = begun
 
     @property
     def current(self) -> Phase:
@@ -56,10 +63,12 @@ class BeatWriter:
         if now - self._written_s >= _INTERVAL_S:
             self._write(now)
 
-    def batch(self, rows: int, tokens: int) -> None:
-        """A batch of so many rows and padded tokens (0 = unknown) begins."""
+    def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
+        """A batch begins; see `Progress.batch`."""
+        if self._begun is not None:
+            self._begun(indices)
         first = self.batch_rows == 0
-        self.batch_rows, self.batch_tokens = rows, tokens
+        self.batch_rows, self.batch_tokens = rows or len(indices), tokens
         if first:
             # The largest batch comes first: if the kernel kills the worker over it, its size has to be known.
             self._write(time.monotonic())

@@ -116,7 +116,7 @@ class SentenceTransformerEncoder:
         launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
         for indices in self._batches(limits):
             padded = padded_tokens(self._lengths, indices) if self._tokens else 0
-            progress.batch(len(indices), padded)
+            progress.batch(indices, padded)
             self._pinned.next_batch()
             launched.append((indices, padded, self._forward(indices) if self._tokens else self._forward_texts(indices)))
             if len(launched) > ahead:

@@ -48,6 +48,16 @@ class AttemptFiles:
         return self.folder / "embeddings.npy"
 
     @property
+    def partial(self) -> Path:
+        """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
+        return self.folder / "embeddings.partial.npy"
+
+    @property
+    def batches(self) -> Path:
+        """A line for each batch that began, and one for each that is written."""
+        return self.folder / "batches.jsonl"
+
+    @property
     def result(self) -> Path:
         """Written last, and only when the vectors are on disk."""
         return self.folder / "result.json"

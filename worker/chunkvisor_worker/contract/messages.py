@@ -119,6 +119,8 @@ class Spec:
     """Threads for the CPU's share of the work; 0 = the libraries' own choice."""
     import_path: tuple[str, ...] = ()
     """Folders put on sys.path for a plug-in encoder."""
+    skip: tuple[int, ...] = ()
+    """Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero."""
     limits: Limits = Limits(rows=32)
     """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
 

@@ -1,0 +1,164 @@
+"""What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at both."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.salvage import Salvage, look
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
+from chunkvisor_worker.plugin import BadOutputError
+from chunkvisor_worker.vectorfile import VectorFile
+
+FACTS = Facts(dimension=3, dtype="float32")
+VECTORS = np.arange(1, 31, dtype=np.float32).reshape(10, 3)
+
+
+def spec(skip: tuple[int, ...] = ()) -> Spec:
+    """Ten texts, of which those in `skip` have their vectors."""
+    return Spec("run", "print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip)
+
+
+def opened(files: AttemptFiles, skip: tuple[int, ...] = ()) -> VectorFile:
+    """As the worker opens it."""
+    return VectorFile(files, 10, skip, lambda: FACTS)
+
+
+def write(file: VectorFile, *batches: list[int], vectors: np.ndarray = VECTORS) -> None:
+    """Batches of these positions, from begin to end."""
+    for batch in batches:
+        file.begin(np.array(batch))
+        file.add(np.array(batch), vectors[batch])
+
+
+def never_blank(_index: int) -> bool:
+    """No text of these tests is blank."""
+    return False
+
+
+def test_a_finished_file_is_what_numpy_reads(tmp_path: Path) -> None:
+    """Batches come in any order; the digest is that of the file."""
+    files = AttemptFiles(tmp_path)
+    file = opened(files)
+    write(file, [9, 0, 3], [1, 2, 4, 5], [8, 7, 6])
+
+    digest, size_bytes = file.finish()
+
+    np.testing.assert_array_equal(np.load(files.vectors), VECTORS)
+    assert digest == inspect(files.vectors).digest
+    assert size_bytes == files.vectors.stat().st_size
+    assert not files.partial.exists()
+
+
+def test_texts_that_have_vectors_are_not_written(tmp_path: Path) -> None:
+    """Positions count among the texts that are given; the file has a row for each text of the range."""
+    files = AttemptFiles(tmp_path)
+    file = opened(files, skip=(0, 4, 9))
+    write(file, [6, 0], [1, 2, 3, 4, 5])
+    file.finish()
+
+    found = np.load(files.vectors)
+
+    assert found.shape == (10, 3)
+    assert not found[[0, 4, 9]].any()
+    np.testing.assert_array_equal(found[[8, 1, 2, 3, 5, 6, 7]], VECTORS[[6, 0, 1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("batches", "block", "match"),
+    [
+        ([[0, 1]], VECTORS[:2], "left 8 of 10 texts"),
+        ([[0, 1]], VECTORS[2:4, :2], "2 dimensions follow vectors of 3"),
+    ],
+)
+def test_what_is_no_vector_a_text_is_refused(
+    tmp_path: Path, batches: list[list[int]], block: np.ndarray, match: str
+) -> None:
+    """A text without a vector, or a batch of another dimension, is the encoder's fault."""
+    file = opened(AttemptFiles(tmp_path))
+    write(file, *batches)
+    with pytest.raises(BadOutputError, match=match):
+        file.add(np.array([2, 3]), block) if "follow" in match else file.finish()
+
+
+def test_what_was_written_is_found_after_a_death(tmp_path: Path) -> None:
+    """Finished batches are there; those that had begun are suspects; the rest is untouched."""
+    files = AttemptFiles(tmp_path)
+    file = opened(files)
+    write(file, [9, 0], [3, 4])
+    for batch in ([1, 2], [5]):
+        file.begin(np.array(batch))
+
+    assert look(files, spec(), None, never_blank) == Salvage((0, 3, 4, 9), (1, 2, 5), FACTS)
+
+
+def corrupt(files: AttemptFiles) -> None:
+    """A row of the second batch is other than it was written."""
+    with files.partial.open("r+b") as file:
+        file.seek(-4 * 3 * 6, 2)
+        file.write(b"\x01")
+
+
+def tear(files: AttemptFiles) -> None:
+    """The log ends in the middle of its last line."""
+    data = files.batches.read_bytes()
+    files.batches.write_bytes(data[:-9])
+
+
+def shorten(files: AttemptFiles) -> None:
+    """The file of vectors is cut."""
+    with files.partial.open("r+b") as file:
+        file.truncate(140)
+
+
+def lie(files: AttemptFiles) -> None:
+    """The log says things that are no positions."""
+    with files.batches.open("ab") as file:
+        file.write(b'{"batch":7,"rows":[1,99,-3]}\n{"batch":7,"digest":"0"}\n')
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (corrupt, Salvage((0, 9), (), FACTS)),
+        (tear, Salvage((0, 9), (3, 4), FACTS)),
+        (shorten, Salvage()),
+        (lie, Salvage((0, 3, 4, 9), (), FACTS)),
+        (lambda files: files.partial.unlink(), Salvage()),
+        (lambda files: files.batches.unlink(), Salvage()),
+        (lambda files: files.batches.write_bytes(b"\xff\n" + files.batches.read_bytes()), Salvage()),
+    ],
+)
+def test_what_is_damaged_is_not_taken_over(
+    tmp_path: Path, damage: Callable[[AttemptFiles], object], expected: Salvage
+) -> None:
+    """Only batches that match their checksums count, whatever became of the rest."""
+    files = AttemptFiles(tmp_path)
+    write(opened(files), [9, 0], [3, 4])
+
+    damage(files)
+
+    assert look(files, spec(), None, never_blank) == expected
+
+
+def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path) -> None:
+    """NaN and, but for blank texts, zero throughout: the policy has to see them in a result."""
+    files, vectors = AttemptFiles(tmp_path), VECTORS.copy()
+    vectors[3, 1], vectors[[4, 9]] = np.nan, 0
+    write(opened(files), [9, 0], [3, 4], vectors=vectors)
+
+    assert look(files, spec(), None, lambda index: index == 9).done == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("known", "skip"), [(Facts(4, "float32"), ()), (Facts(3, "bfloat16"), ()), (None, (0, 3, 4, 9))]
+)
+def test_vectors_that_do_not_fit_are_left(tmp_path: Path, known: Facts | None, skip: tuple[int, ...]) -> None:
+    """Of another dimension or dtype than the chunks before, or of texts that were not asked for."""
+    files = AttemptFiles(tmp_path)
+    write(opened(files), [9, 0], [3, 4])
+
+    assert look(files, spec(skip), known, never_blank).done == ()
