@@ -7,7 +7,7 @@ reader with SIGBUS (mmap(2)).
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
@@ -138,8 +138,10 @@ def read_exactly(file: BinaryIO | io.FileIO, room: Vectors) -> None:
         view = view[count:]
 
 
-def inspect(path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128) -> Inspection:
-    """Read the whole file once. Raises BadVectorsError, OSError."""
+def inspect(
+    path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128, *, skip: Collection[int] = ()
+) -> Inspection:
+    """Read the whole file once; what the rows in `skip` hold does not matter. Raises BadVectorsError, OSError."""
     with open_regular(path) as raw:
         shape = read_shape(raw)
         raw.seek(0)
@@ -150,6 +152,8 @@ def inspect(path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128) ->
         for block in blocks(raw, shape):
             digest.update(block.data.cast("B"))
             bad, null = bad_rows(block)
+            if skip:
+                bad, null = (np.array([row for row in rows if first + int(row) not in skip]) for rows in (bad, null))
             not_finite_count += len(bad)
             zero_count += len(null)
             not_finite += [first + int(row) for row in bad[: MAX_LISTED - len(not_finite)]]

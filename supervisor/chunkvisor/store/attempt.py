@@ -57,6 +57,8 @@ class Place:
     """0 = the job's; another machine has other cores."""
     model_path: str | None = None
     """Where the model's files are there; None = the job's."""
+    skip: tuple[int, ...] = ()
+    """Texts of the range, counted from its first, that have their vectors: the worker does not get them."""
 
 
 def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
@@ -79,13 +81,14 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         chunk=place.chunk,
         attempt=place.attempt,
         start=place.start,
-        stop=place.start + count,
+        stop=place.start + count + len(place.skip),
         texts_digest=digest.hexdigest(),
         device=place.device,
         model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,
         threads=place.threads or job.threads,
         import_path=job.import_path,
+        skip=place.skip,
         limits=limits,
     )
     write_message(files.spec, spec, durable=False)
@@ -125,7 +128,7 @@ def gather(
         limits=limits,
     )
     if result is not None:
-        problem, bad_rows, other_dimension = _problem(files.vectors, result, known, is_blank)
+        problem, bad_rows, other_dimension = _problem(files.vectors, result, spec, known, is_blank)
         evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows, other_dimension=other_dimension)
     return evidence
 
@@ -162,11 +165,11 @@ def _answers(result: Result, spec: Spec) -> bool:
 
 
 def _problem(
-    vectors: Path, result: Result, known: Facts | None, is_blank: Callable[[int], bool]
+    vectors: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
 ) -> tuple[str | None, tuple[int, ...], bool]:
     """What is wrong with the vectors; which rows are, where that can be listed; whether it is their dimension."""
     try:
-        found = inspect(vectors)
+        found = inspect(vectors, skip=frozenset(spec.skip))
     except BadVectorsError as error:
         return str(error), (), False
     except OSError as error:
