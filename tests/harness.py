@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-ENCODERS = Path(__file__).parent / "encoders"
+ENCODERS = ROOT / "tests" / "encoders"
 MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
@@ -157,6 +157,23 @@ def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait for the end."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
+
+
+def sweep(
+    mode: str,
+    when: str,
+    template: Path,
+    scratch: Path,
+    *targets: str,
+    options: str = "",
+    keys: str = "output chunk attempt",
+) -> list[dict[str, Any]]:
+    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
+    scratch.mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "tests" / "drivers" / "kill_at.py"), mode, when, str(template), str(scratch)]
+    env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys}
+    ended = subprocess.run([*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env)
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def bearing(mark: str) -> list[psutil.Process]:

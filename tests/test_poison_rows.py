@@ -1,10 +1,7 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
-import json
 import math
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import Ended, expected, local_engine_only
+from harness import Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
-
-DRIVER = Path(__file__).parent / "drivers" / "kill_at.py"
 
 
 def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
@@ -298,18 +293,15 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
     whole = template.copy(tmp_path / "whole")
     assert whole.run_here().returncode == 3
     assert_quarantined(whole, FEW, [1, 6])
-    (tmp_path / "each").mkdir()
-    command = [sys.executable, str(DRIVER), "each", "after", str(template.folder), str(tmp_path / "each")]
-    ended = subprocess.run(
-        [*command, "chunkvisor.events.journal:Journal.write"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=250,
-        # Not by the attempt: bad texts fail anew in each run.
-        env={**os.environ, "KILL_AT_KEYS": "output chunk start row"},
+    # Not by the attempt: bad texts fail anew in each run.
+    told = sweep(
+        "each",
+        "after",
+        template.folder,
+        tmp_path / "each",
+        "chunkvisor.events.journal:Journal.write",
+        keys="output chunk start row",
     )
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
     for line in told:
         assert line["returncode"] == 3, line
         place = ScriptedWorkplace(Path(line["folder"]))

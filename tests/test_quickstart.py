@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-QUICKSTART = Path(__file__).parents[1] / "quickstart"
+from harness import ROOT
+
+QUICKSTART = ROOT / "quickstart"
 
 
 def script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import expected, local_engine_only
+from harness import expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
 
-DRIVER = Path(__file__).parent / "drivers" / "kill_at.py"
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t2"]
 MORE = ["u0", "u1"]
 EVENTS = {
@@ -35,17 +34,6 @@ def eventful(folder: Path) -> ScriptedWorkplace:
     place.lay("t0", "oom!")
     place.lay("t3", "crash")
     return place
-
-
-def sweep(
-    mode: str, when: str, template: ScriptedWorkplace, scratch: Path, *targets: str, options: str = ""
-) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells of runs with these options."""
-    scratch.mkdir()
-    command = [sys.executable, str(DRIVER), mode, when, str(template.folder), str(scratch), *targets]
-    env = os.environ | {"KILL_AT_OPTIONS": options}
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=250, env=env)
-    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def assert_whole(folder: Path) -> None:
@@ -70,7 +58,11 @@ def _npy(vectors: np.ndarray) -> bytes:
 def test_killed_after_each_event(tmp_path: Path) -> None:
     """A run killed right after any event of its journal leaves a folder in which the next run completes."""
     told = sweep(
-        "each", "after", eventful(tmp_path / "template"), tmp_path / "each", "chunkvisor.events.journal:Journal.write"
+        "each",
+        "after",
+        eventful(tmp_path / "template").folder,
+        tmp_path / "each",
+        "chunkvisor.events.journal:Journal.write",
     )
     for line in told:
         assert line["returncode"] == 0, line
@@ -87,7 +79,7 @@ def test_killed_after_each_event(tmp_path: Path) -> None:
 )
 def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...]) -> None:
     """A folder in which every run was killed at a new place, once before each of them, still comes out right."""
-    told = sweep("chain", "before", eventful(tmp_path / "template"), tmp_path / "chain", *targets)
+    told = sweep("chain", "before", eventful(tmp_path / "template").folder, tmp_path / "chain", *targets)
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(Path(told[-1]["folder"]))
@@ -144,7 +136,7 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_result_without_a_judge(tmp_path: Path) -> None:
     """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    told = sweep("each", "before", place, tmp_path / "each", "chunkvisor.supervise.aftermath:Aftermath.conclude")
+    told = sweep("each", "before", place.folder, tmp_path / "each", "chunkvisor.supervise.aftermath:Aftermath.conclude")
     assert [line["returncode"] for line in told] == [0, 0]
     killed = ScriptedWorkplace(Path(told[0]["folder"]))
     np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))

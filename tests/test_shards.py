@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.assemble.finalfiles import parts_of
-from harness import ROOT, expected
+from harness import expected, sweep
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
@@ -226,22 +224,13 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
     place = finished(tmp_path / "place", outputs__out__shards=before)
     place.write_config("scripted:make", chunk__size=2, outputs__out__shards=after)
     calls = len(place.calls())
-    driver = ROOT / "tests" / "drivers" / "kill_at.py"
     targets = [
         "chunkvisor.assemble.finalwriter:set_aside",
         "chunkvisor.assemble.finalwriter:sync_folder",
         "chunkvisor.assemble.finished:set_aside",
         "chunkvisor.assemble.finished:remove_final",
     ]
-    ended = subprocess.run(
-        [sys.executable, str(driver), "each", when, str(place.folder), str(tmp_path / "scratch"), *targets],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    lines = sweep("each", when, place.folder, tmp_path / "scratch", *targets)
     assert len(lines) > 5
     for line in lines:
         assert line.get("returncode") == 0, line

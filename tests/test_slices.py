@@ -29,9 +29,8 @@ from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
-from harness import expected, finish, kill, wait_for
+from harness import expected, finish, kill, sweep, wait_for
 from scripted_workplace import ScriptedWorkplace
-from test_resume import sweep
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t4", "t5", "t2"]
 """Three chunks of two texts."""
@@ -316,7 +315,12 @@ def test_killed_again_and_again(place: ScriptedWorkplace, tmp_path: Path) -> Non
     for which in ("1/3", "3/3"):
         assert place.run_here("--slice", which).returncode == 0
     told = sweep(
-        "chain", "after", place, tmp_path / "chain", "chunkvisor.events.journal:Journal.write", options="--slice 2/3"
+        "chain",
+        "after",
+        place.folder,
+        tmp_path / "chain",
+        "chunkvisor.events.journal:Journal.write",
+        options="--slice 2/3",
     )
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import kill, wait_for
+from harness import ENCODERS, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 from terminal import Terminal
 
@@ -194,7 +194,7 @@ def test_encode_quietly_and_in_json(place: ScriptedWorkplace) -> None:
     release(place)
     out = str(place.folder / "out.npy")
     asked = ("encode", str(place.source), "--column", "text", "--model", "m", "--encoder", "good:make", "-o", out)
-    from_tests = f"env.PYTHONPATH={Path(__file__).parent / 'encoders'}"
+    from_tests = f"env.PYTHONPATH={ENCODERS}"
     ended = place.here(*asked, "--device", "cpu", "--set", from_tests, "--quiet")
     assert (ended.returncode, ended.stderr) == (0, "")
     ended = place.here(*asked, "--device", "cpu", "--set", from_tests, "--log-format", "json")

@@ -21,8 +21,7 @@ from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import LINE_CHARS, Diagnosis, diagnose, diagnose_log
 from chunkvisor_worker.faults import fault_of
-
-ROOT = Path(__file__).parents[2]
+from harness import ROOT
 
 LOAD, TOKENIZE, INIT, FORWARD, WRITE = (
     Phase.MODEL_LOAD,
