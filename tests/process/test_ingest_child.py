@@ -11,7 +11,6 @@ from pathlib import Path
 import duckdb
 import psutil
 import pytest
-from ingest_files import write_texts
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.child import stage_table
@@ -19,6 +18,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
 from chunkvisor.ingest.table import StagedTable
+from ingest_files import write_texts
 
 
 def nothing() -> None:

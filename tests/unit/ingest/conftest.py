@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ingest_files import Stage
 
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
+from ingest_files import Stage
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from typing import Any
 
 import duckdb
 import pytest
-from ingest_files import Stage, wrap, write_parquet, write_texts
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.request import IngestRequest
+from ingest_files import Stage, wrap, write_parquet, write_texts
 
 COLUMN = {"column": "text"}
 BIG = 17 << 20

@@ -6,9 +6,9 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
-from ingest_files import Stage, wrap, write_parquet, write_texts
 
 from chunkvisor.ingest.table import StagedTable
+from ingest_files import Stage, wrap, write_parquet, write_texts
 
 Rows = Callable[[StagedTable], list[str]]
 TEXTS = ["b", "", "a, b", "b", 'say "hi"', "línea\u2028🙂", "007"]

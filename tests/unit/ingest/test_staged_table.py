@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ingest_files import Stage, write_texts
 
 from chunkvisor.ingest import table as staged_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.seal import DamagedError
+from ingest_files import Stage, write_texts
 
 FILES = ["texts.bin", "offsets.bin", "row_text.bin", "first_row.bin", "table.json"]
 
