@@ -175,10 +175,10 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     return value
 
 
-def finish(process: subprocess.Popen[str]) -> Ended:
-    """Wait for the end; a command that takes two minutes is killed, and fails the test with what it has said."""
+def finish(process: subprocess.Popen[str], timeout_s: float = 120) -> Ended:
+    """Wait for the end; a command that takes longer is killed, and fails the test with what it has said."""
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         raise AssertionError(f"no end in sight: {process.communicate()}") from None

@@ -23,10 +23,10 @@ from chunkvisor.events.words import Weight
 from chunkvisor.observe.followslices import merged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.lock import opened, take
+from chunkvisor.store.lock import opened, take, write_note
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.plan import Plan
-from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.store.slicelock import hold_workdir, turn
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
 from harness import expected, finish, kill, sweep, wait_for
@@ -296,6 +296,30 @@ def test_one_prepares_and_dies(slow: ScriptedWorkplace) -> None:
     assert slow.run_here("--slice", name).returncode == 0
     assert_whole(slow)
     assert sum(has_told(slow, f"{number}/4", "staged") for number in (1, 2, 3, 4)) == 1
+
+
+def test_who_waits_names_the_one_that_has_the_turn(tmp_path: Path) -> None:
+    """Between two slices that have the turn one after the other, nobody is told the wrong name, or none."""
+    layouts = [Layout(tmp_path, Slice(number, 3)) for number in (1, 2, 3)]
+    for layout in layouts:
+        layout.desk.mkdir(parents=True, exist_ok=True)
+    told: list[str] = []
+    with turn(layouts[0], pytest.fail, pytest.fail):
+        pass
+    with opened(layouts[1].turn) as fd:
+        assert take(fd, fcntl.LOCK_EX)  # slice 2 has it, and has not said so yet
+        notes = iter(["", "slice 2/3"])
+
+        def pause(_seconds: float) -> None:
+            if (note := next(notes, None)) is not None:
+                write_note(fd, note)
+            else:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+        with turn(layouts[2], pause, told.append):
+            pass
+
+    assert told == ["slice 2/3"]
 
 
 def test_a_slice_that_waits_can_be_stopped(slow: ScriptedWorkplace) -> None:

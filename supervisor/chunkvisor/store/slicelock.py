@@ -66,13 +66,17 @@ def turn(layout: Layout, pause: Callable[[float], None], tell: Callable[[str], N
     with opened(layout.turn) as fd:
         look_s, told = _FIRST_LOOK_S, False
         while not take(fd, fcntl.LOCK_EX):
-            if not told:
+            # Whoever has just taken it has not written its name yet: it is told at the next look.
+            if not told and (who := read_bounded(layout.turn)):
                 told = True
-                tell((read_bounded(layout.turn) or b"another").decode(errors="replace"))
+                tell(who.decode(errors="replace"))
             pause(look_s)
             look_s = min(_LAST_LOOK_S, 1.5 * look_s)
         write_note(fd, named(f"slice {layout.slice}", read_holder(layout.lock)).rstrip(","))
-        yield
+        try:
+            yield
+        finally:
+            write_note(fd, "")  # who comes next is not to be called by our name
 
 
 @contextlib.contextmanager
