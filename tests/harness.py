@@ -90,8 +90,7 @@ class Workplace:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command; both streams are pipes."""
-        ours = str(self.config_path)
-        if arguments[:2] == ("run", ours) and "kind: ray" in self.config_path.read_text():
+        if self._goes_to_ray(*arguments):
             # The environment of this machine does not travel to the nodes.
             travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
             arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))
@@ -106,7 +105,7 @@ class Workplace:
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """Run a command to its end, in this process where that can be: a new one costs half a second of computing."""
-        if os.environ.get(CLUSTER):
+        if self._goes_to_ray(*arguments):
             return finish(self.start(*arguments, env=env))
         with mock.patch.dict(os.environ, env or {}):
             return self.here(*arguments)
@@ -137,6 +136,9 @@ class Workplace:
                 code = 1
         return Ended(code, stdout.getvalue(), stderr.getvalue())
 
+    def _goes_to_ray(self, *arguments: str) -> bool:
+        return arguments[:2] == ("run", str(self.config_path)) and "kind: ray" in self.config_path.read_text()
+
     def vectors(self) -> np.ndarray:
         """The final file."""
         return np.load(self.workdir / "out.npy", allow_pickle=False)
@@ -153,7 +155,13 @@ class Workplace:
 
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
-        return [json.loads(line) for line in (self.workdir / "events.jsonl").read_text().splitlines() if line]
+        return events_in(self.workdir / "events.jsonl")
+
+
+def events_in(journal: Path) -> list[dict[str, Any]]:
+    """The events of a journal, also while it is written: a line without an end is not there yet."""
+    lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
+    return [json.loads(line) for line in lines if line]
 
 
 def vector_of(text: str) -> np.ndarray:

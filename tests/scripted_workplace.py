@@ -3,13 +3,13 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness import ENCODERS, Ended, Workplace
+from harness import ENCODERS, Ended, Workplace, finish
 
 
 class ScriptedWorkplace(Workplace):
@@ -55,6 +55,10 @@ class ScriptedWorkplace(Workplace):
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""
         return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """`chunkvisor run` of the config in a process of its own: some faults kill it."""
+        return finish(self.start("run", str(self.config_path), *arguments, env=env))
 
     def run_here(self, *arguments: str) -> Ended:
         """`chunkvisor run` of the config, in this process."""

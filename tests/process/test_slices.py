@@ -29,7 +29,7 @@ from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir, turn
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
-from harness import expected, finish, kill, sweep, wait_for
+from harness import events_in, expected, finish, kill, sweep, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t4", "t5", "t2"]
@@ -59,8 +59,7 @@ def start(place: ScriptedWorkplace, which: str, *more: str) -> subprocess.Popen[
 
 def events_of(place: ScriptedWorkplace, which: str) -> list[dict[str, Any]]:
     """The slice's journal."""
-    path = Layout(place.workdir, Slice.parse(which)).events
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+    return events_in(Layout(place.workdir, Slice.parse(which)).events)
 
 
 def has_told(place: ScriptedWorkplace, which: str, event: str) -> bool:
