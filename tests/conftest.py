@@ -12,11 +12,12 @@ import pytest
 from hypothesis import settings
 from local_cluster import local_cluster
 
-from harness import CLUSTER, MARK, Workplace, bearing
+from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
 settings.register_profile("steady", derandomize=True)
-settings.load_profile("steady")
+settings.register_profile("soak", database=None, deadline=None)
+settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

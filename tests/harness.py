@@ -32,6 +32,8 @@ MARK = "CHUNKVISOR_TEST"
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 """Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
 
+SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
+"""What `make soak` chooses by; empty in `make test`, where the same is tried each time."""
 
 local_engine_only = pytest.mark.skipif(
     os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray",
@@ -207,11 +209,12 @@ def sweep(
     *targets: str,
     options: str = "",
     keys: str = "output chunk attempt",
+    share: str = "1:",
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, str(ROOT / "tests" / "drivers" / "kill_at.py"), mode, when, str(template), str(scratch)]
-    env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys}
+    env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
     ended = subprocess.run([*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env)
     return [json.loads(line) for line in ended.stdout.splitlines()]
 

@@ -1,7 +1,5 @@
 """Running again is resuming: whatever was killed, whenever, the same command ends with the same bytes."""
 
-import io
-import json
 import os
 import re
 import subprocess
@@ -14,78 +12,40 @@ import numpy as np
 import pytest
 
 from harness import expected, local_engine_only, sweep
+from killed import TEXTS, assert_whole, eventful
 from scripted_workplace import ScriptedWorkplace
-
-TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t2"]
-MORE = ["u0", "u1"]
-EVENTS = {
-    *("run_started", "staging", "staged", "output_opened", "attempt_started", "go", "attempt_failed", "limits_lowered"),
-    *("chunk_committed", "assembling", "output_complete", "run_ended"),
-}
-
-
-def eventful(folder: Path) -> ScriptedWorkplace:
-    """Two outputs, three chunks, a standby, an out-of-memory fault and a crash: every kind of event occurs."""
-    more = {"source": "more.jsonl", "column": "text"}
-    place = ScriptedWorkplace.make(
-        folder, TEXTS, chunk__size=2, encode__batch_size=2, workers__standby=1, outputs__more=more
-    )
-    (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in MORE))
-    place.lay("t0", "oom!")
-    place.lay("t3", "crash")
-    return place
-
-
-def assert_whole(folder: Path) -> None:
-    """Both final files have the right bytes, and nothing that was half-written lies about."""
-    workdir = folder / "work"
-    for name, texts in {"out": TEXTS, "more": MORE}.items():
-        vectors = np.load(workdir / f"{name}.npy", allow_pickle=False)
-        np.testing.assert_array_equal(vectors, expected(texts))
-        assert json.loads((workdir / f"{name}.json").read_text())["rows"] == len(texts)
-        assert (workdir / f"{name}.npy").read_bytes() == _npy(vectors)
-    left = [path for path in workdir.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
-    assert not left
-
-
-def _npy(vectors: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, vectors, allow_pickle=False)
-    return buffer.getvalue()
 
 
 @local_engine_only
-def test_killed_after_each_event(tmp_path: Path) -> None:
-    """A run killed right after any event of its journal leaves a folder in which the next run completes."""
-    told = sweep(
-        "each",
-        "after",
-        eventful(tmp_path / "template").folder,
-        tmp_path / "each",
-        "chunkvisor.events.journal:Journal.write",
-    )
+def test_killed_after_an_event(tmp_path: Path) -> None:
+    """A run killed right after an event of its journal leaves a folder in which the next run completes."""
+    template = eventful(tmp_path / "template").folder
+    told = sweep("each", "after", template, tmp_path / "each", "chunkvisor.events.journal:Journal.write", share="3:a")
+    assert len(told) > 3
     for line in told:
         assert line["returncode"] == 0, line
         assert_whole(Path(line["folder"]))
-    # Events of several workers come in another order from run to run: one may be met twice, and another not.
-    assert len(EVENTS - {line["call"].split()[2] for line in told if line["call"]}) <= 2
 
 
 @local_engine_only
 @pytest.mark.parametrize(
-    "targets",
-    [("chunkvisor.events.journal:Journal.write",), ("os:replace", "os:rename", "os:fsync", "os:rmdir")],
+    ("targets", "share"),
+    [
+        (("chunkvisor.events.journal:Journal.write",), "1:"),
+        (("os:replace", "os:rename", "os:fsync", "os:rmdir"), "2:a"),
+    ],
     ids=["events", "renames and syncs"],
 )
-def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...]) -> None:
+def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share: str) -> None:
     """A folder in which every run was killed at a new place, once before each of them, still comes out right."""
-    told = sweep("chain", "before", eventful(tmp_path / "template").folder, tmp_path / "chain", *targets)
+    template = eventful(tmp_path / "template").folder
+    told = sweep("chain", "before", template, tmp_path / "chain", *targets, share=share)
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(Path(told[-1]["folder"]))
     killed_at = [line["call"].split()[0] for line in told[:-1]]
-    assert set(killed_at) == {re.split("[:.]", target)[-1] for target in targets}
-    assert len(killed_at) >= 20
+    assert set(killed_at) <= {re.split("[:.]", target)[-1] for target in targets}
+    assert len(killed_at) >= 12
 
 
 @local_engine_only

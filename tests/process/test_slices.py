@@ -29,7 +29,7 @@ from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir, turn
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
-from harness import events_in, expected, finish, kill, sweep, wait_for
+from harness import events_in, expected, finish, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t4", "t5", "t2"]
@@ -331,25 +331,6 @@ def test_a_slice_that_waits_can_be_stopped(slow: ScriptedWorkplace) -> None:
     assert finish(second).returncode == 143
     first.send_signal(signal.SIGINT)
     assert finish(first).returncode == 130
-
-
-def test_killed_again_and_again(place: ScriptedWorkplace, tmp_path: Path) -> None:
-    """The slice that joins, killed after one event after the other, still completes the whole."""
-    for which in ("1/3", "3/3"):
-        assert place.run_here("--slice", which).returncode == 0
-    told = sweep(
-        "chain",
-        "after",
-        place.folder,
-        tmp_path / "chain",
-        "chunkvisor.events.journal:Journal.write",
-        options="--slice 2/3",
-    )
-    assert told[-1]["returncode"] == 0, told[-1]["stderr"]
-    assert not [line for line in told if "Traceback" in line["stderr"]]
-    assert_whole(ScriptedWorkplace(Path(told[-1]["folder"])))
-    killed_at = {line["call"].split()[2] for line in told[:-1]}
-    assert {"output_opened", "chunk_committed", "assembling", "output_complete"} <= killed_at
 
 
 def test_rows_without_a_vector(place: ScriptedWorkplace) -> None:

@@ -1,6 +1,6 @@
 """A soak: runs job after job while everything goes wrong at random, and proves that no row is lost or wrong.
 
-    python tests/chaos/soak.py [--seconds 300] [--seed N]
+    python tests/soak/chaos/soak.py [--seconds 300] [--seed N]
 
 Workers and supervisors are killed, stopped and starved, the encoder misbehaves, and files of the workdir are damaged
 between runs. When the time is over all that ends; the same command runs until it says that it is complete, and then
@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 from damage import Vandal
