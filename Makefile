@@ -10,11 +10,11 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
+RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-ray cluster-demo lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-ray test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,11 +29,23 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
 	$(BIN)/python quickstart/neighbours.py
 
-test: $(READY) ## run the tests; those that need a GPU skip where there is none
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+test: $(READY) ## run the tests of tests/unit and tests/process; those that need a GPU skip where there is none
+	$(BIN)/pytest tests/unit tests/process -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_ARGS="--seconds 3600 --only kill" for longer, or for some
+	$(BIN)/python tests/soak/run.py $(SOAK_ARGS)
 
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
+
+test-lowest: $(READY) ## run a part of the tests with the lowest versions of everything that pyproject.toml allows
+	$(BIN)/python tests/lowest.py --python $(PYTHON)
+
+mutants: $(READY) ## break one line after the other, and tell which of them no test notices (half an hour)
+	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
+
+coverage: $(READY) ## tell which lines the tests of tests/unit and tests/process run; no number is asked for
+	$(BIN)/python tests/coverage_of.py $(PYTEST_ARGS)
 
 cluster-demo: $(READY) ## run a real model on a Ray cluster of three local nodes, and kill one of them half-way
 	$(BIN)/python examples/cluster/demo.py
@@ -48,7 +60,7 @@ format: $(READY) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format
 
 chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--seed N"; every row has to be right at the end
-	$(BIN)/python tests/chaos/soak.py $(CHAOS_ARGS)
+	$(BIN)/python tests/soak/chaos/soak.py $(CHAOS_ARGS)
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)

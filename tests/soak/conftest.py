@@ -2,12 +2,20 @@
 
 import random
 import secrets
+from pathlib import Path
 
 import pytest
 
 from harness import SOAK_SEED
 
 SEED = SOAK_SEED or str(secrets.randbelow(1 << 32))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that is here is of the soak."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("soak")
 
 
 def pytest_report_header() -> str:
