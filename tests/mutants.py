@@ -93,7 +93,7 @@ MUTANTS = (
     M("lessons", "2 * old.needed if", "old.needed if"),
     M("lessons", "1 << (longest.bit_length() - 1)", "longest"),
     M("lessons", "lesson.successes >= lesson.needed", "lesson.successes > lesson.needed"),
-    M("lessons", "max(longest, verdict.batch_tokens // 2)", "verdict.batch_tokens // 2"),
+    M("lessons", "max(longest, verdict.batch_tokens // 2)", "verdict.batch_tokens"),
     M("lessons", "new.min_length <= old.min_length", "new.min_length >= old.min_length"),
     M("suspicion", "len(chunks) >= STREAK and streak.elsewhere >= STREAK", "len(chunks) >= STREAK"),
     M("suspicion", "self._streaks.pop(machine, None)\n        for", "self._streaks.get(machine)\n        for"),

@@ -13,7 +13,7 @@ import pytest
 import chunkvisor
 import chunkvisor.cli
 from chunkvisor.commands.drill.faults import FAULTS
-from harness import Workplace
+from harness import Workplace, finish
 
 COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
 
@@ -61,7 +61,7 @@ def test_version(workplace: Workplace) -> None:
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
 def test_short_help(workplace: Workplace, command: Sequence[str]) -> None:
     """`-h` is help, whatever comes before it."""
-    ended = workplace.call(*command, "-h")
+    ended = finish(workplace.start(*command, "-h"))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(f"Usage: {' '.join(['chunkvisor', *command])} [OPTIONS]")
 

@@ -3,8 +3,9 @@
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,9 +161,17 @@ def _state(place: ScriptedWorkplace, what: str) -> Path:
     return place.workdir / what if what == "lessons.json" else place.workdir / "outputs" / "out" / what
 
 
-@pytest.mark.parametrize(
-    ("places", "kind"), list(zip(UNKNOWN, itertools.cycle([a_file, a_folder, a_loop]), strict=False)), ids=str
-)
+def in_turn(places: Sequence[Any], *kinds: Callable[[Path], None]) -> list[tuple[Any, Callable[[Path], None]]]:
+    """Each place with one kind of thing, each kind in its turn; the soak tries all of them with all."""
+    return list(zip(places, itertools.cycle(kinds), strict=False))
+
+
+def named(value: Any) -> str:
+    """Of a parameter, the same in every process."""
+    return getattr(value, "__name__", None) or (value if isinstance(value, str) else value[0])
+
+
+@pytest.mark.parametrize(("places", "kind"), in_turn(UNKNOWN, a_file, a_folder, a_loop), ids=named)
 def test_unknown_things(tmp_path: Path, kind: Callable[[Path], None], places: list[str]) -> None:
     """Files, folders and loops that nobody here has made stop no command."""
     check_unknown_things(tmp_path / "place", kind, places)
@@ -179,9 +188,7 @@ def test_a_final_file_of_ours_is_no_foreign_one(tmp_path: Path) -> None:
     assert not list(place.workdir.glob("*.aside*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), list(zip(STATE, itertools.cycle([a_pipe, a_folder, a_loop]), strict=False)), ids=str
-)
+@pytest.mark.parametrize(("name", "kind"), in_turn(STATE, a_pipe, a_folder, a_loop), ids=named)
 def test_no_file_where_a_file_belongs(tmp_path: Path, kind: Callable[[Path], None], name: str) -> None:
     """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
     check_no_file(tmp_path / "place", kind, name)
@@ -252,6 +259,7 @@ def test_garbage_holder(tmp_path: Path) -> None:
     lock = place.workdir / "lock"
     holder = json.loads(lock.read_text())
     for key in holder:
+        value: Any
         for value in (None, -5, 1e300, "x", [], {}):
             lock.write_text(json.dumps({**holder, key: value}))
             ended = place.here("status", str(place.workdir))

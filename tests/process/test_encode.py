@@ -182,7 +182,8 @@ def test_missing_column_lists_the_columns(desk: Desk, suffix: str) -> None:
     if suffix == "parquet":
         import duckdb
 
-        duckdb.sql("select 'x' as title, 'y' as body").write_parquet(str(path))
+        with duckdb.connect() as connection:
+            connection.execute(f"COPY (SELECT 'x' AS title, 'y' AS body) TO '{path}' (FORMAT parquet)")
     elif suffix == "jsonl":
         path.write_text('{"title": "x"}\n{"body": "y"}\n')
     else:

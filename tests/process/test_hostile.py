@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -435,19 +436,16 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: _lessons(made.place, layout.lessons)
     for name in ("out", "more"):
         output = layout.output(name)
-        yield lambda output=output: read_fixed(output)
-        yield lambda output=output: read_staged(output)
-        yield lambda output=output: read_facts(output)
-        yield lambda output=output: read_manifest(output)
-        yield lambda output=output: read_quarantined(output)
-        yield lambda output=output: list(read_quarantine(output))
-        yield lambda name=name: table(name)
-        yield lambda name=name: finished(name)
-        yield lambda name=name: ledger(name)
+        for read in (read_fixed, read_staged, read_facts, read_manifest, read_quarantined):
+            yield partial(read, output)
+        yield partial(lambda output: list(read_quarantine(output)), output)
+        for look in (table, finished, ledger):
+            yield partial(look, name)
     for path in workdir.rglob("spec.json"):
         files = AttemptFiles(path.parent)
-        for kind, record in ((Spec, files.spec), (Beat, files.beat), (Fault, files.fault), (Result, files.result)):
-            yield lambda kind=kind, record=record: read_message(kind, record)
+        records: dict[type[Any], Path] = {Spec: files.spec, Beat: files.beat, Fault: files.fault, Result: files.result}
+        for kind, record in records.items():
+            yield partial(read_message, kind, record)
 
 
 def _local(made: Made) -> ModelConfig:

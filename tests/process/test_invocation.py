@@ -55,6 +55,7 @@ def test_open_invocation(tmp_path: Path) -> None:
         files = open_invocation(layout)
         assert files is not None
         assert layout.latest.readlink() == Path(files.name)
+    assert files is not None
     names = {path.name for path in layout.invocations.iterdir()}
     assert len(names) == KEPT + 2  # the renamed one and the link
     assert "001_the_good_one" in names

@@ -112,6 +112,7 @@ def test_counts_are_the_encoders(tmp_path: Path, minilm_path: Path, model: dict[
     encoder.load(Silent())  # type: ignore[arg-type]  # all that these two need
     encoder.tokenize(TEXTS, Silent())  # type: ignore[arg-type]  # as above
     lengths = np.load(tmp_path / "out.npy")
+    assert report.max_length is not None
     assert report.max_length == model.get("max_length", 256)
     assert np.minimum(lengths, report.max_length).tolist() == encoder._lengths.tolist()
     assert lengths.max() > 3000

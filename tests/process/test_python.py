@@ -67,7 +67,7 @@ def test_other_texts_in_the_same_workdir() -> None:
 def test_interrupted_work_goes_on() -> None:
     """What was done before a failure is not done again."""
     kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}
-    arguments = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
+    arguments: dict[str, Any] = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value

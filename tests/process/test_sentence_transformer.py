@@ -83,7 +83,7 @@ def run(
     return vectors, encoder
 
 
-def with_files(folder: Path, target: Path, leave_out: tuple[str, ...] = (), **changes: Any) -> Path:
+def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) -> Path:
     """A copy of the model folder by links, some files left out and some JSON files changed (name -> new keys)."""
     for file in folder.rglob("*"):
         name = str(file.relative_to(folder))

@@ -216,7 +216,7 @@ def test_from_scratch(place: ScriptedWorkplace) -> None:
     assert visible(place) == {"out.npy", "out.json", "out.txt"}
 
 
-CUTS = [(3, 2, "after"), (None, 3, "before")]
+CUTS: list[tuple[int | None, int | None, str]] = [(3, 2, "after"), (None, 3, "before")]
 if SOAK_SEED:
     CUTS += [(3, 2, "before"), (3, None, "after")]
 

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
     return place
 
 
-def status_here(place: ScriptedWorkplace) -> dict:
+def status_here(place: ScriptedWorkplace) -> dict[str, Any]:
     """What `status --json` says."""
     ended = place.here("status", str(place.workdir), "--json")
     assert ended.returncode == 0, ended.stderr

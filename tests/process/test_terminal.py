@@ -107,7 +107,11 @@ def test_resize(place: ScriptedWorkplace, opened: Open) -> None:
     half_way(place, terminal.look)
     for columns, lines in ((40, 10), (120, 30), (25, 5)):
         terminal.resize(columns, lines)
-        wait_for(lambda columns=columns: any("50 %" in line and len(line) >= columns - 3 for line in terminal.look()))
+
+        def fits(columns: int = columns) -> bool:
+            return any("50 %" in line and len(line) >= columns - 3 for line in terminal.look())
+
+        wait_for(fits)
     release(place)
     assert terminal.finish() == 0
 

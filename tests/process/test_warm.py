@@ -23,7 +23,7 @@ from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_eng
 PLAIN = [f"text {number}" for number in range(12)]
 
 
-def prepare(place: Workplace, texts: list[str], start: str = "warm", **changes: Any) -> None:
+def prepare(place: Workplace, texts: list[str], start: Any = "warm", **changes: Any) -> None:
     """A run of tests/encoders/told.py, two texts a chunk."""
     place.write_source(texts)
     changes = {"chunk.size": 2, "workers.start": start, "model.kwargs": {"notes": str(place.folder)}, **changes}

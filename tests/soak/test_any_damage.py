@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from damaged import (
@@ -26,6 +27,7 @@ from damaged import (
     unjudged,
 )
 
+DAMAGES: list[Callable[[Path], None]] = [truncate, empty, flip, flip_in_place, Path.unlink]
 IDENTITY = Path("outputs/out/identity.json")
 
 
@@ -36,7 +38,7 @@ def test_any_files_damaged(tmp_path: Path, chance: random.Random) -> None:
     files = files_of(made.workdir)
     for number in range(8):
         names = chance.sample(files, min(len(files), chance.choice([1, 1, 1, 2, 3])))
-        damages = [chance.choice([truncate, empty, flip, flip_in_place, Path.unlink]) for _ in names]
+        damages = [chance.choice(DAMAGES) for _ in names]
         place = made.copy(tmp_path / str(number))
         if state is unfinished:
             place.lift(LAST)

@@ -55,7 +55,7 @@ def with_header(header: bytes, data: bytes = b"", version: bytes = b"\x01\x00") 
         (npy(np.asfortranarray(GOOD)), "not rows x dimension in C order"),
         (npy(GOOD.ravel()), "holds an array of shape (12,), not rows x dimension"),
         (npy(GOOD.reshape(2, 2, 3)), "holds an array of shape (2, 2, 3), not rows x dimension"),
-        (npy(np.float32(5)), "holds an array of shape (), not rows x dimension"),
+        (npy(np.array(5, dtype=np.float32)), "holds an array of shape (), not rows x dimension"),
         (npy(np.empty((4, 0), dtype=np.float32)), "has dimension 0"),
         (npy(GOOD, version=(3, 0)), "format version (3, 0) of .npy is not one that we write"),
         (with_header(b"garbage\n"), "not an .npy file"),

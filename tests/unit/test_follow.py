@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.events.concern import Concern
-from chunkvisor.events.snapshot import DeviceState, Snapshot, WorkerState
+from chunkvisor.events.snapshot import Concern, DeviceState, Snapshot, WorkerState
 from chunkvisor.events.status import OutputStatus, State, Status
 from chunkvisor.events.words import Weight
 from chunkvisor.observe.follow import Follower, Tail

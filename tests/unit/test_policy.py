@@ -42,8 +42,8 @@ def of(outcome: Outcome, exit_code: int | None = None, **details: Any) -> Verdic
 
 RETRIED = (Outcome.CRASHED, Outcome.HUNG, Outcome.BAD_OUTPUT, Outcome.GPU_OOM, Outcome.HOST_OOM)
 WAITED = ((Outcome.GPU_BUSY, ExitCode.TRY_AGAIN), (Outcome.HUB, ExitCode.TRY_AGAIN), (Outcome.DISK_FULL, ExitCode.DISK))
-HALVED = {"limits": Limits(32), "batch_rows": 32}
-SUSPECT = {"row_can_cause": True}
+HALVED: dict[str, Any] = {"limits": Limits(32), "batch_rows": 32}
+SUSPECT: dict[str, Any] = {"row_can_cause": True}
 LAST_FRUITLESS = FRUITLESS_ATTEMPTS - 1
 
 TABLE: dict[str, tuple[Verdict, History, Step]] = {
@@ -148,8 +148,8 @@ def test_one_attempt_only() -> None:
     assert decide(of(Outcome.HUB), History(), budget) == Wait(1.0)
 
 
-BAD_ROWS = {"row_can_cause": True, "bad_rows": (1, 3)}
-BIG_BATCH = {"row_can_cause": True, "limits": Limits(32), "batch_rows": 32}
+BAD_ROWS: dict[str, Any] = {"row_can_cause": True, "bad_rows": (1, 3)}
+BIG_BATCH: dict[str, Any] = {"row_can_cause": True, "limits": Limits(32), "batch_rows": 32}
 
 SUSPECTED: dict[str, tuple[Verdict, History, Step]] = {
     "crash, first": (of(Outcome.CRASHED, **SUSPECT), History(texts=8), Retry(0.5)),

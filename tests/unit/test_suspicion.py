@@ -21,9 +21,10 @@ CASES = {
 def test_who_is_guilty(heard: str, guilty: str | None) -> None:
     """`a1` is a failure on machine a at chunk 1, `a` a success there."""
     suspicion = Suspicion()
-    for machine, *chunk in heard.split():
+    for word in heard.split():
+        machine, chunk = word[:1], word[1:]
         if chunk:
-            suspicion.failed(machine, Charge((0, int(chunk[0]), 9), Outcome.CRASHED))
+            suspicion.failed(machine, Charge((0, int(chunk), 9), Outcome.CRASHED))
         else:
             suspicion.succeeded(machine)
 

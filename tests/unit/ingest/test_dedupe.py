@@ -1,6 +1,7 @@
 """De-duplication against the truth of a dictionary, however the rows are cut into batches and bins."""
 
 import itertools
+import random
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -53,7 +54,7 @@ def test_numbering(texts: list[bytes], batch_rows: int, rows_at_once: int) -> No
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60), st.randoms())
-def test_hashes_alike_in_one_half(pairs: list[tuple[int, int]], chance: object) -> None:
+def test_hashes_alike_in_one_half(pairs: list[tuple[int, int]], chance: random.Random) -> None:
     """Two hashes are the same only if both of their halves are."""
     rows = list(range(len(pairs)))
     chance.shuffle(rows)

@@ -5,6 +5,7 @@ import io
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,8 +37,7 @@ def test_csv(texts: list[str], dialect: tuple[str, str], quote_all: bool) -> Non
     """CSV and TSV hold any text, beside any other."""
     suffix, delimiter = dialect
     out = io.StringIO(newline="")
-    quoting = csv.QUOTE_ALL if quote_all else csv.QUOTE_MINIMAL
-    writer = csv.writer(out, delimiter=delimiter, quoting=quoting)
+    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL if quote_all else csv.QUOTE_MINIMAL)
     writer.writerow(["first", "text", "last"])
     writer.writerows([text, text, "x"] for text in texts)
 
@@ -67,7 +67,7 @@ def test_txt(texts: list[str], end: str, last_end: bool) -> None:
 @pytest.mark.parametrize("wanted", [{"column": "text"}, {"template": "{text}"}, {"sql": "text"}])
 @given(texts=TEXTS.filter(bool))
 @settings(max_examples=15, deadline=None)
-def test_staged(wanted: dict[str, str], texts: list[str]) -> None:
+def test_staged(wanted: dict[str, Any], texts: list[str]) -> None:
     """Staging keeps every row's text, and numbers distinct texts by first occurrence."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

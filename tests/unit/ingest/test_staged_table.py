@@ -33,7 +33,7 @@ def test_damage(table: StagedTable, name: str, damage: str) -> None:
         path.unlink()
     else:
         data[len(data) // 2] ^= damage == "flipped"
-        path.write_bytes({"empty": b"", "truncated": data[:-2], "longer": data + b"x"}.get(damage, data))
+        path.write_bytes(bytes({"empty": bytearray(), "truncated": data[:-2], "longer": data + b"x"}.get(damage, data)))
 
     with pytest.raises(DamagedError):
         StagedTable.open(table.folder)

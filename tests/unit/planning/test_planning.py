@@ -104,7 +104,7 @@ def test_which_chunks_are_measured(chunks: int, size: int, most: int, every: int
 
 def test_rate_is_the_last_one() -> None:
     """The latest commit that had a rate counts; a result found at a resume has none."""
-    commit = {"event": "chunk_committed"}
+    commit: dict[str, Any] = {"event": "chunk_committed"}
     events = [commit | {"texts_per_s": 3}, {"event": "go", "texts_per_s": 9}, commit | {"texts_per_s": 5.5}, commit]
     assert last_rate(events) == 5.5
     assert last_rate([commit | {"texts_per_s": None}, commit | {"texts_per_s": 0}]) is None

@@ -64,8 +64,8 @@ def test_numbers_are_integers_only() -> None:
 def test_numbers_are_found() -> None:
     """errno, CUDA's code and the HTTP status come from where the libraries put them."""
     error = OSError(28, "No space left on device")
-    error.error_code = 710  # type: ignore[attr-defined] - as torch does
-    error.response = type("Response", (), {"status_code": 429})()  # type: ignore[attr-defined] - as the hub does
+    error.error_code = 710  # type: ignore[attr-defined]  # as torch does
+    error.response = type("Response", (), {"status_code": 429})()  # type: ignore[attr-defined]  # as the hub does
 
     (cause,) = fault_of(error, Phase.WRITE).chain
 

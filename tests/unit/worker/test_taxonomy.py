@@ -56,7 +56,7 @@ def cuda(code: int, text: str) -> BaseException:
         "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with "
         "`TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     )
-    error.error_code = code  # type: ignore[attr-defined] - torch sets it like this
+    error.error_code = code  # type: ignore[attr-defined]  # torch sets it like this
     return error
 
 
@@ -79,7 +79,7 @@ def nvml(file: str, expression: str = "DriverAPI::get()->nvmlInit_v2_()") -> Bas
 def hub(status: int, text: str) -> BaseException:
     """The hub's answer, at the end of transformers' chain."""
     answer = HubHTTP(text)
-    answer.response = type("Response", (), {"status_code": status})()  # type: ignore[attr-defined] - as the hub does
+    answer.response = type("Response", (), {"status_code": status})()  # type: ignore[attr-defined]  # as the hub does
     return chained(
         OSError(
             "We couldn't connect to 'https://hf.co' to load the files, and couldn't find them in the cached files."
