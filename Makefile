@@ -45,7 +45,10 @@ mutants: $(READY) ## break one line after the other, and tell which of them no t
 	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
 
 coverage: $(READY) ## tell which lines the tests of tests/unit and tests/process run; no number is asked for
-	$(BIN)/python tests/coverage_of.py $(PYTEST_ARGS)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest tests/unit tests/process $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 cluster-demo: $(READY) ## run a real model on a Ray cluster of three local nodes, and kill one of them half-way
 	$(BIN)/python examples/cluster/demo.py
@@ -73,7 +76,7 @@ build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis quickstart/data quickstart/cache examples/cluster/cache
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
 	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.

@@ -1,14 +1,10 @@
 """`chunk.size: auto`: a round size from the rate of an earlier run, which the first run of an output fixes."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chunkvisor.decide.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
-from harness import expected
-from scripted_workplace import ScriptedWorkplace
 
 
 @pytest.mark.parametrize(
@@ -65,40 +61,3 @@ def ended(output: str = "out", texts: object = 10, busy_s: object = 2.0, returnc
 def test_rate(events: list[dict[str, Any]], rate: float | None) -> None:
     """Of the last run with the same model on the same kind of device, of the output's own texts where there are any."""
     assert worker_rate(iter(events), "m", "cpu", "out") == rate
-
-
-def planned(place: ScriptedWorkplace) -> tuple[dict[str, Any], str]:
-    """(what `plan --json` says of the output, what `plan` says)."""
-    answer = place.here("plan", str(place.config_path), "--json")
-    assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout)["outputs"]["out"], place.here("plan", str(place.config_path)).stdout
-
-
-def test_fixed_by_the_first_run(tmp_path: Path) -> None:
-    """`plan` proposes with the reason, the first run takes that size, and no later rate changes it."""
-    texts = [f"t{number}" for number in range(520)]
-    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto", chunk__keep=True)
-    figures, words = planned(place)
-    assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
-    assert "2 of 500 texts; usual for cpu" in words
-    place.lay("t510", "terminate!")
-    first = place.run_here("--set", "recovery.attempts=1")
-    assert "out: chunks of 500 texts, usual for cpu" in first.stderr
-    place.lift("t510")
-    again = place.run_here()
-    assert again.returncode == 0, again.stderr
-    assert "chunks of" not in again.stderr.replace("chunks of 500 texts, 1 done before", "")
-    assert (place.vectors() == expected(texts)).all()
-    figures, words = planned(place)
-    assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)
-
-
-def test_trial_measures(tmp_path: Path) -> None:
-    """After a trial, the run from scratch takes the size that its rate asks for, as `plan` of another output says."""
-    texts = [f"t{number}" for number in range(300)]
-    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto")
-    assert place.run_here("--max-rows", "100").returncode == 0
-    ended = place.run_here("--from-scratch", "--yes")
-    assert ended.returncode == 0, ended.stderr
-    assert "s a chunk" in ended.stderr
-    assert (place.vectors() == expected(texts)).all()

@@ -1,12 +1,7 @@
 """What holds for the whole program: who imports whom, what the supervisor never loads, who may read the files."""
 
 import ast
-import json
-import os
-import stat
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +9,7 @@ import click
 import pytest
 
 import chunkvisor.cli
-from harness import ROOT, Workplace, expected, finish
+from harness import ROOT
 
 SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
@@ -25,18 +20,6 @@ ROOMS = (
     *("decide", "config", "child", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
-
-PROBED = """
-import json, sys
-from pathlib import Path
-from chunkvisor.cli import main
-try:
-    main()
-finally:
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(json.dumps({"modules": sorted(sys.modules), "peak_kib": int(status["VmHWM"].split()[0])}))
-"""
-"""The command, which tells at its end what it has loaded and how much memory it has had at most."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -89,61 +72,6 @@ def test_worker_does_not_know_the_supervisor(path: Path) -> None:
             assert top in sys.stdlib_module_names or f"{name}.".startswith("chunkvisor_worker.contract.")
 
 
-def probe(place: Workplace) -> tuple[set[str], int]:
-    """Run the config; returns (modules in the supervisor at its end, its peak memory in bytes)."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROBED, "run", str(place.config_path)], capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
-    return set(found["modules"]), found["peak_kib"] << 10
-
-
-def test_supervisor_loads_nothing_heavy(workplace: Workplace) -> None:
-    """After a whole run, retry included, none of the heavy libraries is among the supervisor's modules."""
-    workplace.write_source([f"text {number}" for number in range(12)])
-    workplace.write_config("misbehaving:make", model__kwargs={"plan": {"out/1": "segfault@encode"}}, chunk__size=4)
-    modules, _ = probe(workplace)
-    assert "chunkvisor.supervise.runner" in modules
-    assert not modules.intersection(HEAVY)
-
-
-def test_no_heavy_library_is_mapped(workplace: Workplace) -> None:
-    """At no moment of a run is a library of torch or CUDA in the supervisor's or a plug-in worker's address space."""
-    workplace.write_source([f"text {number}" for number in range(12)])
-    workplace.write_config("good:make", chunk__size=4)
-    process = workplace.start("run", str(workplace.config_path))
-    looks: dict[int, int] = {}
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while process.poll() is None:
-        time.sleep(0.005)
-        try:
-            pids = [process.pid, *map(int, children.read_text().split())]
-        except OSError:
-            continue
-        for pid in pids:
-            try:
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                command = Path(f"/proc/{pid}/cmdline").read_text()
-            except OSError:
-                continue
-            looks[pid] = looks.get(pid, 0) + bool(maps)
-            assert not any(name in maps for name in ("libtorch", "libcuda", "libnvidia-ml")), command
-    assert finish(process).returncode == 0
-    assert looks[process.pid] > 1
-    assert len(looks) > 1
-
-
-def test_supervisor_needs_little_memory(workplace: Workplace) -> None:
-    """200,000 distinct texts in four chunks: the supervisor stays below 150 MB."""
-    texts = [f"text {number}" for number in range(200_000)]
-    workplace.write_source(texts)
-    workplace.write_config("good:make", chunk__size=50_000, encode__batch_size=5000)
-    _, peak_bytes = probe(workplace)
-    assert peak_bytes < 150e6
-    assert workplace.vectors()[::1999].tobytes() == expected(texts[::1999]).tobytes()
-
-
 @pytest.mark.parametrize("name", chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli)))
 def test_command_is_listed_and_has_an_example(name: str) -> None:
     """`--help` lists the command, its own help has an example of it, and every option says what it does."""
@@ -157,23 +85,3 @@ def test_command_is_listed_and_has_an_example(name: str) -> None:
     assert f"\n  Example: chunkvisor {name}" in help_text
     for option in command.params:
         assert not isinstance(option, click.Option) or option.help, option.name
-
-
-@pytest.mark.parametrize("plan", [{}, {"out/1": "drop_the_mask@import"}, {"out/1": "segfault@encode"}], ids=str)
-def test_files_are_private(workplace: Workplace, plan: dict[str, str]) -> None:
-    """Whatever the umask, nobody but the user can read or write anything in the workdir, kept attempts included."""
-    workplace.write_source([f"text {number}" for number in range(12)])
-    kwargs = {"plan": plan, "times": None}
-    workplace.write_config(
-        "misbehaving:make", model__kwargs=kwargs, chunk__size=4, chunk__keep=True, recovery__attempts=1
-    )
-    before = os.umask(0)
-    try:
-        ended = workplace.run()
-    finally:
-        os.umask(before)
-    assert ended.returncode == (3 if "segfault" in str(plan) else 0), ended.stderr
-    paths = [workplace.workdir, *workplace.workdir.rglob("*")]
-    assert len(paths) > 10
-    readable = [str(path) for path in paths if not path.is_symlink() and stat.S_IMODE(path.lstat().st_mode) & 0o077]
-    assert not readable
