@@ -21,6 +21,8 @@ settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads of torch that wait for one another turn, and take the time of the tests beside them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 

@@ -1,9 +1,12 @@
 """Workdirs in every state, ways to damage their files, and what has to hold afterwards."""
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,23 @@ TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
 LAST = "t6"
 
 
+def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], ScriptedWorkplace]:
+    """The state by a copy of what was made first: to make one takes five processes."""
+
+    @functools.cache
+    def original() -> ScriptedWorkplace:
+        folder = Path(tempfile.mkdtemp(prefix="chunkvisor-state-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return make(folder / "place")
+
+    @functools.wraps(make)
+    def copied(folder: Path) -> ScriptedWorkplace:
+        return original().copy(folder)
+
+    return copied
+
+
+@made_once
 def unfinished(folder: Path) -> ScriptedWorkplace:
     """All chunks but the last are committed; that one failed, and an out-of-memory fault left its lesson."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2)
@@ -25,6 +45,7 @@ def unfinished(folder: Path) -> ScriptedWorkplace:
     return place
 
 
+@made_once
 def unjudged(folder: Path) -> ScriptedWorkplace:
     """The last chunk's result was not looked at before the supervisor died."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
@@ -36,6 +57,7 @@ def unjudged(folder: Path) -> ScriptedWorkplace:
     return place
 
 
+@made_once
 def complete(folder: Path) -> ScriptedWorkplace:
     """Nothing is left to be done."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
@@ -43,6 +65,7 @@ def complete(folder: Path) -> ScriptedWorkplace:
     return place
 
 
+@made_once
 def kept(folder: Path) -> ScriptedWorkplace:
     """Nothing is left to be done, and the chunk files are still there."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, chunk__keep=True)

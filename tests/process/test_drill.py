@@ -226,11 +226,11 @@ def test_the_end_of_a_run_is_seen_by_its_status() -> None:
 
 @pytest.mark.model
 def test_a_real_model_recovers(workplace: Workplace, minilm_path: Path) -> None:
-    """MiniLM survives out-of-memory and a device-side assert with the same vectors."""
+    """MiniLM survives a device-side assert with the same vectors; of all other faults the plug-in tells the same."""
     # Three chunks, of which two come before and after the fault: each start of a worker loads torch.
     workplace.write_source([f"text number {number}" for number in range(24)])
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=8)
-    names = ["oom", "device-assert"]
+    names = ["device-assert"]
 
     ended = drill(workplace, *names)
 

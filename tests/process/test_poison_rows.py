@@ -302,14 +302,14 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
         tmp_path / "each",
         "chunkvisor.events.journal:Journal.write",
         keys="output chunk start row",
-        share=f"3:{SOAK_SEED}" if SOAK_SEED else "4:a",
+        share=f"3:{SOAK_SEED}" if SOAK_SEED else "7:a",
     )
     for line in told:
         assert line["returncode"] == 3, line
         place = ScriptedWorkplace(Path(line["folder"]))
         assert_quarantined(place, FEW, [1, 6])
         assert (place.workdir / "out.npy").read_bytes() == (whole.workdir / "out.npy").read_bytes()
-    assert len(told) > 3
+    assert len(told) > 2
 
 
 @dataclass(frozen=True)
