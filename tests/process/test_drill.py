@@ -224,22 +224,6 @@ def test_the_end_of_a_run_is_seen_by_its_status() -> None:
     assert [fault.seen_as for fault in FAULTS if fault.place is Place.SUPERVISOR] == [State.STOPPED]
 
 
-@pytest.mark.model
-def test_a_real_model_recovers(workplace: Workplace, minilm_path: Path) -> None:
-    """MiniLM survives a device-side assert with the same vectors; of all other faults the plug-in tells the same."""
-    # Three chunks, of which two come before and after the fault: each start of a worker loads torch.
-    workplace.write_source([f"text number {number}" for number in range(24)])
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=8)
-    names = ["device-assert"]
-
-    ended = drill(workplace, *names)
-
-    assert ended.returncode == 0, ended.stderr
-    findings = json.loads(ended.stdout)
-    assert [each["fault"] for each in findings if each["recovered"]] == names
-    assert all(each["difference"] <= 1e-5 for each in findings)
-
-
 def test_the_page_lists_the_faults() -> None:
     """docs/drill.md says of every fault, and of no other, whether it is real or simulated on a CPU and on a GPU."""
     page = (ROOT / "docs" / "drill.md").read_text("utf-8")
