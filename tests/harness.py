@@ -210,11 +210,13 @@ def sweep(
     options: str = "",
     keys: str = "output chunk attempt",
     share: str = "1:",
+    most: int = 1000,
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, str(ROOT / "tests" / "drivers" / "kill_at.py"), mode, when, str(template), str(scratch)]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
+    env["KILL_AT_MOST"] = str(most)
     ended = subprocess.run([*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env)
     return [json.loads(line) for line in ended.stdout.splitlines()]
 

@@ -9,7 +9,7 @@ each run is killed at the first call of a target that no run before was killed a
 
 Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
 The runs have the options in KILL_AT_OPTIONS. With KILL_AT_SHARE=3:x only about a third of the calls are deadly, by a
-lot that x decides.
+lot that x decides; with KILL_AT_MOST, so many at most.
 
 Runs are forked from this process, which has imported everything already: hundreds of them take seconds.
 """
@@ -43,6 +43,7 @@ chunkvisor.supervise.runner._PAUSE_S = 0.02
 chunkvisor.observe.report.page._template()
 
 SHARE, _, LOT = os.environ.get("KILL_AT_SHARE", "1:").partition(":")
+MOST = int(os.environ.get("KILL_AT_MOST", "1000"))
 KEYS = frozenset(os.environ.get("KILL_AT_KEYS", "output chunk attempt").split())
 
 Choose = Callable[[str], bool]
@@ -117,7 +118,8 @@ def sweep(mode: str, when: str, template: Path, scratch: Path, targets: list[str
     note, seen = folder / "call", set[str]()
 
     def unseen(words: str) -> bool:
-        if words in seen or zlib.crc32(f"{LOT} {words}".encode()) % int(SHARE):
+        lot = f"{LOT} {words.replace(str(scratch), '')}"  # the same wherever the folder lies
+        if words in seen or len(seen) >= MOST or zlib.crc32(lot.encode()) % int(SHARE):
             return False
         note.write_text(words)
         return True

@@ -68,7 +68,7 @@ def test_short_help(workplace: Workplace, command: Sequence[str]) -> None:
 
 def test_the_list_of_commands_has_whole_sentences(workplace: Workplace) -> None:
     """What the list says of each command is not cut off."""
-    _, commands = workplace.call("-h").stdout.split("Commands:\n")
+    _, commands = finish(workplace.start("-h")).stdout.split("Commands:\n")
     assert len(commands.splitlines()) == len(COMMANDS)
     assert "..." not in commands
 

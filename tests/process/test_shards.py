@@ -235,7 +235,7 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
         "chunkvisor.assemble.finished:remove_final",
     ]
     lines = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share="1:" if SOAK_SEED else "2:a")
-    assert len(lines) > 2
+    assert len(lines) > 1
     for line in lines:
         assert line.get("returncode") == 0, line
         result = ScriptedWorkplace(Path(line["folder"]))

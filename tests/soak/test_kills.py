@@ -33,7 +33,7 @@ def test_killed_once(tmp_path: Path, chance: random.Random) -> None:
     """Before or after any such call: the next run completes, and the bytes are right."""
     template, calls = eventful(tmp_path / "template").folder, chance.sample(CALLS, 3)
     told = sweep(
-        "each", chance.choice(["before", "after"]), template, tmp_path / "each", *calls, share=a_lot(chance, 6)
+        "each", chance.choice(["before", "after"]), template, tmp_path / "each", *calls, share=a_lot(chance, 6), most=10
     )
     for line in told:
         assert line["returncode"] == 0, line
@@ -45,7 +45,7 @@ def test_killed_again_and_again(tmp_path: Path, chance: random.Random) -> None:
     """At one such call after another, in the same folder, until a run comes to its end."""
     template = eventful(tmp_path / "template").folder
     when = chance.choice(["before", "after"])
-    told = sweep("chain", when, template, tmp_path / "chain", *CALLS, share=a_lot(chance, 5))
+    told = sweep("chain", when, template, tmp_path / "chain", *CALLS, share=a_lot(chance, 5), most=25)
     assert told[-1]["returncode"] == 0, told[-1]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(Path(told[-1]["folder"]))
@@ -58,7 +58,7 @@ def test_slice_killed_again_and_again(tmp_path: Path, chance: random.Random) -> 
         assert place.run_here("--slice", which).returncode == 0
     calls = [JOURNAL, *chance.sample(CALLS[1:], 2)]
     when, share = chance.choice(["before", "after"]), a_lot(chance, 3)
-    told = sweep("chain", when, place.folder, tmp_path / "chain", *calls, options="--slice 2/3", share=share)
+    told = sweep("chain", when, place.folder, tmp_path / "chain", *calls, options="--slice 2/3", share=share, most=20)
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     whole = ScriptedWorkplace(Path(told[-1]["folder"]))
