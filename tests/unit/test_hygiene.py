@@ -16,8 +16,8 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb
 """None of these may come into the supervisor's process."""
 
 ROOMS = (
-    *("cli", "api", "commands", "supervise", "observe", "events", "assemble", "ingest", "engine", "devices", "store"),
-    *("decide", "config", "child", "errors", "units", "version"),
+    *("cli", "testing", "api", "commands", "supervise", "observe", "events", "assemble", "ingest", "engine", "devices"),
+    *("store", "decide", "config", "child", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
 
