@@ -165,3 +165,11 @@ def test_batch_and_phase(fault: Fault | None, beat: Beat | None, batch: tuple[in
 def test_exit_status_in_words(code: int, words: str) -> None:
     """A signal is named; one that Python has no name for has its number."""
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "may_be"), [(-signal.SIGABRT, True), (-signal.SIGSEGV, True), (1, False), (44, False)]
+)
+def test_a_death_without_a_record_may_be_a_texts_doing(code: int, may_be: bool) -> None:
+    """A signal that nobody sent may come from a text; an exit code without a record says nothing of texts."""
+    assert judge(Evidence(code)).row_can_cause is may_be

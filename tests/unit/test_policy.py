@@ -119,6 +119,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "lost among many": (of(Outcome.LOST), History(fruitless=LAST_FRUITLESS), Retry()),
     "setup": (of(Outcome.SETUP), History(), EndRun(ExitCode.CONFIG)),
     "setup, no GPU": (of(Outcome.SETUP, 69), History(), EndRun(ExitCode.MACHINE)),
+    "setup that worked before, no code, third": (
+        of(Outcome.SETUP),
+        after(Outcome.SETUP, 2, worked_before=True),
+        EndRun(ExitCode.CONFIG),
+    ),
     "setup that worked before": (of(Outcome.SETUP, 69), History(worked_before=True), Retry(0.5)),
     "setup that worked before, third": (
         of(Outcome.SETUP, 69),
