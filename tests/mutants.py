@@ -179,7 +179,7 @@ def tests_of(mutant: Mutant, tree: Path, storeys: list[str]) -> list[str]:
 
 
 def attempt(number: int, tree: Path, storeys: list[str]) -> tuple[str, str]:
-    """(KILLED, SURVIVED, KNOWN or STALE; by which test or why)."""
+    """(KILLED, SURVIVED, KNOWN, UNKNOWN or STALE; by which test or why)."""
     mutant = MUTANTS[number]
     names = ALIASES.get(mutant.module, (mutant.module,))
     places = [path for name in names for path in (tree / "supervisor").rglob(f"{name}.py")]
@@ -195,7 +195,9 @@ def attempt(number: int, tree: Path, storeys: list[str]) -> tuple[str, str]:
         for test in tests_of(mutant, tree, storeys):
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", test]
             ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=1800)
-            if ended.returncode not in (0, 5):
+            if ended.returncode not in (0, 1, 5):  # pytest itself was ended, or could not run: that tells nothing
+                return "UNKNOWN", f"pytest ended with {ended.returncode} at {test}"
+            if ended.returncode == 1:
                 lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return "KILLED", (lines or [test])[0][:150]
     finally:
