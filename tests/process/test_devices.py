@@ -1,5 +1,7 @@
 """Several GPUs, simulated by a fake nvidia-smi and a plug-in encoder."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -99,11 +101,8 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace) -> None:
 @local_engine_only
 def test_a_gpu_that_stays_busy_does_not_end_the_run(gpus: Workplace) -> None:
     """Somebody else has one of two GPUs for longer than `recovery.wait_timeout`: the other one does the work."""
-    kwargs: dict[str, Any] = {
-        "faulty": "GPU-00000001-aaaa",
-        "fault": [46, "CUDA-capable device(s) is/are busy or unavailable"],
-    }
-    kwargs |= {"at": "load", "wait_s": 0.2}
+    busy = [46, "CUDA-capable device(s) is/are busy or unavailable"]
+    kwargs: dict[str, Any] = {"faulty": "GPU-00000001-aaaa", "fault": busy, "at": "load", "wait_s": 0.2}
     gpus.write_config("gpus:make", device=["cuda:0", "cuda:1"], model__kwargs=kwargs, recovery__wait_timeout=0.5)
 
     ended = gpus.run()
