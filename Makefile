@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
+SOAK_S ?= 600
 MAKE_TEST := tests/unit tests/process tests/simulator
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
@@ -40,8 +41,8 @@ test: $(READY) ## run the tests of tests/unit, process and simulator; where nvid
 test-gpu: $(READY) ## run the tests on one GPU (ten minutes, 4 GB), with a table to paste into an issue
 	$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
-soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_ARGS="--seconds 3600 --only kill" for longer, or for some
-	$(BIN)/python tests/soak/run.py $(SOAK_ARGS)
+soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer, SOAK_ARGS="--only kill" for some
+	$(BIN)/python tests/soak/run.py --seconds $(SOAK_S) $(SOAK_ARGS)
 
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-GRACE_S = 120
+GRACE_S = 60
 """So long may go on what has begun in time."""
 MARK = "CHUNKVISOR_SOAK"
 """Whatever a soak starts bears it, so that it can be ended."""
