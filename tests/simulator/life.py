@@ -33,6 +33,9 @@ STALL_S = 60.0
 RESTART_S = 60.0
 """Until a run is begun again."""
 
+IDLE_TURNS = 500
+"""So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
+
 MISHAPS = 40
 """So many small ones in a life, at most: without an end of mishaps no life has to end."""
 
@@ -199,10 +202,6 @@ class _Run:
         """See Capacity."""
         return False
 
-    def loading(self, device: int) -> bool:
-        """See Capacity."""
-        return False
-
     def has_room(self, device: int) -> bool:
         """See Capacity."""
         return True
@@ -222,7 +221,7 @@ class _Run:
             elif out.at_s > life.now_s:
                 self._at(out.at_s - life.now_s, self._node_goes, out)
         step_s, scheduler = 0.25, self.scheduler
-        turns, limit = 0, 20_000 + 20 * len(self.world.lengths[0])
+        idle = 0
         while not scheduler.finished:
             busy = self._happen()
             self._engine_waits()
@@ -230,9 +229,9 @@ class _Run:
             self.watchdog.after_turn(self)
             self.ended.clear()
             step_s = 0.25 if busy else min(step_s * 2, 16.0)
-            turns += 1
-            if turns > limit:
-                raise Broken("ends", f"a run has not ended after {turns} turns")
+            idle = 0 if busy else idle + 1
+            if idle > IDLE_TURNS:
+                raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
             if scheduler.finished:
                 break
             next_s = life.now_s + step_s
@@ -333,19 +332,24 @@ class _Run:
             if device.gpu.node == node:
                 device.left = True
 
+    def _lose(self, node: str) -> None:
+        """The machine is gone, which is heard of before or after the ends of its workers."""
+        lost = [each for each in self.processes.values() if each.device.gpu.node == node]
+        first = self.chance.random() < 0.5
+        if first:
+            self._leave(node)
+            self._tell(on.NodeLeft(node))
+        for process in lost:
+            if process.number in self.processes:
+                self._gone(process, verdict(Failure.NODE))
+        if not first:
+            self._leave(node)
+            self._tell(on.NodeLeft(node))
+
     def _node_goes(self, out: Outage) -> None:
         if out.node in self.aside:
             return
-        lost = [each for each in self.processes.values() if each.device.gpu.node == out.node]
-        first = self.chance.random() < 0.5
-        if first:
-            self._leave(out.node)
-            self._tell(on.NodeLeft(out.node))
-        for process in lost:
-            self._gone(process, verdict(Failure.NODE))
-        if not first:
-            self._leave(out.node)
-            self._tell(on.NodeLeft(out.node))
+        self._lose(out.node)
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
 
@@ -538,14 +542,14 @@ class _Run:
         self._at(0.3, self._failed, process)
 
     def _stuck(self, process: Process) -> None:
-        device = process.device
-        if not device.left:
-            device.left = True
-            halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
-            self.last_halt = halt
-            self._tell(on.DeviceLeft(device.number, halt))
-        if process.number in self.processes:
-            self._gone(process, verdict(Failure.STOPPED))
+        """Even SIGKILL has not ended it: its machine is done without."""
+        halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
+        node = process.device.gpu.node
+        if not node:
+            raise _Ended(halt.code, halt)
+        self.last_halt = halt
+        self.aside.add(node)
+        self._lose(node)
 
     def _gone(self, process: Process, judged: Verdict) -> None:
         self._forget(process)

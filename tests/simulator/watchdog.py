@@ -4,7 +4,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Budget, History, Split, decide
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.steps import Split
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do

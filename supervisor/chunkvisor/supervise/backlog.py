@@ -6,7 +6,7 @@ Pure: it holds no more than what was put back: the rest is a position in each ou
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor_worker.contract.messages import Limits, Tier
@@ -70,8 +70,7 @@ class Progress(Protocol):
         """(chunk, text) of a text that has a vector; None where there is none yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """A device, and the machine that it belongs to."""
 
     device: int
