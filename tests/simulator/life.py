@@ -79,8 +79,8 @@ class Device:
     paused_until_s: float = 0.0
     opinion: Opinion = GOOD
     processes: list[Process] = field(default_factory=list)
-    started_now: bool = False
-    """Whether a worker was to be started there in this turn."""
+    started_turn: int = 0
+    """The turn in which a worker was to be started there last."""
 
 
 class _Died(Exception):
@@ -172,7 +172,7 @@ class _Run:
         self.disk, self.watchdog = life.disk, life.watchdog
         self.outputs = self.disk.outputs
         self.devices: dict[int, Device] = {}
-        self.numbered = 0
+        self.numbered = self.turns = 0
         self.processes: dict[int, Process] = {}
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
@@ -222,13 +222,15 @@ class _Run:
                 self._at(out.at_s - life.now_s, self._node_goes, out)
         step_s, scheduler = 0.25, self.scheduler
         idle = 0
+        time_passed = on.TimePassed()
         while not scheduler.finished:
+            self.turns += 1
             busy = self._happen()
             self._engine_waits()
-            self._tell(on.TimePassed())
+            self._tell(time_passed)
             self.watchdog.after_turn(self)
             self.ended.clear()
-            step_s = 0.25 if busy else min(step_s * 2, 16.0)
+            step_s = 0.25 if busy else min(step_s * 4, 16.0)
             idle = 0 if busy else idle + 1
             if idle > IDLE_TURNS:
                 raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
@@ -377,7 +379,7 @@ class _Run:
         device = self.devices[start.device]
         warm = self.world.warm and not start.task.fresh
         process = Process(start.worker, start.task, device, start.limits, self.life.now_s, warm)
-        device.started_now = True
+        device.started_turn = self.turns
         self.watchdog.starts(self, process)
         self.life.attempts += 1
         if within(self.world.disk_full, self.life.now_s):

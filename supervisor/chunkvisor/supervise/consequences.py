@@ -5,6 +5,7 @@ Pure: `decide.policy` decides; this spells its steps out as instructions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
@@ -13,7 +14,7 @@ from chunkvisor.decide.steps import EndRun, Quarantine, Retry, SetAside, Split, 
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
+from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Seat, Task
 from chunkvisor.supervise.blame import Accused, Blame
 from chunkvisor.supervise.fleet import Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
@@ -77,8 +78,7 @@ class Consequences:
             self._history.encoded(device)
             self._keep(end)
         else:
-            if not verdict.blameless:
-                end.task = replace(task, avoid=worker.seat)
+            end.avoid = task.avoid if verdict.blameless else device.seat
             self._fail(end)
         for guilty in self._history.guilty():
             self._leaving.leave_out(guilty)
@@ -106,7 +106,7 @@ class Consequences:
             case StartAgain():
                 self._start_again(step, end)
             case Wait():
-                self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
+                self._again(end)
                 self._wait(step, end)
             case Split():
                 self._split(step, end)
@@ -123,14 +123,16 @@ class Consequences:
             self._history.charge(end)
         if step.tier is not None and step.lesson and device is not None:
             self._say_if(self._book.learn(device.kind, step.tier))
-        again = replace(
-            task,
+        self._again(
+            end,
             due_s=end.now_s + step.delay_s if step.delay_s else NOW,
             tier=task.tier if step.lesson else step.tier,
             blocking_launches=step.blocking_launches,
             fresh=task.fresh or end.verdict.outcome is not Outcome.LOST,
         )
-        self._backlog.put_back(again)
+
+    def _again(self, end: AttemptEnd, *, due_s: float = NOW, fresh: bool = True, **changes: Any) -> None:
+        self._backlog.put_back(replace(end.task, avoid=end.avoid, due_s=due_s, fresh=fresh, **changes))
 
     def _start_again(self, step: StartAgain, end: AttemptEnd) -> None:
         self._history.did_not_start(end)
@@ -138,7 +140,7 @@ class Consequences:
             end.device.fresh_only = end.device.fresh_only or end.life_s is None
             end.device.pause(end.now_s + step.delay_s)
         # Others first: whether their workers start tells whether it is the device, or the model, or chance.
-        self._backlog.put_back(replace(end.task, due_s=end.now_s + 2 * step.delay_s, fresh=True))
+        self._again(end, due_s=end.now_s + 2 * step.delay_s)
 
     def _wait(self, step: Wait, end: AttemptEnd) -> None:
         self._history.waits(end)
@@ -155,14 +157,14 @@ class Consequences:
             return
         parts = halves(task.start, task.stop)
         self._say(do.Cut(task, parts[0][1]))
-        self._put_parts(task, parts)
+        self._put_parts(task, parts, avoid=end.avoid)
 
-    def _put_parts(self, task: Task, parts: Sequence[tuple[int, int]], *, holes: bool = False) -> None:
+    def _put_parts(
+        self, task: Task, parts: Sequence[tuple[int, int]], *, avoid: Seat | None = None, holes: bool = False
+    ) -> None:
         """In the order of the texts: one end of the search is reached before the other begins."""
         for start, stop in parts:
-            self._backlog.put_back(
-                Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=task.avoid, hole=holes)
-            )
+            self._backlog.put_back(Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=avoid, hole=holes))
         self._say(do.TellSplit(task, len(parts)))
 
     def _end(self, step: EndRun, end: AttemptEnd) -> None:
@@ -179,7 +181,7 @@ class Consequences:
         else:
             self._say(do.HaltRun(halt, end.worker))
             return
-        self._backlog.put_back(replace(task, due_s=NOW, fresh=True))
+        self._again(end)
 
     def _any_good(self) -> bool:
         """Whether any text has ever got its vector."""
@@ -224,7 +226,8 @@ class Consequences:
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
         if holes:
-            self._put_parts(task, [(task.start + row, task.start + row + 1) for row in holes], holes=True)
+            parts = [(task.start + row, task.start + row + 1) for row in holes]
+            self._put_parts(task, parts, avoid=kept.avoid if kept is not None else None, holes=True)
         if whole:
             self._history.committed(task.output)
             for kind in self._fleet.kinds:

@@ -12,7 +12,7 @@ from chunkvisor.decide.policy import Budget, Company, History, is_fruitless
 from chunkvisor.decide.steps import SetAside, Step
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits
-from chunkvisor.supervise.backlog import Progress, Task
+from chunkvisor.supervise.backlog import Progress, Seat, Task
 from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor.supervise.suspects import Guilty, Suspects
 from chunkvisor_worker.contract.exits import Outcome
@@ -33,6 +33,8 @@ class AttemptEnd:
     """When its worker was started, or got its device; None where a failure of its start is to prove nothing."""
     go_s: float = 0.0
     """When its worker got its device."""
+    avoid: Seat | None = None
+    """Where its texts are not tried next, if there is a choice."""
 
     @property
     def life_s(self) -> tuple[float, float] | None:
@@ -63,7 +65,7 @@ class RunHistory:
         """What the policy is to know beside the verdict."""
         cause, task = self.cause(end), end.task
         failed_starts, same_elsewhere = 0, False
-        if end.device is not None and end.life_s is not None:
+        if end.verdict.before_first_batch and end.device is not None and end.life_s is not None:
             chunk = (task.output, task.chunk)
             found = self._suspects.starts_before(end.device.seat, end.verdict, chunk, end.life_s)
             failed_starts, same_elsewhere = found
