@@ -463,15 +463,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "the device of an accused text leaves: the text is tried on another",
+        "the machine of an accused text leaves: the text is tried on another",
         {"chunks": 2, "size": 1, "attempts": 1},
         """
-        join 0 look none       | start 1 on 0: 0..1
-        join 1 look none       | start 2 on 1: 1..2
+        join 0 node n0 look none | start 1 on 0: 0..1
+        join 1 node n1 look none | start 2 on 1: 1..2
         ready 1                | go 1: 32
         ready 2                | go 2: 32
         fault 1 1x10           |
-        leaves 0               | drop 0 69
+        leaves n0              |
         ok 2                   | keep 2, start 3 on 1: 0..1
         ready 3                | go 3: 32
         ok 3                   | keep 3, join 0
@@ -745,23 +745,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a device that leaves ends its workers, and the others take their chunks",
+        "a machine that leaves ends its workers, and the others take their chunks",
         {"chunks": 2},
         """
-        join 0                 | start 1 on 0: 0..8
-        join 1                 | start 2 on 1: 8..16
+        join 0 node n0         | start 1 on 0: 0..8
+        join 1 node n1         | start 2 on 1: 8..16
         ready 1                | go 1: 32
-        leaves 0               | drop 0 69, end 1
+        leaves n0              | end 1
         stopped 1              |
         ok 2                   | keep 2, start 3 on 1: 0..8
-        """,
-    ),
-    (
-        "the last device leaves: the run ends with its words",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        leaves 0               | halt 69
         """,
     ),
     (
@@ -928,6 +920,33 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a machine and a device of another are left out at once: the workers of both are ended",
+        {"chunks": 12, "size": 2},
+        """
+        join 0 node n0 look none | start 1 on 0: 0..2
+        join 1 node n0 look none | start 2 on 1: 2..4
+        join 2 node n1 look none | start 3 on 2: 4..6
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ready 3                | go 3: 32
+        killed 1 2x10          | start 4 on 0: 6..8
+        killed 3 2x10          | start 5 on 2: 8..10
+        ready 4                | go 4: 32
+        ready 5                | go 5: 32
+        killed 4 2x10          | start 6 on 0: 10..12
+        killed 5 2x10          | start 7 on 2: 12..14
+        ready 6                | go 6: 32
+        ready 7                | go 7: 32
+        killed 6 2x10          | start 8 on 0: 14..16
+        killed 7 2x10          | start 9 on 2: 16..18
+        ok 2                   | keep 2, start 10 on 1: 18..20
+        ready 10               | go 10: 32
+        ok 10                  | keep 10, start 11 on 1: 20..22
+        ready 11               | go 11: 32
+        ok 11                  | keep 11, drop n1 69, end 9, drop 0 69, end 8, start 12 on 1: 22..24
+        """,
+    ),
+    (
         "a machine that is left out: no worker that is prepared there gets its device",
         {"chunks": 12, "size": 2, "standby": 1},
         """
@@ -1005,16 +1024,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         crashed 2 8x10         |
         wait 3                 | start 5 on 0: 0..8
         looked 0 good          | go 3: 32
-        """,
-    ),
-    (
-        "a worker that starts on a device that has left is ended",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        join 1                 | start 2 on 1: 8..16
-        leaves 1               | drop 1 69, end 2
-        stopped 2              |
         """,
     ),
     (
