@@ -224,14 +224,17 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due."""
+        if run.draining or (len(run.devices) > 100 and run.turns % 50):
+            return
+        idle = [
+            each
+            for each in run.devices.values()
+            if not each.processes and not each.left and each.started_turn != run.turns
+        ]
         now_s, fleet = run.life.now_s, run.scheduler.fleet
-        if run.draining or now_s < fleet.paused_until_s or not self._due():
+        if not idle or now_s < fleet.paused_until_s or not self._due():
             return
-        if len(run.devices) > 100 and run.turns % 50:
-            return
-        for device in run.devices.values():
-            if device.processes or device.left or device.started_turn == run.turns:
-                continue
+        for device in idle:
             own = fleet.devices[device.number]
             if now_s >= own.paused_until_s and own.suspected_s is None:
                 raise Broken("no device waits while work is due", f"device {device.number}")
