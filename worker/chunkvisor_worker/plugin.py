@@ -75,7 +75,7 @@ class PluginEncoder:
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
         rows, _ = limits.of_length(0)
-        step = rows * BATCHES_PER_CALL
+        step = rows * BATCHES_PER_CALL if rows > 1 else 1  # alone, so that one that fails is known
         for first in range(0, len(self._texts), step):
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)

@@ -42,10 +42,10 @@ class Segment:
     part: Part | None
 
 
-def halves(start: int, stop: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The range in two; it must hold at least two texts."""
-    middle = (start + stop) // 2
-    return (start, middle), (middle, stop)
+def halves(texts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """The texts in two; there must be at least two."""
+    middle = len(texts) // 2
+    return texts[:middle], texts[middle:]
 
 
 def missing(start: int, stop: int, parts: Sequence[Part], bad: Iterable[BadText]) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.steps import (
     Commit,
     EndRun,
+    Isolate,
     Quarantine,
     Retry,
     SetAside,
@@ -90,8 +91,10 @@ class History:
     """Attempts of the run that failed since the last success."""
     texts: int = 2
     """Texts in the attempt."""
+    under_way: int = 0
+    """Those of them that were in the batches under way when it ended; 0 = not known."""
     taken_apart: bool = False
-    """Whether the attempt was at a part of a chunk."""
+    """Whether the attempt was at a part of a chunk that is searched for texts that fail."""
 
 
 def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
@@ -149,6 +152,14 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
         return Retry(backoff_s(tries))  # not one good row: hardly the doing of each of them
     if verdict.bad_rows:
         return Split(verdict.bad_rows)
+    # One by one, the one that ends its worker is known; more than once that helps only if there are fewer each time.
+    one_by_one = verdict.limits.rows == 1
+    if 0 < history.under_way < history.texts or (history.under_way and not one_by_one):
+        return (
+            Isolate()
+            if certain or history.taken_apart or tries >= looks
+            else Retry(backoff_s(tries), blocking_launches=verdict.outcome is Outcome.DEVICE_FAULT)
+        )
     if certain or history.taken_apart or tries >= max(looks, budget.attempts):
         return Split()
     if verdict.outcome is Outcome.HUNG and tries >= looks:

@@ -44,6 +44,11 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Isolate:
+    """Try the texts of the batches that were under way one by one, and the others by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantine:
     """The text fails alone: it gets no vector."""
 
@@ -78,4 +83,4 @@ class StartAgain:
     delay_s: float
 
 
-Step = Commit | Retry | StartAgain | Wait | Split | Quarantine | SetAside | EndRun
+Step = Commit | Retry | StartAgain | Wait | Split | Isolate | Quarantine | SetAside | EndRun

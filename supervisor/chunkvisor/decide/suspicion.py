@@ -18,8 +18,8 @@ STREAK = 3
 class Charge:
     """A failure that was counted as a try of its chunk."""
 
-    task: tuple[int, int, int]
-    """Which texts: output, first, one past the last."""
+    task: tuple[int, int, int, tuple[int, ...]]
+    """Which texts: output, first, one past the last, and those between that are left out."""
     outcome: Outcome
 
 

@@ -133,6 +133,13 @@ class PartCommitted(ChunkEvent):
     stop: int = 0
 
 
+@event("{output} chunk {chunk}: {texts:,} texts were encoded before the attempt failed, and are kept")
+class BatchesKept(ChunkEvent):
+    """What a failed attempt had encoded was taken over."""
+
+    texts: int = 0
+
+
 @event("{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow", Severity.CARE)
 class ChunkSplit(ChunkEvent):
     """Texts of the chunk are tried in smaller groups."""

@@ -6,7 +6,7 @@ It never decides where a chunk is cut: `bisect` does.
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,8 +47,19 @@ class Parts:
 
     def known_good(self) -> int | None:
         """A text that has a vector; None where there is none."""
-        bad = {text.text for text in self.bad}.union(*(part.holes for part in self._parts))
-        return next((text for part in self._parts for text in range(part.start, part.stop) if text not in bad), None)
+        bad = {text.text for text in self.bad}
+        for part in self._parts:
+            without = bad.union(part.holes)
+            if (
+                found := next((text for text in range(part.start, part.stop) if text not in without), None)
+            ) is not None:
+                return found
+        return None
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Texts before which the chunk was taken apart."""
+        return self._cuts
 
     def cut(self, at: int) -> None:
         """Note that the chunk is taken apart before this text, and its two sides are tried alone. Raises OSError."""

@@ -6,7 +6,7 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 import contextlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from chunkvisor.config.model import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows, too_bad
@@ -81,7 +81,7 @@ class Acts:
                 return self._start(instruction)
             case do.Keep():
                 files = self.ended[instruction.worker].files
-                return self._storage.keep(instruction.task, files, instruction.holes)
+                return self._storage.keep(instruction.task, files, instruction.holes, failed=instruction.failed)
             case do.Quarantine():
                 return self._storage.quarantine(instruction.task, instruction.verdict)
             case do.Compose():
@@ -145,8 +145,9 @@ class Acts:
         try:
             number, files = output.ledger.new_attempt(task.chunk)
             site = station.site
-            place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path)
-            spec = write_attempt(files, output.job, place, output.table.each_text(task.start, task.stop), start.limits)
+            skip = tuple(text - task.start for text in task.skip)
+            place = Place(task.chunk, number, task.start, station.device.kind, site.threads, site.model_path, skip)
+            spec = write_attempt(files, output.job, place, _texts_of(task, output), start.limits)
             fresh, blocking = task.fresh, task.blocking_launches
             worker = self._engine.start(station, files, spec, fresh=fresh, blocking_launches=blocking)
         except DamagedError as error:
@@ -175,7 +176,7 @@ class Acts:
         else:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
-        whole = (task.start, task.stop) == self._outputs[task.output].bounds(task.chunk)
+        whole = not task.skip and (task.start, task.stop) == self._outputs[task.output].bounds(task.chunk)
         kind = AttemptInterrupted if verdict.asked_for else AttemptFailed if whole else PartFailed
         output, chunk, attempt = self._named(record.worker, task)
         told = kind(
@@ -237,6 +238,15 @@ class Acts:
 
 def _named_of(slot: Slot) -> tuple[str, int, int]:
     return slot.spec.output, slot.task.chunk, slot.attempt
+
+
+def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:
+    """The texts themselves, as they come."""
+    every = output.table.each_text(task.start, task.stop)
+    if not task.skip:
+        return every
+    skip = frozenset(task.skip)
+    return (text for number, text in enumerate(every, task.start) if number not in skip)
 
 
 def _not_started(error: OSError) -> Verdict:

@@ -9,6 +9,7 @@ from chunkvisor.decide.outcome import judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Retry
 from chunkvisor.store.attempt import gather
+from chunkvisor.store.salvage import look
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage
@@ -27,9 +28,15 @@ def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> l
         if spec is not None and wanted and _belongs(spec, output, chunk):
             evidence = gather(files, spec, ledger.facts, output.blank_test(spec), returncode=None, limits=spec.limits)
             verdict = judge(evidence)
+            skip = tuple(spec.start + row for row in spec.skip)
+            task = Task(0, number, chunk, spec.start, spec.stop, skip=skip)
             if verdict.outcome is Outcome.COMMITTED:
-                storage.keep(Task(0, number, chunk, spec.start, spec.stop), files)
+                storage.keep(task, files)
                 continue
+            left = look(files, spec, ledger.facts, output.blank_test(spec))
+            if left.done:
+                rows = {text - spec.start for text in task.wanted}.difference(left.done)
+                storage.keep(task, files, tuple(sorted(rows)), failed=True)
             step = decide(verdict, History(), budget)
             if isinstance(step, Retry) and step.tier is not None:
                 tiers.append(step.tier)
@@ -42,4 +49,6 @@ def _belongs(spec: Spec, output: OutputRun, chunk: int) -> bool:
     """Whether the attempt is at texts of this chunk that still have no vectors."""
     if (spec.fingerprint, spec.output, spec.chunk) != (output.ledger.fingerprint, output.name, chunk):
         return False
-    return any(start <= spec.start < spec.stop <= stop for start, stop in output.missing(chunk))
+    missing = {text for part in output.missing(chunk) for text in range(*part)}
+    skip = {spec.start + row for row in spec.skip}
+    return missing.issuperset(text for text in range(spec.start, spec.stop) if text not in skip)

@@ -3,16 +3,21 @@
 Pure: it holds no more than what was put back: the rest is a position in each output.
 """
 
+import itertools
 from bisect import bisect_right, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 NOW = 0.0
 """Due at any time: before all that is due at a time of its own, in the order of the texts."""
+
+
+TaskKey: TypeAlias = tuple[int, int, int, tuple[int, ...]]
+"""Output, first text, one past the last, and those between that are left out."""
 
 
 class Progress(Protocol):
@@ -66,6 +71,9 @@ class Progress(Protocol):
     def missing(self, chunk: int) -> list[tuple[int, int]]:
         """Ranges of texts that have neither vectors nor a verdict, in order, cut where the chunk was taken apart."""
 
+    def cuts(self, chunk: int) -> Collection[int]:
+        """Texts before which the chunk was taken apart."""
+
     def known_good(self) -> tuple[int, int] | None:
         """(chunk, text) of a text that has a vector; None where there is none yet."""
 
@@ -103,16 +111,33 @@ class Task:
     """Whether the others of its batches have their vectors."""
     only: int | None = None
     """The device that it is for; None = any."""
+    skip: tuple[int, ...] = ()
+    """Texts of the range that are not its own, in order: they have their vectors, or are looked at by themselves."""
+    part: bool = False
+    """Whether the chunk was taken apart, to find texts that fail."""
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """Which texts: output, first, one past the last."""
-        return self.output, self.start, self.stop
+    def key(self) -> TaskKey:
+        """Which texts."""
+        return self.output, self.start, self.stop, self.skip
 
     @property
     def texts(self) -> int:
         """How many."""
-        return self.stop - self.start
+        return self.stop - self.start - len(self.skip)
+
+    @property
+    def wanted(self) -> list[int]:
+        """The texts, in order."""
+        skip = frozenset(self.skip)
+        return [text for text in range(self.start, self.stop) if text not in skip]
+
+    def of(self, texts: Collection[int], **changes: Any) -> "Task":
+        """The same for some of its texts, of which there is at least one."""
+        start, stop = min(texts), max(texts) + 1
+        own = frozenset(texts)
+        skip = tuple(text for text in range(start, stop) if text not in own)
+        return replace(self, start=start, stop=stop, skip=skip, **changes)
 
 
 class Backlog:
@@ -155,8 +180,9 @@ class Backlog:
                 missing = output.missing(chunk)
                 if missing == [bounds]:
                     return Task(now_s, number, chunk, *bounds)
-                ranges = missing or [(bounds[0], bounds[0])]
-                first, *others = [Task(NOW, number, chunk, *part, fresh=True) for part in ranges]
+                if not missing:
+                    return Task(NOW, number, chunk, bounds[0], bounds[0], fresh=True)
+                first, *others = left_of(Task(NOW, number, chunk, *bounds, fresh=True), missing, output.cuts(chunk))
                 for other in others:
                     self.put_back(other)
                 return first
@@ -189,6 +215,14 @@ class Backlog:
         found = any(each is task for each in self._again)
         self._again = [each for each in self._again if each is not task]
         return found
+
+
+def left_of(task: Task, missing: Sequence[tuple[int, int]], cuts: Collection[int]) -> list[Task]:
+    """What is left of a chunk, in order: a task for each of the parts that it was taken apart into."""
+    edges, found = sorted(cuts), []
+    for _, ranges in itertools.groupby(missing, key=lambda each: bisect_right(edges, each[0])):
+        found.append(task.of([text for each in ranges for text in range(*each)], part=bool(edges)))
+    return found
 
 
 def _due_s(task: Task) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
 from chunkvisor.decide.policy import Budget, decide
-from chunkvisor.decide.steps import EndRun, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
+from chunkvisor.decide.steps import EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Seat, Task
+from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task, TaskKey, left_of
 from chunkvisor.supervise.blame import Accused, Blame
 from chunkvisor.supervise.fleet import Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
@@ -22,6 +22,9 @@ from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.lessonbook import LessonBook
 from chunkvisor.supervise.runhistory import AttemptEnd, RunHistory
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Tier
+
+_ONE_BY_ONE = Tier(min_length=0, rows=1)
 
 
 class Consequences:
@@ -51,7 +54,7 @@ class Consequences:
         self._book = book
         self._joins = joins
         self._say = say
-        self._keeping: dict[tuple[int, int, int], tuple[AttemptEnd, tuple[int, ...]]] = {}
+        self._keeping: dict[TaskKey, tuple[AttemptEnd, tuple[int, ...]]] = {}
         """(whose attempt, holes) of what the driver is storing, by texts."""
 
     def refused(self, worker: Worker) -> None:
@@ -70,6 +73,7 @@ class Consequences:
             if stimulus.began_s is not None:
                 # What goes wrong on the device has begun with its `go`, however long before that it was prepared.
                 end.began_s = max(stimulus.began_s, worker.go_s)
+            end.saved, end.under_way = stimulus.saved, stimulus.under_way
         if task.control:
             self._end_control(end)
             return
@@ -79,7 +83,11 @@ class Consequences:
             self._keep(end)
         else:
             end.avoid = task.avoid if verdict.blameless else device.seat
-            self._fail(end)
+            if end.saved:
+                # First what it has encoded: all that follows is about the other texts.
+                self._keep(end, tuple(text - task.start for text in task.wanted if text not in end.saved))
+            else:
+                self._fail(end)
         for guilty in self._history.guilty():
             self._leaving.leave_out(guilty)
 
@@ -110,6 +118,8 @@ class Consequences:
                 self._wait(step, end)
             case Split():
                 self._split(step, end)
+            case Isolate():
+                self._isolate(end)
             case Quarantine():
                 self._blame.accuse(Accused(task, verdict, end.worker, device.number if device else 0, end.now_s))
             case SetAside():
@@ -155,17 +165,34 @@ class Consequences:
         if step.bad_rows and len(step.bad_rows) < task.texts:
             self._keep(end, step.bad_rows)
             return
-        parts = halves(task.start, task.stop)
-        self._say(do.Cut(task, parts[0][1]))
-        self._put_parts(task, parts, avoid=end.avoid)
+        first, second = halves(task.wanted)
+        self._say(do.Cut(task, second[0]))
+        self._put_parts(end, [first, second])
 
-    def _put_parts(
-        self, task: Task, parts: Sequence[tuple[int, int]], *, avoid: Seat | None = None, holes: bool = False
-    ) -> None:
+    def _isolate(self, end: AttemptEnd) -> None:
+        """Try the suspects one by one, so that the next end tells which it is; and the others by themselves."""
+        task, suspects = end.task, end.suspects
+        if len(suspects) == 1:
+            alone = task.of(suspects)
+            if end.verdict.limits.rows == 1:
+                self._history.charge(replace(end, task=alone, device=None))  # it has been tried alone just now
+            self._put_parts(end, [suspects, sorted(set(task.wanted).difference(suspects))])
+            return
+        others = sorted(set(task.wanted).difference(suspects))
+        if others:
+            self._put_parts(end, [others])
+        self._backlog.put_back(self._part_of(end, suspects, tier=_ONE_BY_ONE))
+
+    def _put_parts(self, end: AttemptEnd, parts: Sequence[Sequence[int]], *, holes: bool = False) -> None:
         """In the order of the texts: one end of the search is reached before the other begins."""
-        for start, stop in parts:
-            self._backlog.put_back(Task(NOW, task.output, task.chunk, start, stop, fresh=True, avoid=avoid, hole=holes))
-        self._say(do.TellSplit(task, len(parts)))
+        for texts in parts:
+            self._backlog.put_back(self._part_of(end, texts, hole=holes))
+        self._say(do.TellSplit(end.task, len(parts)))
+
+    def _part_of(self, end: AttemptEnd, texts: Sequence[int], **changes: Any) -> Task:
+        task = end.task
+        fresh = Task(NOW, task.output, task.chunk, task.start, task.stop, fresh=True, avoid=end.avoid, part=True)
+        return fresh.of(texts, **changes)
 
     def _end(self, step: EndRun, end: AttemptEnd) -> None:
         """Do without what every further worker would fail on: the device, its machine, or else the run ends."""
@@ -200,7 +227,7 @@ class Consequences:
 
     def _keep(self, end: AttemptEnd, holes: tuple[int, ...] = ()) -> None:
         self._keeping[end.task.key] = (end, holes)
-        self._say(do.Keep(end.worker, end.task, holes))
+        self._say(do.Keep(end.worker, end.task, holes, failed=bool(end.saved)))
 
     def heed_storage(self, stimulus: on.StorageStimulus, now_s: float) -> None:
         """Take note of what is on the disk now, or could not be written."""
@@ -213,21 +240,29 @@ class Consequences:
                 self._joins.compose_if_known(stimulus.task.output, stimulus.task.chunk)
             case on.NotStored():
                 kept, _ = self._keeping.pop(stimulus.task.key, (None, ()))
+                if kept is not None and kept.saved:
+                    kept.saved = frozenset()
+                    self._fail(kept)
+                    return
                 if kept is None and stimulus.task.texts:
                     self._blame.confirmed()
                 self._fail(AttemptEnd(stimulus.task, stimulus.verdict, now_s, kept.worker if kept is not None else 0))
             case on.PartsDamaged() if self._backlog.handed_out(stimulus.output, stimulus.chunk):
-                for part in self._outputs[stimulus.output].missing(stimulus.chunk):
-                    self._backlog.put_back(Task(NOW, stimulus.output, stimulus.chunk, *part))
+                output = self._outputs[stimulus.output]
+                chunk = Task(NOW, stimulus.output, stimulus.chunk, *output.bounds(stimulus.chunk))
+                for task in left_of(chunk, output.missing(stimulus.chunk), output.cuts(stimulus.chunk)):
+                    self._backlog.put_back(task)
 
     def _stored(self, task: Task, now_s: float, *, whole: bool) -> None:
         kept, holes = self._keeping.pop(task.key, (None, ()))
         self._history.stored(task, now_s)
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
-        if holes:
-            parts = [(task.start + row, task.start + row + 1) for row in holes]
-            self._put_parts(task, parts, avoid=kept.avoid if kept is not None else None, holes=True)
+        if kept is not None and kept.saved and holes:
+            left = task.of([task.start + row for row in holes])
+            self._fail(replace(kept, task=left, begun=task, saved=frozenset()))
+        elif kept is not None and holes:
+            self._put_parts(kept, [[task.start + row] for row in holes], holes=True)
         if whole:
             self._history.committed(task.output)
             for kind in self._fleet.kinds:

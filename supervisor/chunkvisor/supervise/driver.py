@@ -23,6 +23,7 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Draining
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
@@ -226,12 +227,12 @@ class Driver:
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
-        ended = self._end_of(slot, self._judged(slot, returncode))
+        ended = self._end_of(slot, *self._judged(slot, returncode))
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)
         self._tell(ended)
 
-    def _end_of(self, slot: Slot, verdict: Verdict) -> on.Ended:
+    def _end_of(self, slot: Slot, verdict: Verdict, left: Salvage) -> on.Ended:
         beside = (each for each in self._acts.running.values() if each.gate is Gate.OPEN)
         siblings = frozenset(each.worker.pid for each in beside if each.station is slot.station)
         company = company_of(verdict.figures, slot.station.gate.view, siblings)
@@ -239,9 +240,12 @@ class Driver:
             self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
         # A first try from a template proves little: the next one, in a new interpreter, tells more.
         began_s = slot.started_s if slot.task.fresh or not slot.worker.warm else None
-        return on.Ended(slot.number, in_company(verdict, company, siblings), company, began_s)
+        saved, under_way = (frozenset(slot.task.start + row for row in rows) for rows in (left.done, left.under_way))
+        verdict = in_company(verdict, company, siblings)
+        return on.Ended(slot.number, verdict, company, began_s, saved=saved, under_way=under_way)
 
-    def _judged(self, slot: Slot, returncode: int) -> Verdict:
+    def _judged(self, slot: Slot, returncode: int) -> tuple[Verdict, Salvage]:
+        """What became of the attempt, and what it has left where it failed."""
         output = self._outputs[slot.task.output]
         evidence = gather(
             slot.files,
@@ -257,7 +261,9 @@ class Driver:
         verdict = judge(evidence)
         if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
             self._emit(LateCrash(output.name, slot.task.chunk, returncode))
-        return verdict
+        if verdict.outcome is Outcome.COMMITTED or slot.task.control:
+            return verdict, Salvage()
+        return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Of the workers that have each device, or have just given it back."""

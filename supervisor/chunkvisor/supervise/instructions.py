@@ -85,6 +85,8 @@ class Keep:
     worker: int
     task: Task
     holes: tuple[int, ...] = ()
+    failed: bool = False
+    """Whether they are what a worker that failed has left."""
 
 
 @dataclass(frozen=True, slots=True)

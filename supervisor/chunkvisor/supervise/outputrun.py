@@ -1,6 +1,6 @@
 """One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,10 @@ class OutputRun:
     def missing(self, chunk: int) -> list[tuple[int, int]]:
         """See Progress."""
         return [] if self.ledger.committed(chunk) else self.ledger.parts(chunk).missing()
+
+    def cuts(self, chunk: int) -> Sequence[int]:
+        """See Progress."""
+        return self.ledger.parts(chunk).cuts
 
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""

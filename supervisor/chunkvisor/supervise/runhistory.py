@@ -12,7 +12,7 @@ from chunkvisor.decide.policy import Budget, Company, History, is_fruitless
 from chunkvisor.decide.steps import SetAside, Step
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits
-from chunkvisor.supervise.backlog import Progress, Seat, Task
+from chunkvisor.supervise.backlog import Progress, Seat, Task, TaskKey
 from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor.supervise.suspects import Guilty, Suspects
 from chunkvisor_worker.contract.exits import Outcome
@@ -35,6 +35,17 @@ class AttemptEnd:
     """When its worker got its device."""
     avoid: Seat | None = None
     """Where its texts are not tried next, if there is a choice."""
+    saved: frozenset[int] = frozenset()
+    """Texts whose vectors it has left all the same."""
+    under_way: frozenset[int] = frozenset()
+    """Texts of the batches that it was at."""
+    begun: Task | None = None
+    """The task as the worker had it, where that was more."""
+
+    @property
+    def suspects(self) -> list[int]:
+        """Texts of the task, one of which may be what ended it."""
+        return [text for text in self.task.wanted if text in self.under_way] if self.under_way else []
 
     @property
     def life_s(self) -> tuple[float, float] | None:
@@ -53,7 +64,7 @@ class RunHistory:
         """Attempts that ran out of host memory: each is a reason to prepare one worker less ahead."""
         self.gave_up = False
         """Whether a chunk was set aside."""
-        self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
+        self._tries: dict[TaskKey, Counter[Outcome]] = {}
         self._suspects = Suspects()
         self._waits = Waits()
         self._barren_chunks = 0
@@ -81,12 +92,13 @@ class RunHistory:
             # Every device may fail with its first chunk as often as that is tried, without a success in between.
             fruitless=max(0, self._fruitless - self._budget.attempts * (len(self._fleet.alive) - 1)),
             texts=task.texts,
-            taken_apart=self.is_part(task),
+            under_way=len(end.suspects),
+            taken_apart=task.part,
         )
 
     def is_part(self, task: Task) -> bool:
         """Whether it is less than a whole chunk."""
-        return (task.start, task.stop) != self._outputs[task.output].bounds(task.chunk)
+        return bool(task.skip) or (task.start, task.stop) != self._outputs[task.output].bounds(task.chunk)
 
     # --- failures
 
@@ -103,10 +115,10 @@ class RunHistory:
 
     def charge(self, end: AttemptEnd) -> None:
         """It counts as a try of its texts, and, where they are a whole chunk, against its device."""
-        task, outcome = end.task, end.verdict.outcome
-        self._tries[task.key][outcome] += 1
-        if end.device is not None and not end.verdict.blameless and not self.is_part(task):
-            self._suspects.failed(end.device.seat, Charge(task.key, outcome))
+        outcome = end.verdict.outcome
+        self._tries.setdefault(end.task.key, Counter())[outcome] += 1
+        if end.device is not None and not end.verdict.blameless and not self.is_part(end.begun or end.task):
+            self._suspects.failed(end.device.seat, Charge(end.task.key, outcome))
 
     def did_not_start(self, end: AttemptEnd) -> None:
         """Its worker failed before its first batch."""

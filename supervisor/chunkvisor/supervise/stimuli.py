@@ -88,6 +88,10 @@ class Ended:
     """Who else held memory of its device."""
     began_s: float | None = None
     """When it was started; None where a failure before its first batch proves nothing."""
+    saved: frozenset[int] = frozenset()
+    """Texts whose vectors it has left, verified, though it failed."""
+    under_way: frozenset[int] = frozenset()
+    """Texts of the batches that had begun, and of which it has left no vectors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,26 @@ import errno
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.events.attempt import ChunkCommitted, ChunkDamaged, PartCommitted
+from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
+from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attempt import free_bytes
 from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
+from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Result, read_message
+
+_Read = TypeVar("_Read")
 
 
 class Storage:
@@ -36,23 +42,23 @@ class Storage:
         """A gate was opened; rates count from the first."""
         self._first_go_s = self._first_go_s or go_s
 
-    def keep(self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = ()) -> Stored | NotStored:
+    def keep(
+        self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = (), *, failed: bool = False
+    ) -> Stored | NotStored:
         """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
 
-        Raises OSError for what has nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
+        `failed` says that they are the finished batches of an attempt that left no result. Raises OSError for what has
+        nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
         """
         output = self._outputs[task.output]
-        whole = not holes and (task.start, task.stop) == output.bounds(task.chunk)
-        result = read_message(Result, files.result)
+        whole = not (holes or failed or task.skip) and (task.start, task.stop) == output.bounds(task.chunk)
+        result = None if failed else read_message(Result, files.result)
         try:
-            if result is None:
-                raise OSError(errno.EIO, f"{files.result} cannot be read any more")
             if whole:
+                result = _still_there(result, files.result)
                 output.ledger.commit(task.chunk, files.vectors, result.digest, result.facts)
             else:
-                output.ledger.fix_facts(result.facts)
-                texts = tuple(task.start + row for row in holes)
-                output.ledger.parts(task.chunk).add(task.start, task.stop, files.vectors, result.digest, texts)
+                self._keep_part(task, files, holes, result, failed=failed)
         except OSError as error:
             return _not_stored(task, error)
         if not holes:
@@ -61,9 +67,25 @@ class Storage:
                 files.folder.parent.rmdir()
         if whole:
             self._committed(output, task.chunk, result)
+        elif failed:
+            self._emit(BatchesKept(output.name, task.chunk, task.texts - len(holes)))
         elif not holes:
             self._emit(PartCommitted(output.name, task.chunk, task.start, task.stop))
         return Stored(task, whole)
+
+    def _keep_part(
+        self, task: Task, files: AttemptFiles, holes: tuple[int, ...], result: Result | None, *, failed: bool
+    ) -> None:
+        ledger = self._outputs[task.output].ledger
+        if failed:
+            vectors, digest = files.partial, _digest_of(files.partial)
+            facts = _still_there(read_batch_log(files.batches).facts, files.batches)
+        else:
+            result = _still_there(result, files.result)
+            vectors, digest, facts = files.vectors, result.digest, result.facts
+        ledger.fix_facts(facts)
+        without = sorted({task.start + row for row in holes}.union(task.skip))
+        ledger.parts(task.chunk).add(task.start, task.stop, vectors, digest, tuple(without))
 
     def cut(self, task: Task, at: int) -> None:
         """Note where a chunk is taken apart; that this could not be written costs a later run a few attempts."""
@@ -137,6 +159,21 @@ def check_space(output: OutputRun) -> None:
         left = ledger.texts - ledger.texts_done
         need = need_bytes(output.table.rows, left, ledger.facts.dimension)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
+
+
+def _still_there(read: _Read | None, path: Path) -> _Read:
+    """What was read when the attempt was judged. Raises OSError where it cannot be read any more."""
+    if read is None:
+        raise OSError(errno.EIO, f"{path} cannot be read any more")
+    return read
+
+
+def _digest_of(vectors: Path) -> str:
+    """Checksum of the file. Raises OSError."""
+    try:
+        return inspect(vectors).digest
+    except BadVectorsError as error:
+        raise OSError(errno.EIO, f"{vectors} {error}") from error
 
 
 def _not_stored(task: Task, error: OSError) -> NotStored:
