@@ -25,7 +25,7 @@ class Encoder(good.Encoder):
                 time.sleep(0.01)
             return finish(vectors)
 
-        VectorFile.finish = when_the_next_computes
+        VectorFile.finish = when_the_next_computes  # type: ignore[method-assign]  # to hold up this process alone
         return super().encode(texts, batch_size)
 
 

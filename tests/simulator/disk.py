@@ -1,7 +1,7 @@
 """A modelled disk: what the driver has written of each output, and what of it is lost when the supervisor dies."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from chunkvisor.decide.lessons import Lesson
 from chunkvisor_worker.contract.messages import Limits
@@ -69,6 +69,10 @@ class Output:
             found.append((start, last))
         return found
 
+    def cuts(self, chunk: int) -> Collection[int]:
+        """See Progress."""
+        return self._cuts.get(chunk, ())
+
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""
         text = self.state.find(VECTOR)
@@ -87,14 +91,14 @@ class Output:
 
     # --- what the driver writes
 
-    def keep(self, chunk: int, start: int, stop: int, holes: Iterable[int]) -> None:
+    def keep(self, chunk: int, start: int, stop: int, holes: Iterable[int], *, failed: bool = False) -> None:
         """Store the vectors of a range but for the texts in `holes`: as a chunk if it is all of one, else as a part."""
         left_out = set(holes)
         for text in range(start, stop):
             if text not in left_out:
                 self.state[text] = VECTOR
         self.has_facts = True
-        if (start, stop) == self._bounds[chunk] and not left_out:
+        if (start, stop) == self._bounds[chunk] and not left_out and not failed:
             self._commit(chunk)
         else:
             self._begin(chunk)

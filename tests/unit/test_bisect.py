@@ -2,6 +2,8 @@
 
 import itertools
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,26 +68,28 @@ def test_segments_partition_the_chunk(chunk: tuple[int, int, list[Part], list[Ba
             assert each.part.start <= each.start < each.stop <= each.part.stop
 
 
-@given(st.integers(0, 1000), st.integers(2, 1000))
-def test_halves(start: int, size: int) -> None:
-    """Two ranges that meet, neither empty, as equal as can be."""
-    (first, middle), (again, stop) = halves(start, start + size)
-    assert (first, again, stop) == (start, middle, start + size)
-    assert middle - first in {size // 2, size - size // 2}
-    assert middle > first
-    assert stop > middle
+@given(st.sets(st.integers(0, 1000), min_size=2))
+def test_halves(some: set[int]) -> None:
+    """All texts in their order, in two groups, neither empty, as equal as can be."""
+    texts = sorted(some)
+    first, second = halves(texts)
+    assert [*first, *second] == texts
+    assert len(first) in {len(texts) // 2, len(texts) - len(texts) // 2}
+    assert first
+    assert second
 
 
 @given(st.integers(1, 3000), st.data())
 def test_halving_finds_one_bad_text_in_log2_steps(size: int, data: st.DataObject) -> None:
     """Each step halves the range; after log2 of its size, rounded up, the bad text stands alone."""
     text = data.draw(st.integers(0, size - 1))
-    start, stop, steps = 0, size, 0
-    while stop - start > 1:
-        left, right = halves(start, stop)
-        start, stop = left if text < left[1] else right
+    texts: Sequence[int] = range(size)
+    steps = 0
+    while len(texts) > 1:
+        left, right = halves(texts)
+        texts = left if text in left else right
         steps += 1
-    assert (start, steps <= (size - 1).bit_length()) == (text, True)
+    assert (list(texts), steps <= (size - 1).bit_length()) == ([text], True)
 
 
 WHOLE, HOLED, LATER = Part(0, 8, "a"), Part(0, 8, "a", (2, 5)), Part(4, 6, "b")

@@ -24,7 +24,7 @@ def test_who_is_guilty(heard: str, guilty: str | None) -> None:
     for word in heard.split():
         machine, chunk = word[:1], word[1:]
         if chunk:
-            suspicion.failed(machine, Charge((0, int(chunk), 9), Outcome.CRASHED))
+            suspicion.failed(machine, Charge((0, int(chunk), 9, ()), Outcome.CRASHED))
         else:
             suspicion.succeeded(machine)
 
