@@ -1,6 +1,6 @@
 """Turns the verdict on an attempt, and the history around it, into the next step.
 
-Pure: it never looks at a file, a process or a clock. The table at the end of the module is the whole policy.
+Pure. The table at the end of the module is the whole policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,18 +9,7 @@ from enum import Enum
 
 from chunkvisor.decide.lessons import smaller
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.steps import (
-    Commit,
-    EndRun,
-    Isolate,
-    Quarantine,
-    Retry,
-    SetAside,
-    Split,
-    StartAgain,
-    Step,
-    Wait,
-)
+from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
@@ -220,11 +209,8 @@ def _interrupted(verdict: Verdict, history: History, budget: Budget) -> Step:
     return Retry(charged=False) if verdict.asked_for else _retry(verdict, history, budget)
 
 
-def _end(default: ExitCode) -> Callable[[Verdict, History, Budget], Step]:
-    def answer(verdict: Verdict, _history: History, _budget: Budget) -> Step:
-        return EndRun(ExitCode(verdict.exit_code or default))
-
-    return answer
+def _hardware(verdict: Verdict, _history: History, _budget: Budget) -> Step:
+    return EndRun(ExitCode(verdict.exit_code or ExitCode.MACHINE))
 
 
 def _setup(verdict: Verdict, history: History, budget: Budget) -> Step:
@@ -271,7 +257,7 @@ _ANSWERS: dict[Outcome, Callable[[Verdict, History, Budget], Step]] = {
     Outcome.INTERRUPTED: _interrupted,
     Outcome.LOST: _lost,
     Outcome.SETUP: _setup,
-    Outcome.HARDWARE_FAULT: _end(ExitCode.MACHINE),
+    Outcome.HARDWARE_FAULT: _hardware,
     Outcome.GPU_BUSY: _wait(ExitCode.TRY_AGAIN),
     Outcome.HUB: _wait(ExitCode.TRY_AGAIN),
     Outcome.DISK_FULL: _wait(ExitCode.DISK),
