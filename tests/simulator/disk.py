@@ -33,8 +33,8 @@ class Output:
         self._cuts: dict[int, set[int]] = {}
         self._unsynced: set[tuple[int, int]] = set()
         """(chunk, cut) that a death may forget."""
-        self.parts: dict[int, list[tuple[int, int]]] = {}
-        """Ranges of the part files of each chunk that is not committed."""
+        self.parts: dict[int, list[frozenset[int]]] = {}
+        """Texts of the part files of each chunk that is not committed."""
 
     @property
     def complete(self) -> bool:
@@ -94,15 +94,15 @@ class Output:
     def keep(self, chunk: int, start: int, stop: int, holes: Iterable[int], *, failed: bool = False) -> None:
         """Store the vectors of a range but for the texts in `holes`: as a chunk if it is all of one, else as a part."""
         left_out = set(holes)
-        for text in range(start, stop):
-            if text not in left_out:
-                self.state[text] = VECTOR
+        kept = frozenset(range(start, stop)).difference(left_out) if left_out else frozenset(range(start, stop))
+        for text in kept:
+            self.state[text] = VECTOR
         self.has_facts = True
         if (start, stop) == self._bounds[chunk] and not left_out and not failed:
             self._commit(chunk)
         else:
             self._begin(chunk)
-            self.parts.setdefault(chunk, []).append((start, stop))
+            self.parts.setdefault(chunk, []).append(kept)
 
     def quarantine(self, chunk: int, text: int) -> None:
         """Note that the text has no vector."""
@@ -129,10 +129,10 @@ class Output:
             self._committed[chunk] = 0
             self.left += 1
 
-    def lose_part(self, chunk: int, start: int, stop: int) -> None:
+    def lose_part(self, chunk: int, part: frozenset[int]) -> None:
         """A part turns out damaged: its texts are missing again."""
-        self.parts[chunk].remove((start, stop))
-        for text in range(start, stop):
+        self.parts[chunk].remove(part)
+        for text in part:
             if self.state[text] == VECTOR:
                 self.state[text] = MISSING
 

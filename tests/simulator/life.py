@@ -65,6 +65,11 @@ class Process:
     batch: tuple[int, int] = (0, 0)
     """Rows and padded tokens of the batch that it is at."""
     rows_done: int = 0
+    batches: list[list[int]] = field(default_factory=list)
+    """Texts of each batch up to the one that it is at."""
+    saved: frozenset[int] = frozenset()
+    """Texts of batches that are written, however it ends."""
+    under_way: frozenset[int] = frozenset()
     result: Verdict | None = None
     """What it leaves if nobody ends it before it has written everything."""
 
@@ -446,7 +451,7 @@ class _Run:
         task, limits = process.task, process.limits
         lengths, poison = self.world.lengths[task.output], self.world.poison[task.output]
         room = process.device.gpu.tokens // (1 if process.alone else 2)
-        order = sorted(range(task.start, task.stop), key=lengths.__getitem__, reverse=True)
+        order = sorted(task.wanted, key=lengths.__getitem__, reverse=True)
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
         while at < count:
@@ -454,6 +459,7 @@ class _Run:
             rows, tokens = limits.of_length(longest)
             rows = min(rows, max(1, tokens // longest) if tokens else rows, count - at)
             process.batch, process.rows_done = (rows, rows * longest), at
+            process.batches.append(order[at : at + rows])
             took_s += 0.1 + rows * longest / 4000
             if rows * longest > room:
                 self._fail(process, took_s, Failure.OOM)
@@ -484,10 +490,10 @@ class _Run:
     def _result(self, process: Process) -> Verdict:
         task = process.task
         poison = self.world.poison[task.output]
-        bad = [text for text in range(task.start, task.stop) if text in poison] if poison else []
+        bad = [text for text in task.wanted if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
             # As if another slice had told the right dimension before.
-            alike = all(poison.get(text) is Failure.DIMENSION for text in range(task.start, task.stop))
+            alike = all(poison.get(text) is Failure.DIMENSION for text in task.wanted)
             return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
         if bad:
             return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - task.start for text in bad))
@@ -558,9 +564,24 @@ class _Run:
         self.ended[process.number] = process, judged
         self.watchdog.ends(self, process, judged)
         began_s = None if process.warm else process.started_s
-        said = self._hear(on.Ended(process.number, judged, self._company(process, judged), began_s))
+        self._salvage(process, judged)
+        company, saved, under_way = self._company(process, judged), process.saved, process.under_way
+        said = self._hear(on.Ended(process.number, judged, company, began_s, saved, under_way))
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
+
+    def _salvage(self, process: Process, judged: Verdict) -> None:
+        """What it has left of batches that were finished: one that was ended from outside was at any of them."""
+        batches, task = process.batches, process.task
+        if not batches or task.control or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
+            return
+        at = self.chance.randrange(len(batches)) if judged.asked_for or judged.outcome is Outcome.LOST else -1
+        poison = self.world.poison[task.output]
+        if judged.phase is Phase.FORWARD:
+            process.under_way = frozenset(batches[at])
+        done = [text for batch in batches[:at] for text in batch]
+        if judged.outcome is not Outcome.LOST and not any(poison.get(text) is Failure.DIMENSION for text in done):
+            process.saved = frozenset(text for text in done if text not in poison)
 
     def _company(self, process: Process, judged: Verdict) -> Company:
         """As the driver has it from torch's message and the last look; those of before the run are part of the GPU."""
@@ -604,8 +625,8 @@ class _Run:
         if (full := self._disk_full("vectors")) is not None:
             return on.NotStored(task, full)
         output = self.outputs[task.output]
-        holes = [task.start + row for row in keep.holes]
-        output.keep(task.chunk, task.start, task.stop, holes)
+        holes = [task.start + row for row in keep.holes] + list(task.skip)
+        output.keep(task.chunk, task.start, task.stop, holes, failed=keep.failed)
         return on.Stored(task, whole=output.committed(task.chunk))
 
     def _quarantine(self, quarantine: do.Quarantine) -> on.Quarantined | on.NotStored:
@@ -623,7 +644,7 @@ class _Run:
         if (full := self._disk_full("a chunk")) is not None:
             return on.NotStored(task, full)
         if output.parts.get(task.chunk) and self.life.mishap("damaged part"):
-            output.lose_part(task.chunk, *self.chance.choice(output.parts[task.chunk]))
+            output.lose_part(task.chunk, self.chance.choice(output.parts[task.chunk]))
             return on.PartsDamaged(task.output, task.chunk)
         output.compose(task.chunk)
         return on.Stored(task, whole=True)
@@ -685,9 +706,12 @@ class _Run:
             return
         for process, judged in finished:
             task, output = process.task, self.outputs[process.task.output]
-            fresh = not any(output.state[text] != MISSING for text in range(task.start, task.stop))
+            fresh = all(output.state[text] == MISSING for text in task.wanted)
             if judged.outcome is Outcome.COMMITTED and fresh and task.texts:
-                output.keep(task.chunk, task.start, task.stop, ())
+                output.keep(task.chunk, task.start, task.stop, task.skip)
+            elif process.saved and fresh:
+                without = frozenset(range(task.start, task.stop)).difference(process.saved)
+                output.keep(task.chunk, task.start, task.stop, without, failed=True)
 
 
 def _output(world: World, number: int) -> Output:

@@ -126,7 +126,7 @@ class Play:
                 return [on.JoinStopped(int(output))]
             case "part-damaged", [output, chunk]:
                 progress = self.outputs[int(output)]
-                progress.lose_part(int(chunk), *progress.parts[int(chunk)][0])
+                progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
                 return [on.PartsDamaged(int(output), int(chunk))]
             case "drain", []:
                 return [on.Drain()]
@@ -169,9 +169,10 @@ class Play:
                 self.limits[worker] = limits
             case do.Keep(task=task) | do.Quarantine(task=task) | do.Compose(task=task) if self.disk_full:
                 return on.NotStored(task, FULL)
-            case do.Keep(task=task, holes=holes):
+            case do.Keep(task=task, holes=holes, failed=failed):
                 output = self.outputs[task.output]
-                output.keep(task.chunk, task.start, task.stop, [task.start + row for row in holes])
+                without = [task.start + row for row in holes] + list(task.skip)
+                output.keep(task.chunk, task.start, task.stop, without, failed=failed)
                 return on.Stored(task, whole=output.committed(task.chunk))
             case do.Quarantine(task=task):
                 self.outputs[task.output].quarantine(task.chunk, task.start)

@@ -106,14 +106,15 @@ class Watchdog:
             raise Broken("no start without texts", f"{task}")
         state = self._disk.outputs[task.output].state
         if not task.control:
-            if any(state[text] != MISSING for text in range(task.start, task.stop)):
+            if any(state[text] != MISSING for text in task.wanted):
                 raise Broken("nothing is computed twice", f"{task} is known already")
             first, last = self._disk.outputs[task.output].bounds(task.chunk)
             if not first <= task.start < task.stop <= last:
                 raise Broken("tasks lie in their chunk", f"{task}")
             for other in run.processes.values():
                 same = other.task.output == task.output and not other.task.control
-                if same and other.task.start < task.stop and task.start < other.task.stop:
+                near = same and other.task.start < task.stop and task.start < other.task.stop
+                if near and not frozenset(task.wanted).isdisjoint(other.task.wanted):
                     raise Broken("no two workers at a text", f"{task} while worker {other.number} is at it")
         elif state[task.start] != VECTOR:
             raise Broken("a control is a good text", f"{task}")
@@ -183,12 +184,15 @@ class Watchdog:
         process, judged = run.ended.get(keep.worker, (None, None))
         if process is None or judged is None:
             raise Broken("what is kept was just verified", f"{keep}")
-        if (task.start, task.stop) != (process.task.start, process.task.stop) or task.control:
+        if task.key != process.task.key or task.control:
             raise Broken("what is kept are the worker's own texts", f"{keep}")
         wanted = () if judged.outcome is Outcome.COMMITTED else judged.bad_rows
-        if keep.holes != wanted or (judged.outcome is not Outcome.COMMITTED and not wanted):
+        if keep.failed:
+            wanted = tuple(text - task.start for text in task.wanted if text not in process.saved)
+        ends_well = judged.outcome is Outcome.COMMITTED
+        if keep.holes != wanted or keep.failed != bool(process.saved) or not (ends_well or wanted or keep.failed):
             raise Broken("no bad vector is kept", f"{keep}")
-        if any(output.state[text] != MISSING for text in range(task.start, task.stop)):
+        if any(output.state[text] != MISSING for text in task.wanted):
             raise Broken("nothing is stored twice", f"{keep}")
 
     def quarantines(self, task: Task) -> None:

@@ -83,13 +83,19 @@ class Consequences:
             self._keep(end)
         else:
             end.avoid = task.avoid if verdict.blameless else device.seat
-            if end.saved:
-                # First what it has encoded: all that follows is about the other texts.
-                self._keep(end, tuple(text - task.start for text in task.wanted if text not in end.saved))
-            else:
-                self._fail(end)
+            left = self._salvage(end) if end.saved else end
+            if left is not None:
+                self._fail(left)
         for guilty in self._history.guilty():
             self._leaving.leave_out(guilty)
+
+    def _salvage(self, end: AttemptEnd) -> AttemptEnd | None:
+        """Keep what it has encoded; what follows is about the other texts, if there are any."""
+        task = end.task
+        texts = [text for text in task.wanted if text not in end.saved]
+        self._keep(end, tuple(text - task.start for text in texts))
+        self._history.stored(task, end.now_s)
+        return replace(end, task=task.of(texts), begun=task, saved=frozenset()) if texts else None
 
     def _fail(self, end: AttemptEnd) -> None:
         verdict, device = end.verdict, end.device
@@ -241,8 +247,7 @@ class Consequences:
             case on.NotStored():
                 kept, _ = self._keeping.pop(stimulus.task.key, (None, ()))
                 if kept is not None and kept.saved:
-                    kept.saved = frozenset()
-                    self._fail(kept)
+                    self._backlog.put_back(self._part_of(kept, sorted(kept.saved)))
                     return
                 if kept is None and stimulus.task.texts:
                     self._blame.confirmed()
@@ -258,10 +263,7 @@ class Consequences:
         self._history.stored(task, now_s)
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
-        if kept is not None and kept.saved and holes:
-            left = task.of([task.start + row for row in holes])
-            self._fail(replace(kept, task=left, begun=task, saved=frozenset()))
-        elif kept is not None and holes:
+        if kept is not None and holes and not kept.saved:
             self._put_parts(kept, [[task.start + row] for row in holes], holes=True)
         if whole:
             self._history.committed(task.output)

@@ -261,7 +261,8 @@ class Driver:
         verdict = judge(evidence)
         if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
             self._emit(LateCrash(output.name, slot.task.chunk, returncode))
-        if verdict.outcome is Outcome.COMMITTED or slot.task.control:
+        # With a result, what is wrong is known; without one over its form, no batch of it can be believed.
+        if verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT) or slot.task.control:
             return verdict, Salvage()
         return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))
 
