@@ -91,17 +91,18 @@ def test_nothing_is_taken_before_it_is_due() -> None:
 
 
 def test_chunk_taken_apart_gives_what_is_missing() -> None:
-    """Of a chunk that an earlier run took apart only the missing ranges are handed out; of one with none, no text."""
+    """Of a chunk that an earlier run took apart only what is missing is handed out, a task for each side of a cut."""
     output = output_of(3, set())
-    output.keep(0, 0, 10, [0, 1, 2, 4])
+    output.keep(0, 0, 10, [0, 1, 2, 4, 7])
+    output.cut(0, 4)
     output.keep(1, 10, 20, [15])
     output.quarantine(1, 15)
     backlog = Backlog([output])
     assert not backlog.handed_out(0, 0)
-    assert backlog.take(0) == Task(NOW, 0, 0, 0, 3, fresh=True)
+    assert backlog.take(0) == Task(NOW, 0, 0, 0, 3, fresh=True, part=True)
     assert backlog.handed_out(0, 0)
     assert not backlog.handed_out(0, 1)
-    assert backlog.take(0) == Task(NOW, 0, 0, 4, 5, fresh=True)
+    assert backlog.take(0) == Task(NOW, 0, 0, 4, 8, fresh=True, skip=(5, 6), part=True)
     assert backlog.take(0) == Task(NOW, 0, 1, 10, 10, fresh=True)  # it is only to be put together
     assert backlog.take(0) == whole(0, 0, 2)
     assert backlog.empty

@@ -1,7 +1,6 @@
 """How a chunk is taken apart: whatever is known of it, every text has exactly one place."""
 
 import itertools
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,6 +1,7 @@
 """What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Sp
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.vectorfile import VectorFile
 
+Opened = Callable[..., VectorFile]
+
 FACTS = Facts(dimension=3, dtype="float32")
 VECTORS = np.arange(1, 31, dtype=np.float32).reshape(10, 3)
 
@@ -22,9 +25,17 @@ def spec(skip: tuple[int, ...] = ()) -> Spec:
     return Spec("run", "print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip)
 
 
-def opened(files: AttemptFiles, skip: tuple[int, ...] = ()) -> VectorFile:
-    """As the worker opens it."""
-    return VectorFile(files, 10, skip, lambda: FACTS)
+@pytest.fixture
+def opened() -> Iterator[Callable[..., VectorFile]]:
+    """Opens the file as the worker does; closed at the end, which a worker that dies leaves to the kernel."""
+    with ExitStack() as stack:
+
+        def open_one(files: AttemptFiles, skip: tuple[int, ...] = ()) -> VectorFile:
+            file = VectorFile(files, 10, skip, lambda: FACTS)
+            stack.callback(file.close)
+            return file
+
+        yield open_one
 
 
 def write(file: VectorFile, *batches: list[int], vectors: np.ndarray = VECTORS) -> None:
@@ -39,7 +50,7 @@ def never_blank(_index: int) -> bool:
     return False
 
 
-def test_a_finished_file_is_what_numpy_reads(tmp_path: Path) -> None:
+def test_a_finished_file_is_what_numpy_reads(tmp_path: Path, opened: Opened) -> None:
     """Batches come in any order; the digest is that of the file."""
     files = AttemptFiles(tmp_path)
     file = opened(files)
@@ -53,7 +64,7 @@ def test_a_finished_file_is_what_numpy_reads(tmp_path: Path) -> None:
     assert not files.partial.exists()
 
 
-def test_texts_that_have_vectors_are_not_written(tmp_path: Path) -> None:
+def test_texts_that_have_vectors_are_not_written(tmp_path: Path, opened: Opened) -> None:
     """Positions count among the texts that are given; the file has a row for each text of the range."""
     files = AttemptFiles(tmp_path)
     file = opened(files, skip=(0, 4, 9))
@@ -75,7 +86,7 @@ def test_texts_that_have_vectors_are_not_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_vector_a_text_is_refused(
-    tmp_path: Path, batches: list[list[int]], block: np.ndarray, match: str
+    tmp_path: Path, opened: Opened, batches: list[list[int]], block: np.ndarray, match: str
 ) -> None:
     """A text without a vector, or a batch of another dimension, is the encoder's fault."""
     file = opened(AttemptFiles(tmp_path))
@@ -84,7 +95,7 @@ def test_what_is_no_vector_a_text_is_refused(
         file.add(np.array([2, 3]), block) if "follow" in match else file.finish()
 
 
-def test_what_was_written_is_found_after_a_death(tmp_path: Path) -> None:
+def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened) -> None:
     """Finished batches are there; those that had begun are suspects; the rest is untouched."""
     files = AttemptFiles(tmp_path)
     file = opened(files)
@@ -133,7 +144,7 @@ def lie(files: AttemptFiles) -> None:
     ],
 )
 def test_what_is_damaged_is_not_taken_over(
-    tmp_path: Path, damage: Callable[[AttemptFiles], object], expected: Salvage
+    tmp_path: Path, opened: Opened, damage: Callable[[AttemptFiles], object], expected: Salvage
 ) -> None:
     """Only batches that match their checksums count, whatever became of the rest."""
     files = AttemptFiles(tmp_path)
@@ -144,7 +155,7 @@ def test_what_is_damaged_is_not_taken_over(
     assert look(files, spec(), None, never_blank) == expected
 
 
-def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path) -> None:
+def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path, opened: Opened) -> None:
     """NaN and, but for blank texts, zero throughout: the policy has to see them in a result."""
     files, vectors = AttemptFiles(tmp_path), VECTORS.copy()
     vectors[3, 1], vectors[[4, 9]] = np.nan, 0
@@ -156,7 +167,9 @@ def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "skip"), [(Facts(4, "float32"), ()), (Facts(3, "bfloat16"), ()), (None, (0, 3, 4, 9))]
 )
-def test_vectors_that_do_not_fit_are_left(tmp_path: Path, known: Facts | None, skip: tuple[int, ...]) -> None:
+def test_vectors_that_do_not_fit_are_left(
+    tmp_path: Path, opened: Opened, known: Facts | None, skip: tuple[int, ...]
+) -> None:
     """Of another dimension or dtype than the chunks before, or of texts that were not asked for."""
     files = AttemptFiles(tmp_path)
     write(opened(files), [9, 0], [3, 4])

@@ -34,7 +34,8 @@ class VectorFile:
         self._filled = np.zeros(len(self._places), dtype=bool)
         self._dimension = self._offset = 0
         self._file: FileIO | None = None
-        self._log = BatchLog(_create(files.batches, os.O_APPEND))
+        self._log_file = _create(files.batches, os.O_APPEND)
+        self._log = BatchLog(self._log_file)
 
     def begin(self, indices: Indices) -> None:
         """A batch of the texts at these positions begins. Raises OSError."""
@@ -69,9 +70,15 @@ class VectorFile:
         for block in _blocks(self._file):
             digest.update(block)
             size_bytes += len(block)
-        self._file.close()
+        self.close()
         self._files.partial.replace(self._files.vectors)
         return digest.hexdigest(), size_bytes
+
+    def close(self) -> None:
+        """Close what is open; a worker that fails just ends."""
+        self._log_file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _open(self, dimension: int) -> None:
         header = io.BytesIO()
