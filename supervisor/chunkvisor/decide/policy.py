@@ -142,8 +142,7 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     if verdict.bad_rows:
         return Split(verdict.bad_rows)
     # One by one, the one that ends its worker is known; more than once that helps only if there are fewer each time.
-    one_by_one = verdict.limits.rows == 1
-    if 0 < history.under_way < history.texts or (history.under_way and not one_by_one):
+    if 0 < history.under_way < history.texts or (history.under_way and not verdict.one_by_one):
         return (
             Isolate()
             if certain or history.taken_apart or tries >= looks

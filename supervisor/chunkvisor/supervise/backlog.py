@@ -20,6 +20,10 @@ TaskKey: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """Output, first text, one past the last, and those between that are left out."""
 
 
+ALONE_MAX = 8
+"""Where more texts than this wait to be tried alone, they are tried before any others."""
+
+
 class Progress(Protocol):
     """What is done of one output; the driver writes it down, the scheduler only reads it."""
 
@@ -166,7 +170,10 @@ class Backlog:
         if far and (task := self._take_new(now_s)) is not None:
             return task
         due = range(bisect_right(self._again, now_s, key=_due_s))
-        for position in reversed(due) if far else due:
+        order: Sequence[int] = due[::-1] if far else due
+        if far and sum(self._again[position].texts == 1 for position in due) > ALONE_MAX:
+            order = sorted(order, key=lambda position: self._again[position].texts)
+        for position in order:
             if seat is None or not _avoids(self._again[position], seat, alone=alone, by_node=by_node):
                 return self._again.pop(position)
         return self._take_new(now_s)

@@ -173,27 +173,23 @@ class Consequences:
             return
         first, second = halves(task.wanted)
         self._say(do.Cut(task, second[0]))
-        self._put_parts(end, [first, second])
+        self._put_parts(task, [self._part_of(end, first), self._part_of(end, second)])
 
     def _isolate(self, end: AttemptEnd) -> None:
         """Try the suspects one by one, so that the next end tells which it is; and the others by themselves."""
         task, suspects = end.task, end.suspects
-        if len(suspects) == 1:
-            alone = task.of(suspects)
-            if end.verdict.limits.rows == 1:
-                self._history.charge(replace(end, task=alone, device=None))  # it has been tried alone just now
-            self._put_parts(end, [suspects, sorted(set(task.wanted).difference(suspects))])
-            return
         others = sorted(set(task.wanted).difference(suspects))
-        if others:
-            self._put_parts(end, [others])
-        self._backlog.put_back(self._part_of(end, suspects, tier=_ONE_BY_ONE))
+        if len(suspects) == 1 and end.verdict.one_by_one:
+            self._history.charge(replace(end, task=task.of(suspects), device=None))  # it was tried alone just now
+        tier = None if len(suspects) == 1 else _ONE_BY_ONE
+        parts = [self._part_of(end, suspects, tier=tier)]
+        parts += [self._part_of(end, others, tier=task.tier)] if others else []
+        self._put_parts(task, parts)
 
-    def _put_parts(self, end: AttemptEnd, parts: Sequence[Sequence[int]], *, holes: bool = False) -> None:
-        """In the order of the texts: one end of the search is reached before the other begins."""
-        for texts in parts:
-            self._backlog.put_back(self._part_of(end, texts, hole=holes))
-        self._say(do.TellSplit(end.task, len(parts)))
+    def _put_parts(self, task: Task, parts: Sequence[Task]) -> None:
+        for part in parts:
+            self._backlog.put_back(part)
+        self._say(do.TellSplit(task, len(parts)))
 
     def _part_of(self, end: AttemptEnd, texts: Sequence[int], **changes: Any) -> Task:
         task = end.task
@@ -264,7 +260,7 @@ class Consequences:
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
         if kept is not None and holes and not kept.saved:
-            self._put_parts(kept, [[task.start + row] for row in holes], holes=True)
+            self._put_parts(task, [self._part_of(kept, [task.start + row], hole=True) for row in holes])
         if whole:
             self._history.committed(task.output)
             for kind in self._fleet.kinds:
