@@ -207,7 +207,12 @@ class SentenceTransformerEncoder:
             return iter(cut(self._lengths, limits))
         import torch
 
-        return cut_measured(self._lengths, limits, GpuMemory(torch).needs)
+        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, self._mask_element_bytes())
+
+    def _mask_element_bytes(self) -> int:
+        """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
+        config = getattr(self._model.transformers_model, "config", None)
+        return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
 
     def _finished(
         self, indices: Indices, padded: int, copied: Callable[[], Vectors], progress: Progress
