@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.commands.planning.activations import activation_bytes, shape_of
+from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.config.batchlimits import AUTO_TOKENS
+from chunkvisor.engine.modelfolder import shape_of
 from chunkvisor_worker.fitting import PROBE_TOKENS
 from nullgpu import GIB, NullGpu
 
