@@ -56,11 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These cases start models again and again: they may take longer than other tests. There is one GPU for them."""
+    """These cases start models again and again: they may take longer than other tests."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
-            item.add_marker(pytest.mark.xdist_group("gpu"))
 
 
 @pytest.hookimpl(wrapper=True)
