@@ -1,0 +1,204 @@
+"""Assembly against the truth that numpy's indexing gives, whatever repeats where and however small the blocks are."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkvisor.assemble import chunkreader
+from chunkvisor.assemble import join as assemble
+from chunkvisor.assemble.chunkreader import ChunkDamagedError
+from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
+from chunkvisor.store import artifact
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.plan import Plan
+from chunkvisor.store.stamp import digest_file
+from chunkvisor_worker.contract.messages import Facts
+from soaked import soaked
+
+DIMENSION = 3
+
+
+def first_come_first_numbered(rows: Sequence[int]) -> np.ndarray:
+    """The same repetitions, the texts numbered in the order of their first row."""
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in rows], dtype="<i8")
+
+
+def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
+    """A staged table of the rows."""
+    folder.mkdir()
+    paths = TableFiles(folder)
+    distinct = int(row_text.max()) + 1
+    texts = [b"%d" % number for number in range(distinct)]
+    paths.texts.write_bytes(b"".join(texts))
+    np.cumsum([0, *map(len, texts)]).astype("<u8").tofile(paths.offsets)
+    row_text.tofile(paths.row_text)
+    np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
+    source = TableSource(Path("/nowhere.txt"), 0, len(row_text))
+    write_record(folder, rows=len(row_text), distinct=distinct, files=[source], source_state=[], skip_blank=False)
+    return StagedTable.open(folder)
+
+
+def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int) -> Ledger:
+    """All vectors committed, in chunks of the size."""
+    layout = Layout(workdir).output("out")
+    layout.state.mkdir(parents=True)
+    ledger = Ledger(layout, Plan(len(vectors), chunk_size), "fingerprint")
+    ledger.load()
+    for chunk in range(ledger.plan.count):
+        start, stop = ledger.plan.bounds(chunk)
+        part = workdir / "part.npy"
+        np.save(part, vectors[start:stop])
+        ledger.commit(chunk, part, inspect(part).digest, Facts(DIMENSION))
+    return ledger
+
+
+@contextmanager
+def assembled(
+    row_text: np.ndarray, chunk_size: int, block_rows: int
+) -> Iterator[tuple[Ledger, StagedTable, np.ndarray]]:
+    """A ledger and a table to assemble, the right array, and blocks of so many rows."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((int(row_text.max()) + 1, DIMENSION), dtype=np.float32)
+    block_bytes = block_rows * DIMENSION * 4
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(assemble, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(artifact, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(assemble, "_BLOCKS_AT_ONCE", 2),
+        mock.patch.object(chunkreader, "_AHEAD_BYTES", 1),
+        mock.patch("os.fsync"),  # the bytes are what counts here
+    ):
+        workdir = Path(folder)
+        ledger = make_ledger(workdir, vectors, chunk_size)
+        yield ledger, make_table(workdir / "table", row_text), vectors[row_text]
+
+
+@pytest.mark.soak
+@given(
+    rows=st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    chunk_size=st.integers(1, 9),
+    block_rows=st.integers(1, 7),
+    shards=st.none() | st.integers(1, 9),
+)
+@soaked(300)
+def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shards: int | None) -> None:
+    """Row i has the vector of its text, for repeats within and across blocks, chunks and shards, and without any."""
+    row_text = first_come_first_numbered(rows)
+    blocks: list[None] = []
+    with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
+        final = assemble.assemble(ledger, table, lambda: blocks.append(None), shards)
+        layout = ledger.layout
+        paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
+        assert len(paths) == (1 if shards is None else min(shards, len(rows)))
+        parts = [np.load(path, mmap_mode="r") for path in paths]
+        np.testing.assert_array_equal(np.concatenate(parts), right)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert final.dimension == DIMENSION
+        assert final.zero_rows == 0
+        for path, part, stamp in zip(paths, parts, final.stamps, strict=True):
+            assert stamp.untouched(path)
+            assert stamp.digest == digest_file(path)
+            reference = layout.workdir / "reference.npy"
+            np.save(reference, part)
+            assert path.read_bytes() == reference.read_bytes()
+        assert not layout.partial.exists()
+        assert not layout.partial_shards.exists()
+    assert len(blocks) == -(-len(rows) // block_rows)
+
+
+ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])
+
+
+def chunk_path(ledger: Ledger, chunk: int) -> Path:
+    """File of a committed chunk."""
+    return dict(ledger.chunk_files())[chunk]
+
+
+def flip(path: Path) -> None:
+    """Change the last bit."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def other_shape(path: Path) -> None:
+    """A whole array, but not of this output."""
+    np.save(path, np.ones((2, DIMENSION + 1), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        flip,
+        other_shape,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+        lambda path: path.rename(path.with_name(path.name.replace("-", "-0")[:-5] + ".npy")),
+    ],
+)
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+@pytest.mark.parametrize("block_rows", [1, 100])
+def test_damaged_chunk(damage: Callable[[Path], None], chunk: int, block_rows: int) -> None:
+    """A chunk that is not what was committed is named, and no final file appears."""
+    with assembled(ROWS, 2, block_rows) as (ledger, table, _):
+        damage(chunk_path(ledger, chunk))
+        with pytest.raises(ChunkDamagedError) as caught:
+            assemble.assemble(ledger, table, lambda: None)
+        assert caught.value.chunk == chunk
+        assert not ledger.layout.final.exists()
+
+
+def test_mended_after_damage() -> None:
+    """The remains of an assembly that failed are no hindrance to the next."""
+    with assembled(ROWS, 2, 2) as (ledger, table, right):
+        path = chunk_path(ledger, 1)
+        whole = path.read_bytes()
+        flip(path)
+        with pytest.raises(ChunkDamagedError):
+            assemble.assemble(ledger, table, lambda: None)
+        path.write_bytes(whole)
+        assemble.assemble(ledger, table, lambda: None)
+        np.testing.assert_array_equal(np.load(ledger.layout.final), right)
+
+
+def test_stopped() -> None:
+    """What `on_block` raises ends the assembly, and no final file appears."""
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with assembled(ROWS, 2, 2) as (ledger, table, _):
+        with pytest.raises(InterruptedError):
+            assemble.assemble(ledger, table, stop)
+        assert not ledger.layout.final.exists()
+
+
+def test_failing_disk() -> None:
+    """A file that reads back otherwise than it was written is not published."""
+    with assembled(ROWS, 2, 2) as (ledger, table, _):
+        write = os.write
+
+        def lie(fd: int, data: memoryview) -> int:
+            return write(fd, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
+
+        with (
+            mock.patch("chunkvisor.assemble.checkedfile.os.write", lie),
+            pytest.raises(OSError, match="does not hold what was written to it") as caught,
+        ):
+            assemble.assemble(ledger, table, lambda: None)
+        assert caught.value.errno == errno.EIO  # a fault of the disk, as the run's exit code is to say
+        assert not ledger.layout.final.exists()

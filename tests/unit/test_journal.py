@@ -1,0 +1,164 @@
+"""The journal: how a reader finds out at its end what all of it comes to."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.events import journal as journal_module
+from chunkvisor.events.attempt import AttemptFailed, AttemptStarted, ChunkCommitted, ChunkSplit, Go, WorkerEnded
+from chunkvisor.events.event import Event
+from chunkvisor.events.journal import Journal, newest_state, read_events, read_state
+from chunkvisor.events.output import OutputOpened
+from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
+from chunkvisor.events.state import RunState
+from chunkvisor.observe.follow import Follower
+from harness import SOAK_SEED
+
+COUNT = 60
+DULL = {"ending", "slice", "nodes", "set_aside", "dropped"}
+"""Of a run that has ended, of a slice, of a cluster: the story here is of none."""
+
+
+def story(chunks: int) -> Iterator[Event]:
+    """What a run tells of so many chunks, with some trouble."""
+    yield Invoked("w", "001_x", pid=1)
+    yield RunStarted("w", "cpu", model="m", outputs=("a",))
+    yield OutputOpened("a", 10 * chunks, 10 * chunks, chunks, 10)
+    for chunk in range(chunks):
+        yield AttemptStarted("a", chunk, 1, pid=100 + chunk, device=chunk % 2)
+        yield Go("a", chunk, 1, rows=32)
+        if chunk % 7 == 3:
+            yield AttemptFailed("a", chunk, 1, "crashed", 'it said "event": "run_state"')
+            yield ChunkSplit("a", chunk, texts=10, parts=2)
+            continue
+        yield WorkerEnded("a", chunk, 1, 0, chunk % 2, startup_s=0.1, idle_s=0.01, busy_s=0.25, texts=10, tokens=99)
+        yield ChunkCommitted("a", chunk, 10, 10 * chunk + 10, chunk + 1, chunks, True, 40.0, 1.5, 99)
+    yield Waiting(5, "the hub")
+
+
+def sums(found: RunState) -> dict[str, Any]:
+    """As JSON has it."""
+    content: dict[str, Any] = json.loads(json.dumps(asdict(found)))
+    return content
+
+
+def from_the_start(path: Path) -> dict[str, Any]:
+    """What a reader finds who reads every event."""
+    found = RunState()
+    for entry in read_events(path):
+        found.apply(entry.event, entry.t)
+    return sums(found)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal of two runs; the first left half a line. It is summed up every kilobyte."""
+    monkeypatch.setattr(journal_module, "_EVERY_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_SHARE", 0)
+    path = tmp_path / "events.jsonl"
+    for run in ("first", "second"):
+        journal = Journal(path, run)
+        for event in story(COUNT):
+            journal.write(event)
+        journal.close()
+        with path.open("ab") as file:
+            file.write(b'{"t": 1, "event": "chunk_com')
+    return path
+
+
+def marks(path: Path) -> list[int]:
+    """Numbers of the lines that sum up."""
+    return [number for number, line in enumerate(path.read_bytes().splitlines()) if b'"event": "run_state"' in line]
+
+
+def test_the_end_tells_all(path: Path) -> None:
+    """Reading the end of a long journal gives the same as reading all of it, over several runs."""
+    assert len(marks(path)) > 20
+    found, offset = read_state(path)
+    assert 0 < path.stat().st_size - offset < 5000
+    assert sums(found) == from_the_start(path)
+    assert found.attempts_before == found.attempts == {"committed": 51, "crashed": 9}
+    assert {number: times.texts for number, times in found.device_times.items()} == {"0": 260, "1": 250}
+
+
+@pytest.mark.soak
+def test_every_prefix_tells_its_own(path: Path) -> None:
+    """Wherever a run is killed, even within a line that sums up, the rest of the journal says what came before."""
+    data = path.read_bytes()
+    for cut in range(0, len(data), 1999 if SOAK_SEED else 9973):
+        path.write_bytes(data[:cut])
+        assert sums(read_state(path)[0]) == from_the_start(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[: len(line) // 2],
+        lambda line: line.replace(b'"attempts": {', b'"attempts": {"x": "y", '),
+        lambda line: line.replace(b'"points": [{', b'"points": [{"t": 1.0}, {'),
+        lambda line: b'{"t": 1, "event": "run_state"}',
+        lambda line: b'{"t": 1, "event": "run_state", ' + b"[" * 5000,
+        lambda line: line + b"x" * 5000,
+    ],
+)
+def test_damaged_sums_are_passed_over(path: Path, damage: Any) -> None:
+    """A line that sums up but is torn, altered or nonsense is as if it were not there; an earlier one serves."""
+    lines = path.read_bytes().splitlines()
+    for number in marks(path)[-2:]:
+        lines[number] = damage(lines[number])
+    path.write_bytes(b"\n".join(lines))
+    _, offset = newest_state(path)
+    assert offset > 0
+    assert sums(read_state(path)[0]) == from_the_start(path)
+
+
+def test_a_journal_without_sums(path: Path) -> None:
+    """One that an older version wrote is read from its start, and summed up by the next run's first event."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    without = set(range(len(lines))) - set(marks(path))
+    path.write_bytes(b"".join(lines[number] for number in sorted(without)))
+    assert newest_state(path)[1] == 0
+    whole = from_the_start(path)
+    assert sums(read_state(path)[0]) == whole
+    journal = Journal(path, "third")
+    journal.write(Note("here"))
+    journal.close()
+    assert newest_state(path)[1] == path.stat().st_size
+    assert sums(read_state(path)[0]) == from_the_start(path)
+
+
+def test_nothing_is_left_out(path: Path) -> None:
+    """The state in the journal has all that views are made of, whatever is added to it."""
+    state, (kept, _) = read_state(path)[0], newest_state(path)
+    for each in fields(RunState):
+        assert each.name in asdict(kept)
+        assert each.name in DULL or getattr(state, each.name) != getattr(RunState(), each.name), (
+            f"the story lacks {each.name}"
+        )
+
+
+def test_follower_reads_the_end(path: Path) -> None:
+    """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
+    (path.parent / "outputs").mkdir()
+    follower = Follower(path.parent)
+    snapshot = follower.look()
+    assert snapshot.chunks == COUNT
+    assert snapshot.chunks_here == 51
+    assert [line.words for line in follower.news][-1] == "nothing is started for 5 s: the hub"
+    assert len(follower.news) == 5
+    assert follower.begun_anew() == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
+
+
+def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
+    """All that comes before the last sums may be gone: nothing of it is read, however much it was."""
+    before, follower = sums(read_state(path)[0]), Follower(path.parent).look()
+    _, offset = newest_state(path)
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, offset - 1) + 1
+    path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
+    assert sums(read_state(path)[0]) == before
+    assert Follower(path.parent).look() == follower
