@@ -18,8 +18,6 @@ from harness import expected, finish, wait_for
 MIB = 1 << 20
 Figure = Callable[[str], None]
 
-pytestmark = pytest.mark.xdist_group("gpu")  # there is one for all of them
-
 
 def with_trouble(place: GpuPlace, name: str, **changes: Any) -> None:
     """A config whose plug-in meets the trouble in the first attempt at chunk 1; of a GPU without kernels, by a knob."""

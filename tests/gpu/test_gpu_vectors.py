@@ -10,8 +10,6 @@ from gpuplace import TEXTS, GpuPlace
 
 Figure = Callable[[str], None]
 
-pytestmark = pytest.mark.xdist_group("gpu")  # there is one for all of them
-
 
 def cosines(found: np.ndarray, plain: Path) -> np.ndarray:
     """Row by row, to the plain vectors."""
