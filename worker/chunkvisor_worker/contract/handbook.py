@@ -1,13 +1,13 @@
 """Writes docs/failures.md from the tables: `python -m chunkvisor_worker.contract.handbook > docs/failures.md`.
 
-It never says what the tables do not: only the introduction is written by hand.
+Only the introduction is written by hand.
 """
 
 import re
 import sys
 from collections.abc import Iterator
 
-from chunkvisor_worker.contract.rule import Evidence, Rule
+from chunkvisor_worker.contract.rule import NEW_PROCESS, ROW, SMALLER_BATCH, Evidence, Rule
 from chunkvisor_worker.contract.rules import FAMILIES, RULES
 
 _INTRODUCTION = """\
@@ -58,7 +58,6 @@ same trace, which is none. chunkvisor reads the out-of-memory counter of the cgr
 
 Each entry says how far its signs are confirmed. Only what was seen on a card is a GPU's word. On the null GPU, torch's
 CUDA build runs over a runtime without a device: its host code and its errors are genuine, kernels and times are not.
-A stub that returned a code shows what torch makes of it, and no more.
 
 {evidence}
 
@@ -66,6 +65,12 @@ Open in particular: that the CUDA context stays sound after a caught NVML assert
 assertion on standard error, and the messages of other frameworks than torch. The texts of all CUDA codes are
 libcudart's own (13.0.96), and a test holds the rules against them.
 """
+
+_HINTS = {
+    SMALLER_BATCH: "a smaller batch helps",
+    NEW_PROCESS: "a new process can succeed",
+    ROW: "a row of the input can be the cause",
+}
 
 
 def handbook() -> str:
@@ -85,7 +90,7 @@ def entry(rule: Rule) -> str:
     facts = [f"Outcome `{rule.outcome}`"]
     if rule.exit_code is not None:
         facts.append(f"exit code {rule.exit_code} if it ends the run")
-    facts += _means(rule)
+    facts += [words for hint, words in _HINTS.items() if hint in rule.hints]
     if rule.phases:
         facts.append("in the phases " + ", ".join(f"`{phase}`" for phase in rule.phases))
     lines = [
@@ -96,18 +101,9 @@ def entry(rule: Rule) -> str:
         "; ".join(facts) + ".",
         "",
         *(f"- {sign}" for sign in _signs(rule)),
-        f"- confirmed so far: {', '.join(filter(None, (rule.evidence, rule.seen)))}",
+        f"- confirmed so far: {rule.evidence}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _means(rule: Rule) -> Iterator[str]:
-    if rule.smaller_batch_helps:
-        yield "a smaller batch helps"
-    if rule.fresh_process_helps:
-        yield "a new process can succeed"
-    if rule.row_can_cause:
-        yield "a row of the input can be the cause"
 
 
 def _signs(rule: Rule) -> Iterator[str]:
