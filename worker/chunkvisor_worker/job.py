@@ -58,19 +58,13 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], None] | None = None) -> NoReturn:
+def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWriter | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
     It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
     fault that is sticky makes torch abort where pinned memory or an event is freed (pytorch#84756), and that is what
     the frames of the traceback hold. The abort would replace the exit code.
-
-    `then` is called behind a success (a fire drill has it fail).
     """
-    if TESTING_FAULTS in os.environ:
-        from chunkvisor_worker.provoked import provoked
-
-        build, then = provoked(folder, build, then)
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
@@ -83,7 +77,11 @@ def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], 
     if os.environ.get(PARENT_PID):
         be_first_victim()
         gate = Gate()
-    progress = BeatWriter(files.beat)
+    if TESTING_FAULTS in os.environ:
+        from chunkvisor_worker.drill import provoked
+
+        progress = provoked(files, spec)
+    progress = progress or BeatWriter(files.beat)
     try:
         _work(build, spec, files, progress, gate)
     # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
@@ -96,8 +94,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], 
         except OSError:
             _log_traceback()  # a full disk: the exit code has to say it alone
         _leave(exit_code_of(fault))
-    if then is not None:
-        then()
+    progress.ended()
     _leave(WorkerExit.DONE)
 
 

@@ -73,6 +73,9 @@ class BeatWriter:
         self.padded_tokens += padded_tokens
         self.tick()
 
+    def ended(self) -> None:
+        """The result is there, and the process about to end; for a fire drill to have it fail."""
+
     def _write(self, now: float) -> None:
         self._seq += 1
         self._written_s = now

@@ -51,7 +51,8 @@ class Hint(Flag):
     """A row of the input can be the cause: bisecting the chunk makes sense."""
 
 
-NO, SMALLER_BATCH, NEW_PROCESS, ROW = Hint(0), *Hint
+NO = Hint(0)
+SMALLER_BATCH, NEW_PROCESS, ROW = Hint.SMALLER_BATCH, Hint.NEW_PROCESS, Hint.ROW
 
 
 @dataclass(frozen=True, slots=True)
