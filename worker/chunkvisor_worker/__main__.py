@@ -1,7 +1,4 @@
-"""`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder; anyone can run the line by hand.
-
-It never returns to the interpreter: see `job.run_and_exit`.
-"""
+"""`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder; anyone can run the line by hand."""
 
 import faulthandler
 import os

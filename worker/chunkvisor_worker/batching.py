@@ -1,9 +1,6 @@
-"""Cuts the texts of a chunk into batches of like length, under a row cap and a padded-token budget.
+"""Cuts the texts of a chunk into batches of like length, under a row cap and a padded-token budget."""
 
-It never sees a text, a tokenizer or a device: lengths and limits in, positions out.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +8,6 @@ import numpy.typing as npt
 from chunkvisor_worker.contract.messages import Limits
 
 Indices = npt.NDArray[np.int64]
-
 
 BYTES_PER_TOKEN = 3
 """Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
@@ -58,9 +54,3 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
 def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices) -> int:
     """Tokens the device works on for the batch: its rows times its longest length."""
     return len(batch) * int(np.asarray(lengths, dtype=np.int64)[batch].max(initial=0))
-
-
-def waste(lengths: Sequence[int] | Indices, batches: Iterable[Indices]) -> float:
-    """Share of the padded tokens that is padding, from 0 to 1; 0 where there are no tokens."""
-    padded = sum(padded_tokens(lengths, batch) for batch in batches)
-    return 1 - int(np.sum(lengths)) / padded if padded else 0.0

@@ -1,6 +1,6 @@
 """Makes the record of a fault out of an exception.
 
-It never raises, whatever the exception is, and never lets a token into the record.
+Nothing here raises, whatever the exception is, and no token gets into the record.
 """
 
 import contextlib

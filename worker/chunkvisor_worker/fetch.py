@@ -1,6 +1,6 @@
 """`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`: resolves a hub id and downloads its files, once.
 
-It never loads the model, and prints no token: what goes wrong stands in the folder's fault.json.
+What goes wrong stands in the folder's fault.json, without tokens.
 """
 
 import json

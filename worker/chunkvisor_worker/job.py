@@ -1,11 +1,10 @@
-"""One attempt at one chunk, from its spec to its result or its fault.
-
-It never decides what a fault means for the run, and never touches another folder.
-"""
+"""One attempt at one chunk, from its spec to its result or its fault."""
 
 import contextlib
 import gc
+import hashlib
 import io
+import json
 import os
 import sys
 import traceback
@@ -35,13 +34,16 @@ from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.texts import read_texts
 
 Build: TypeAlias = Callable[[Spec], Encoder]
 """Makes the encoder of an attempt."""
 
 _held: list[BaseException] = []
 """Exceptions that must not be freed before the end: see `run_and_exit`."""
+
+
+class TextsDamagedError(Exception):
+    """The file of the texts is not the one that the spec speaks of."""
 
 
 def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
@@ -112,7 +114,7 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     encoder = build(spec)
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
-    encoder.tokenize(read_texts(files.texts, spec.texts_digest, count), progress)
+    encoder.tokenize(read_texts(files.texts, spec), progress)
     progress.phase(Phase.READY)
     limits = gate.wait_for_go().limits if gate else spec.limits
     encoder.start(progress)
@@ -140,6 +142,18 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         phase_s=progress.phase_s,
     )
     write_message(files.result, result, durable=False)
+
+
+def read_texts(path: Path, spec: Spec) -> list[str]:
+    """The texts of the attempt, in order. Raises TextsDamagedError, OSError."""
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != spec.texts_digest:
+        raise TextsDamagedError(f"{path.name} does not have the digest that its spec names")
+    texts = [json.loads(line) for line in data.splitlines()]
+    count = spec.stop - spec.start
+    if len(texts) != count or not all(isinstance(text, str) for text in texts):
+        raise TextsDamagedError(f"{path.name} does not hold {count} strings")
+    return texts
 
 
 def _release(encoder: Encoder) -> bool:

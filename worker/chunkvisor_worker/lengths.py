@@ -1,6 +1,6 @@
 """`python -m chunkvisor_worker.lengths FOLDER`: counts the tokens of texts, as the encoder would before it cuts them.
 
-It never loads weights and never touches a GPU: a tokenizer and a few JSON files of the model are enough.
+A tokenizer and a few JSON files of the model are enough for it: no weights, no GPU.
 """
 
 import itertools

@@ -1,7 +1,4 @@
-"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line.
-
-It never says more than "look at my folder", in one byte: what the worker has to say stands there.
-"""
+"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line."""
 
 import contextlib
 import ctypes

@@ -1,7 +1,4 @@
-"""A person's own encoder: `package.module:factory`.
-
-It never imports torch; only the plug-in itself may.
-"""
+"""A person's own encoder: `package.module:factory`."""
 
 import importlib
 import platform

@@ -1,6 +1,6 @@
 """Writes the beat: phase, progress, and the time each phase took.
 
-It never beats by itself: only the work loop calls it, so that a hang is seen.
+Only the work loop calls it, no thread of its own, so that a hang is seen.
 """
 
 import os

@@ -19,13 +19,13 @@ from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
     is_placed_by_loading,
+    is_plain_text_model,
     load_model,
     max_length,
     resolve_prompt,
     set_truncate_dim,
     table_rows,
 )
-from chunkvisor_worker.plaintext import is_plain_text_model
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
@@ -130,13 +130,9 @@ class SentenceTransformerEncoder:
         import torch
         import transformers
 
-        versions = {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "sentence-transformers": sentence_transformers.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        }
+        libraries = (torch, sentence_transformers, transformers, np)
+        versions = {library.__name__.replace("_", "-"): str(library.__version__) for library in libraries}
+        versions["python"] = platform.python_version()
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""

@@ -1,8 +1,7 @@
 """Cuts long texts by characters before they are tokenized, where the tokens that the model reads stay the same.
 
-It never cuts where that cannot be told: a tokenizer that is not known to work word by word gets whole texts.
-
-A tokenizer reads all of a text, and then drops what is beyond the model's length: a second for each megabyte.
+A tokenizer reads all of a text, and then drops what is beyond the model's length: a second for each megabyte. One that
+is not known to work word by word gets whole texts.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
 
-It never starts CUDA or NVML and never runs a second thread: neither survives a fork. It never judges a worker.
+It starts neither CUDA nor NVML nor a second thread: none of them survives a fork.
 
 The standard library's forkserver does not fit: it imports modules but runs no code of ours that loads weights, runs the
 supervisor's `__main__` again in every child, gives a child no standard input, log or process group of its own, reaps at
@@ -31,13 +31,11 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.forked import be_worker
-from chunkvisor_worker.gpuquestions import GpuQuestions
+from chunkvisor_worker.forked import be_worker, find_pools
 from chunkvisor_worker.job import make_encoder
 from chunkvisor_worker.liveness import be_first_victim, die_with_parent, outlive_parent
 from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.taint import find_taint
-from chunkvisor_worker.threads import find_pools
+from chunkvisor_worker.taint import GpuQuestions, find_taint
 
 HIDDEN_GPU = "no-gpu-visible"
 """What code falls under that uses a GPU without asking, where it is shown none."""

@@ -1,6 +1,6 @@
 """Messages on the wire, as frozen dataclasses with one JSON form each.
 
-It never trusts what it reads: a message that is missing, torn or of the wrong shape is None, never an exception.
+A message that is missing, torn or of the wrong shape is None, not an exception.
 """
 
 import functools

@@ -1,7 +1,4 @@
-"""A fault that an integration test has asked for (`chunkvisor.testing`), as its worker reads it.
-
-It never brings a fault about: `chunkvisor_worker.provoked` does, in the worker.
-"""
+"""A fault that an integration test has asked for (`chunkvisor.testing`), as its worker reads it."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Tells what a fault is, by the tables of `rules`.
-
-It never decides what happens next: the supervisor's policy does, from the rule and the history.
-"""
+"""Tells what a fault is, by the tables of `rules`."""
 
 import re
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What a supervisor and its template process say to each other, one JSON message a datagram.
 
-It never touches the socket, a SOCK_SEQPACKET one: each side does so itself. Descriptors travel beside the messages.
+The socket is a SOCK_SEQPACKET one; descriptors travel beside the messages.
 """
 
 from dataclasses import dataclass, field

@@ -11,7 +11,7 @@ INPUT_RULES: tuple[Rule, ...] = (
         "texts-damaged",
         "The texts of the attempt are not those that were written for it.",
         "The chunk is tried again; if it returns, check the disk, and that nothing else writes in the workdir.",
-        of_class("chunkvisor_worker.texts.TextsDamagedError"),
+        of_class("chunkvisor_worker.job.TextsDamagedError"),
     ),
     crashed(
         "bad-output",
