@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Phase, Spec, read_message
 from chunkvisor_worker.contract.provoked import ProvokedFault, claim_file, fault_file, folders_in
 from chunkvisor_worker.job import run_and_exit
-from chunkvisor_worker.liveness import die_with_parent
+from chunkvisor_worker.liveness import die_with_parent, leave
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.sabotage import SABOTAGES, Moment, Scene
 
@@ -114,15 +113,10 @@ def _made(path: Path, text: str = "") -> bool:
 def main(arguments: list[str]) -> NoReturn:
     """Do the attempt with the fault in it; ends the process."""
     if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
-        sys.stderr.write(
-            "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]\n"
-            f"FAULT is one of: {', '.join(SABOTAGES)}\n"
-        )
-        sys.stderr.flush()
-        os._exit(WorkerExit.USAGE)
+        usage = "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]"
+        leave(WorkerExit.USAGE, f"{usage}\nFAULT is one of: {', '.join(SABOTAGES)}")
     faulthandler.enable()
-    if parent_pid := os.environ.get(PARENT_PID):
-        die_with_parent(int(parent_pid))
+    die_with_parent()
     name, folder, *number = arguments
     scene = Scene(AttemptFiles(Path(folder)), *map(int, number))
     run_and_exit(scene.files.folder, progress=Tripwire(name, scene))

@@ -16,6 +16,7 @@ from chunkvisor_worker.contract.messages import Spec, read_message
 from chunkvisor_worker.contract.template import Fork
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.job import run_and_exit
+from chunkvisor_worker.liveness import leave
 from chunkvisor_worker.taint import find_gpu_use
 
 
@@ -41,9 +42,7 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
         os.environ.update(fork.environment)
         sys.argv[1:] = [fork.folder]
         if use := find_gpu_use():
-            sys.stderr.write(f"refuses to run from a tainted template: {use}\n")
-            sys.stderr.flush()
-            os._exit(WorkerExit.TAINTED_TEMPLATE)
+            leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
         _begin_anew(AttemptFiles(Path(fork.folder)))
 
         def adopted(spec: Spec) -> Encoder:
@@ -53,8 +52,7 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
         run_and_exit(Path(fork.folder), adopted)
     except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
         traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(WorkerExit.UNKNOWN)
+    leave(WorkerExit.UNKNOWN)
 
 
 def _begin_anew(files: AttemptFiles) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +30,7 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.encoder import Encoder, Vectors
 from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import Gate, be_first_victim
+from chunkvisor_worker.liveness import Gate, be_first_victim, leave
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
 
@@ -70,8 +69,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        print(f"chunkvisor_worker: {files.spec} is missing or is no spec")  # noqa: T201 - goes to the log
-        _leave(WorkerExit.USAGE)
+        leave(WorkerExit.USAGE, f"{files.spec} is missing or is no spec")
     if spec.threads:
         # For a torch that is imported later; a worker under supervision has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -90,26 +88,20 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
     except BaseException as error:  # noqa: BLE001
         gc.disable()  # a cycle, too, can hold pinned memory
         _log_traceback()
-        fault = fault_of(error, progress.current, progress.batch_rows, progress.batch_tokens, progress.rows_done)
+        beat = progress.beat
+        fault = fault_of(error, beat.phase, beat.batch_rows, beat.batch_tokens, beat.rows_done)
         try:
             write_message(files.fault, fault)
         except OSError:
             _log_traceback()  # a full disk: the exit code has to say it alone
-        _leave(exit_code_of(fault))
+        leave(exit_code_of(fault))
     progress.ended()
-    _leave(WorkerExit.DONE)
-
-
-def _leave(code: WorkerExit) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
-            stream.flush()
-    os._exit(code)
+    leave(WorkerExit.DONE)
 
 
 def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
     count = spec.stop - spec.start
-    progress.rows_total = count
+    progress.know(rows_total=count)
     progress.phase(Phase.IMPORT)
     encoder = build(spec)
     encoder.load(progress)
@@ -121,9 +113,9 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     progress.phase(Phase.FORWARD)
     vectors = _gather(encoder, limits, count, progress)
     facts = encoder.facts()
-    progress.freed = _release(encoder)
+    progress.know(freed=_release(encoder))
     progress.phase(Phase.WRITE)
-    if gate and progress.freed:
+    if gate and progress.beat.freed:
         gate.call()
     digest, size_bytes = save(files.vectors, vectors)
     progress.phase(Phase.DONE)
@@ -137,7 +129,7 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         size_bytes=size_bytes,
         facts=facts,
         limits=limits,
-        tokens=progress.tokens,
+        tokens=progress.beat.tokens_done,
         padded_tokens=progress.padded_tokens,
         phase_s=progress.phase_s,
     )

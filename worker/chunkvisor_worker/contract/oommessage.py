@@ -1,4 +1,4 @@
-"""Reads the figures in torch's out-of-memory message: do others hold the GPU, or is what we want larger than it?"""
+"""Reads the figures in torch's out-of-memory message, which tell whether others hold the GPU."""
 
 import re
 from dataclasses import dataclass
