@@ -10,12 +10,7 @@ from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 CONSTRUCTOR_KWARGS = frozenset(
     {
-        "backend",
-        "config_kwargs",
-        "default_prompt_name",
-        "model_kwargs",
-        "processor_kwargs",
-        "prompts",
+        *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
         "tokenizer_kwargs",
     }
 )
@@ -165,7 +160,7 @@ def _set_max_length(model: Any, length: int | None) -> None:
 
 
 def set_truncate_dim(model: Any, dimension: int | None) -> None:
-    """Keep so many leading dimensions, None for all. Raises ValueError where the model has fewer."""
+    """Keep the first dimensions of each vector, None for all. Raises ValueError where the model has fewer."""
     if dimension is None:
         return
     full = model.get_embedding_dimension()

@@ -12,7 +12,7 @@ from typing import Any
 from chunkvisor_worker.contract.messages import Beat, Phase, write_message
 
 _INTERVAL_S = 0.05
-"""Progress within a phase is written at most so often; a new phase at once."""
+"""Between two beats within a phase, at least; a new phase is written at once."""
 
 
 class BeatWriter:
@@ -51,7 +51,7 @@ class BeatWriter:
             self._write(now)
 
     def batch(self, rows: int, tokens: int) -> None:
-        """A batch of so many rows and padded tokens (0 = unknown) begins."""
+        """A batch begins; `tokens` are padded ones (0 = unknown)."""
         first = self.beat.batch_rows == 0
         self.know(batch_rows=rows, batch_tokens=tokens)
         if first:

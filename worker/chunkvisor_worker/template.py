@@ -38,7 +38,7 @@ HIDDEN_GPU = "no-gpu-visible"
 """What code falls under that uses a GPU without asking, where it is shown none."""
 
 _GRACE_S = 5.0
-"""Workers that have not ended so long after their supervisor are killed."""
+"""How long workers may outlive their supervisor before they are killed."""
 
 
 class Template:

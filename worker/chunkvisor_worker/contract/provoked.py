@@ -19,7 +19,7 @@ class ProvokedFault:
     output: str | None = None
     """None = any."""
     times: int = 1
-    """In so many attempts."""
+    """In how many attempts."""
 
 
 def fault_file(folder: Path) -> Path:

@@ -57,7 +57,7 @@ class Report:
     """From the template; one of them."""
 
     loaded_s: float | None = None
-    """It took so long to load, and forks from now on."""
+    """How long it took to load; it forks from now on."""
     unfit: str | None = None
     """It is no template to fork from, and why; fault.json in its folder may say more."""
     forked: int | None = None

@@ -16,6 +16,7 @@ from chunkvisor_worker.contract.rule import (
     disk_full,
     error,
     host_oom,
+    of_class,
     runtime_error,
 )
 
@@ -79,7 +80,7 @@ HOST_RULES: tuple[Rule, ...] = (
         "The machine or the container had no memory left for the process; this is not the GPU's memory.",
         "Give it more memory, end other programs, or lower workers.standby and workers.per_device; the run goes "
         "on with a smaller batch.",
-        Sign(classes=("builtins.MemoryError",)),
+        of_class("builtins.MemoryError"),
         # RuntimeErrors of torch: its CPU allocator, and cuDNN's buffers on the host.
         runtime_error(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"

@@ -84,7 +84,7 @@ HUB_RULES: tuple[Rule, ...] = (
         "The model hub cannot be reached.",
         "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder; the run waits "
         "and asks again.",
-        Sign(classes=_TRANSPORT),
+        of_class(*_TRANSPORT),
         error(r"An error happened while trying to locate", "huggingface_hub.errors.LocalEntryNotFoundError"),
     ),
     hub(
@@ -92,7 +92,7 @@ HUB_RULES: tuple[Rule, ...] = (
         "network-failed",
         "A network connection failed while the model was being loaded.",
         "Check the network and the proxy. The run waits and asks again.",
-        Sign(classes=("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror")),
+        of_class("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
         error(r"We couldn't connect to '", "builtins.OSError"),
         phases=LOAD,
     ),
