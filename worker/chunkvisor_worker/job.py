@@ -80,7 +80,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
     if TESTING_FAULTS in os.environ:
         from chunkvisor_worker.drill import provoked
 
-        progress = provoked(files, spec)
+        progress = progress or provoked(files, spec)
     progress = progress or BeatWriter(files.beat)
     try:
         _work(build, spec, files, progress, gate)
