@@ -76,10 +76,8 @@ def end_orphan() -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)).
 
-    A process that was started by hand has nobody to die with.
-
     Set here and not by a preexec_fn in the parent, which is unsafe beside threads. A parent that died before the call
-    sends nothing any more, hence the check behind it.
+    sends nothing any more, hence the check behind it. A process that was started by hand has nobody to die with.
     """
     if parent_pid := os.environ.get(PARENT_PID):
         _set_death_signal(signal.SIGKILL)
