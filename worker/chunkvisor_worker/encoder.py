@@ -1,7 +1,4 @@
-"""What the job needs of an encoder, and how it is told apart which one to build.
-
-It never imports an encoder before it is asked for: a plug-in must not pay for torch.
-"""
+"""What the job needs of an encoder."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -25,7 +22,7 @@ class Progress(Protocol):
         """Still at work within the phase."""
 
     def batch(self, rows: int, tokens: int) -> None:
-        """A batch of so many rows and padded tokens (0 = unknown) begins."""
+        """A batch begins; `tokens` are padded ones (0 = unknown)."""
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """The batch is done: rows, tokens without padding, tokens with padding (0 = unknown)."""
