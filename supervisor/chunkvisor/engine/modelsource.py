@@ -5,8 +5,10 @@ It never loads a model, and asks the hub only in a child process: workers run of
 
 import hashlib
 import json
+import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
+
+_REMEDY = "check model.name: the folder of a model (relative to the config file), or its hub id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,7 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     """
     folder = Path(model.name)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
-    if not any(path.name == "config.json" or path.name == "modules.json" for path in files):
-        raise config_error(
-            f"{folder} holds no model: it has neither config.json nor modules.json",
-            remedy="check model.name: the folder of a model, or its hub id",
-        )
+    _require_model(model.name, {path.name for path in files})
     known = _known_stamps(cache)
     stamps = {}
     for path in files:
@@ -110,18 +110,25 @@ def resolve_hub(
 
 
 def fetch_model(
-    name: str, revision: str | None, backend: str, scratch: Path, on_wait: Callable[[], None]
+    name: str,
+    revision: str | None,
+    backend: str,
+    scratch: Path,
+    on_wait: Callable[[], None],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = math.inf,
 ) -> tuple[dict[str, str] | None, Verdict | None]:
     """(`path` and `revision` of the snapshot, None), or (None, why the child that asks the hub has none).
 
-    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, TimeoutError, and what `on_wait`
+    raises.
     """
     files = AttemptFiles(scratch)
     scratch.mkdir(mode=0o700, exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
-    returncode = run_child(command, files.log, on_wait)
+    returncode = run_child(command, files.log, on_wait, environment, timeout_s)
     try:
         found = json.loads(read_bounded(files.result) or b"")
         return {"path": str(found["path"]), "revision": str(found["revision"])}, None
@@ -138,6 +145,25 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     if snapshot is None or (snapshot.name, snapshot.asked) != (model.name, model.revision):
         return None
     return ModelSource(snapshot.path, snapshot.revision)
+
+
+def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
+    """Where the model's files are, if that can be told without asking the hub or reading them; else None.
+
+    Raises Halt (78) where `model.name` is a path without a model.
+    """
+    if os.path.isdir(model.name):  # noqa: PTH112 - Path.is_dir raises for long names
+        _require_model(model.name, set(os.listdir(model.name)))  # noqa: PTH208 - the names alone are wanted
+        return ModelSource(model.name, model.revision)
+    if model.name.startswith(("/", "./", "../", "~")):
+        raise config_error(f"there is no model folder {model.name}", remedy=_REMEDY)
+    pinned = pinned_source(cache, model)
+    return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
+
+
+def _require_model(folder: str, names: Set[str]) -> None:
+    if names.isdisjoint({"config.json", "modules.json"}):
+        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=_REMEDY)
 
 
 def _known_stamps(cache: Path) -> dict[str, Stamp]:
