@@ -34,7 +34,7 @@ from chunkvisor.observe.terminal import options, shown
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
 @options
-def command(
+def encode(
     source: str,
     out: Path,
     device: str,

@@ -1,7 +1,4 @@
-"""The arguments and options that several commands share, and how a shell completes them.
-
-It never reads a config to complete: a shell completes while a person types, and does not wait.
-"""
+"""The arguments and options that several commands share, and how a shell completes them, without reading a config."""
 
 import os
 from collections.abc import Callable

@@ -32,7 +32,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> S
 @click.option("--from-scratch", is_flag=True, help="Discard this config's earlier state and final files first.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @options
-def command(
+def run(
     config: Path,
     overrides: tuple[str, ...],
     max_rows: int | None,

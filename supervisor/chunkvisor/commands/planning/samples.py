@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.commands.planning.estimate import stride
-from chunkvisor.config.batchlimits import resolve_limits
 from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec
+from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
