@@ -1,6 +1,6 @@
 """A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
 
-It never decides what is valid: `model` does. It only finds the line, the nearest valid key and the words.
+What is valid, `model` decides; here are the line, the nearest valid key and the words.
 """
 
 import copy
@@ -77,12 +77,8 @@ def _read(path: Path) -> str:
             data = file.read(_SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, _yaml_files(path.parent), 1)
-        hint = (
-            f"; did you mean {path.with_name(near[0])}?"
-            if near
-            else "; `chunkvisor init` writes a config to start from"
-        )
-        raise _halt([f"{path}: there is no such file{hint}"]) from None
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
+        raise _halt([f"{path}: there is no such file; {hint}"]) from None
     except IsADirectoryError:
         inside = _yaml_files(path)
         raise _halt([f"{path}: this is a folder" + (f"; did you mean {path / inside[0]}?" if inside else "")]) from None
@@ -147,26 +143,21 @@ class _Source:
             if section.get(part) is None:
                 section[part] = {}
             if not isinstance(section[part], dict):
-                self.problems.append(
-                    (place, f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own")
-                )
+                sentence = f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own"
+                self.problems.append((place, sentence))
                 return
             section = section[part]
             self.places.setdefault(key[:depth], place)
         section[key[-1]] = document.value
-        for known in [known for known in self.places if known[: len(key)] == key]:
-            del self.places[known]
-        self.places[key] = place
+        self.places = {known: place for known, place in self.places.items() if known[: len(key)] != key} | {key: place}
         self.written = {known: word for known, word in self.written.items() if known[: len(key)] != key}
-        self.written.update({key + known: word for known, word in document.written.items()})
+        self.written |= {key + known: word for known, word in document.written.items()}
 
     def validate(self, folder: Path) -> Config:
         """The Config. Raises Halt with all problems."""
         env = self.values.get("env")
         if isinstance(env, dict):  # numbers as they were written: 9.10 is not 9.1 to whoever reads the variable
-            numbers = [
-                name for name, value in env.items() if isinstance(value, int | float) and not isinstance(value, bool)
-            ]
+            numbers = [name for name, value in env.items() if type(value) in (int, float)]
             self.values["env"] = env | {name: self.written.get(("env", name), str(env[name])) for name in numbers}
         try:
             config = Config.model_validate(self.values, context={"folder": str(folder)})
@@ -192,11 +183,7 @@ class _Source:
             key, is_name = key[:-1], True
         if context.get("of_section"):
             key = key[:-1]
-        place: int | str = 0
-        for length in range(len(key), 0, -1):
-            if key[:length] in self.places:
-                place = self.places[key[:length]]
-                break
+        place = next((self.places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.places), 0)
         shown = "this" if is_name else self._shown(key, item["input"])
         dotted = ".".join(_printable(str(part)) for part in key)
         return place, f"{dotted}: {self._sentence(item['type'], key, shown, item['input'], context)}"
@@ -217,19 +204,16 @@ class _Source:
                 hint = "; text needs quotes here"
             return f"{shown} is not {context['what']}{hint}"
         names = [name[-1] for name in _schema() if name[:-1] == _generic(tuple(map(str, key)))]
-        return f"{shown} stands where a mapping is needed" + (
-            f", with keys such as {', '.join(names[:3])}" if names else ""
-        )
+        such = f", with keys such as {', '.join(names[:3])}" if names else ""
+        return f"{shown} stands where a mapping is needed{such}"
 
     def _shown(self, key: Key, value: Any) -> str:
         if key[:1] and key[0] in _SECRET_KEYS and isinstance(value, str):
             return "the value"  # it may be a secret
         if isinstance(value, bool | int | float) and key in self.written:
             return _shortened(self.written[key])
-        if value is None or isinstance(value, bool | str):
+        if value is None or isinstance(value, bool | int | float | str):
             return _shortened(json.dumps(value, ensure_ascii=False))
-        if isinstance(value, int | float):
-            return _shortened(repr(value))
         kinds = {"dict": "this mapping", "list": "this list"}
         return kinds.get(type(value).__name__, f"an object of type {type(value).__name__}")
 
@@ -286,8 +270,7 @@ def _suggestion(key: tuple[str, ...]) -> str:
     siblings = [known[-1] for known in keys if known[:-1] == section]
     if tuple(name.split(".")) in keys:
         return f"; nest it: `{name.replace('.', ': {')}: …" + "}" * name.count(".") + "`"
-    near = difflib.get_close_matches(name.lower(), siblings, 1)
-    if near:
+    if near := difflib.get_close_matches(name.lower(), siblings, 1):
         return f"; did you mean {'.'.join((*key[:-1], near[0]))}?"
     elsewhere = difflib.get_close_matches(name.lower(), [known[-1] for known in keys], 1, cutoff=0.85)
     for known in keys:
