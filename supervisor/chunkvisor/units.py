@@ -1,7 +1,8 @@
 """Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
 
+import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def human_time(seconds: float) -> str:
@@ -38,3 +39,9 @@ def listed(items: Sequence[str], most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 fault`, `2 faults`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
+    """`did you mean run?`; where nothing comes near, `there are: run, encode`."""
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"

@@ -4,7 +4,6 @@ What a command needs is imported when it is called, so that `--help` is fast. Ma
 """
 
 import atexit
-import difflib
 import importlib
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import TypeVar
 import click
 
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import did_you_mean
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
@@ -46,9 +46,7 @@ class _LazyGroup(click.Group):
         """As click does it, which would only suggest commands that have been imported."""
         name = args[0]
         if name not in _MODULES and not name.startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, _MODULES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(_MODULES)}"
-            raise click.UsageError(f"there is no command {name}; {hint}", ctx)
+            raise click.UsageError(f"there is no command {name}; {did_you_mean(name, _MODULES)}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -81,7 +81,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
     """
-    from chunkvisor.commands.drill import report
+    from chunkvisor.commands.drill import finding
     from chunkvisor.commands.drill.drill import Drill
     from chunkvisor.commands.drill.faults import choose
     from chunkvisor.commands.drill.scratch import Scratch
@@ -96,16 +96,16 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
         drill = Drill(Scratch(loaded, folder))
         click.echo(f"one undisturbed run, then {len(faults)} with a fault each, in {folder}", err=True)
         drill.prepare()
-        click.echo(report.header(), err=as_json)
+        click.echo(finding.header(), err=as_json)
         for fault in faults:
             findings.append(drill.provoke(fault))
-            click.echo(report.row(findings[-1]), err=as_json)
+            click.echo(finding.row(findings[-1]), err=as_json)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        click.echo(json.dumps(report.to_json(findings), indent=2))
-    click.echo(report.summary(findings), err=as_json)
+        click.echo(json.dumps(finding.to_json(findings), indent=2))
+    click.echo(finding.summary(findings), err=as_json)
     if keep:
         click.echo(f"kept: {folder}", err=True)
     if failed := [each for each in findings if each.problem and each.provoked != "skipped"]:

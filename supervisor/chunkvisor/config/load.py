@@ -14,9 +14,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.units import did_you_mean
 
 _SIZE_LIMIT_BYTES = 1 << 20
 _SECRET_KEYS = frozenset({"env", "notify"})
@@ -63,6 +64,12 @@ def from_values(values: Mapping[str, Any], folder: Path, overrides: Sequence[str
     for override in overrides:
         source.override(override)
     return source.validate(folder)
+
+
+def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values of keys such as `dtype` and `normalize` under the sections `model` and `encode`, which have such keys."""
+    kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
+    return {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
 
 
 def _halt(problems: Sequence[str]) -> Halt:
@@ -136,7 +143,8 @@ class _Source:
         outputs = self.values.get("outputs")
         key = _key_of(dotted, outputs if isinstance(outputs, dict) else {})
         if len(key) > 2 and key[0] == "outputs" and isinstance(outputs, dict) and key[1] not in outputs:
-            self.problems.append((place, f"there is no output {key[1]}" + _did_you_mean(key[1], list(outputs))))
+            hint = did_you_mean(key[1], outputs, "valid here")
+            self.problems.append((place, f"there is no output {key[1]}; {hint}"))
             return
         section = self.values
         for depth, part in enumerate(key[:-1], start=1):
@@ -256,11 +264,6 @@ def dotted_keys() -> list[str]:
 
 def _generic(key: tuple[str, ...]) -> tuple[str, ...]:
     return (key[0], _ANY, *key[2:]) if len(key) > 1 and key[0] == "outputs" else key
-
-
-def _did_you_mean(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]}?" if near else f"; valid here: {', '.join(names)}"
 
 
 def _suggestion(key: tuple[str, ...]) -> str:
