@@ -153,7 +153,11 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     Raises Halt (78) where `model.name` is a path without a model.
     """
     if os.path.isdir(model.name):  # noqa: PTH112 - Path.is_dir raises for long names
-        _require_model(model.name, set(os.listdir(model.name)))  # noqa: PTH208 - the names alone are wanted
+        try:
+            names = set(os.listdir(model.name))  # noqa: PTH208 - the names alone are wanted
+        except OSError as error:
+            raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
+        _require_model(model.name, names)
         return ModelSource(model.name, model.revision)
     if model.name.startswith(("/", "./", "../", "~")):
         raise config_error(f"there is no model folder {model.name}", remedy=_REMEDY)

@@ -78,8 +78,6 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Wh
             return Whereabouts.FOLDER if source.path == model.name else Whereabouts.CACHED, source, ""
     except Halt as halt:
         return Whereabouts.NOWHERE, None, halt.what
-    except OSError as error:
-        return Whereabouts.NOWHERE, None, f"the files of the model {model.name} cannot be read: {error.strerror}"
     offline, backend = {**os.environ, "HF_HUB_OFFLINE": "1"}, str(model.kwargs.get("backend", "torch"))
     with suppress(TimeoutError):
         found, verdict = fetch_model(

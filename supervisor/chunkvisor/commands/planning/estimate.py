@@ -1,7 +1,4 @@
-"""Reckons disk, host memory and time from counts and sizes.
-
-Pure: it never asks the file system; who calls says what is there.
-"""
+"""Reckons disk, memory and time from counts and sizes. Pure."""
 
 from collections.abc import Iterable
 
@@ -42,7 +39,7 @@ def element_bytes(dtype: str | None) -> int:
 
 
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
-    """Host memory of so many workers, of which `computing` hold a batch there: none where that is on a GPU.
+    """Host memory of the workers, of which `computing` hold a batch there: none where that is on a GPU.
 
     Each loads the weights to host memory, before it moves them to its device.
     """
@@ -50,7 +47,7 @@ def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, comput
 
 
 def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int:
-    """Memory of one GPU on which so many workers compute at a time."""
+    """Memory of one GPU on which `per_device` workers compute at a time."""
     return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
 
 
@@ -64,7 +61,7 @@ def last_rate(entries: Iterable[Entry]) -> float | None:
 
 
 def stride(chunks: int, chunk_size: int, most_texts: int) -> int:
-    """Which chunks are looked at: every so-manieth, so that about `most_texts` texts are; 1 = all."""
+    """N, where every Nth chunk is to be looked at, so that about `most_texts` texts are; 1 = all."""
     return max(1, -(-chunks * chunk_size // most_texts)) if chunks > 1 else 1
 
 

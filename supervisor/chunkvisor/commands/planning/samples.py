@@ -1,6 +1,6 @@
 """The texts to be measured of each output: an earlier run's table where it still fits, else one staged for the purpose.
 
-It never writes into the workdir, and so needs no lock and works beside a live run.
+The workdir is only read: this needs no lock, and works beside a live run.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Sample:
     table: StagedTable
     plan: Plan
     every: int
-    """Every so-manieth chunk."""
+    """Every Nth chunk is looked at."""
     encode: EncodeSpec
     limits: Limits
     begun: Fixed | None = None
