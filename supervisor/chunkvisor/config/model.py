@@ -22,35 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from chunkvisor.config.values import (
-    SENTENCE_TRANSFORMERS,
-    Addresses,
-    Devices,
-    Encoder,
-    EnvName,
-    EnvValue,
-    FilePath,
-    Flag,
-    Folder,
-    Memory,
-    Name,
-    NotNegative,
-    OneToSixteen,
-    OutputName,
-    PlainValues,
-    Positive,
-    PositiveAutoOrNull,
-    PositiveOrAuto,
-    PositiveOrNull,
-    Seconds,
-    Shards,
-    Sources,
-    UpToEight,
-    empty,
-    expected,
-    joined,
-    refused,
-)
+from chunkvisor.config import values
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, refused
 
 RESERVED_NAMES = frozenset(
     {
@@ -144,19 +117,19 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """`model`: which model makes the vectors."""
 
-    encoder: Encoder = SENTENCE_TRANSFORMERS
+    encoder: values.Encoder = SENTENCE_TRANSFORMERS
     """"sentence-transformers", or "package.module:factory" of a plug-in."""
-    name: Annotated[Name, expected("the name of a model or of a local folder", text=True)]
+    name: Annotated[values.Name, expected("the name of a model or of a local folder", text=True)]
     """Hub id or local folder; a plug-in gets it as it stands."""
-    revision: Annotated[Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
+    revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
     dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
     """Type of the weights on the device; auto = the checkpoint's own."""
-    max_length: PositiveOrNull = None
+    max_length: values.PositiveOrNull = None
     """Longer texts are cut after so many tokens; null = the model's own limit."""
-    trust_remote_code: Flag = False
+    trust_remote_code: values.Flag = False
     """Run code that comes with the model; only for models you trust."""
-    kwargs: PlainValues = {}
+    kwargs: values.PlainValues = {}
     """More arguments for the model's constructor, such as attn_implementation."""
 
     @property
@@ -186,17 +159,19 @@ class ModelConfig(Section):
 class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
-    batch_size: PositiveOrAuto = "auto"
+    batch_size: values.PositiveOrAuto = "auto"
     """Rows in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in)."""
-    batch_tokens: PositiveAutoOrNull = "auto"
+    batch_tokens: values.PositiveAutoOrNull = "auto"
     """Padded tokens in a batch, at most; null = rows alone decide (then batch_size auto is 32)."""
-    normalize: Flag = False
+    normalize: values.Flag = False
     """Scale every vector to length 1."""
     prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = None
     """Put before every text; not together with prompt_name."""
-    prompt_name: Annotated[Name | None, expected("the name of one of the model's prompts, or null", text=True)] = None
+    prompt_name: Annotated[
+        values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
+    ] = None
     """One of the model's own prompts, by name; not together with prompt."""
-    truncate_dim: PositiveOrNull = None
+    truncate_dim: values.PositiveOrNull = None
     """Keep only so many leading dimensions; null = all."""
 
     @field_validator("prompt_name")
@@ -210,16 +185,16 @@ class EncodeConfig(Section):
 class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
-    size: PositiveOrAuto = 1000
+    size: values.PositiveOrAuto = 1000
     """Distinct texts in a chunk; auto = as many as a worker does in about 40 s."""
-    keep: Flag = False
+    keep: values.Flag = False
     """Keep the chunk files once the final file is verified."""
 
 
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: PositiveAutoOrNull = None
+    size: values.PositiveAutoOrNull = None
     """Distinct texts in a chunk of this output; null = chunk.size."""
 
 
@@ -231,9 +206,9 @@ class WorkersConfig(Section):
         description="fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the "
         "model; auto = warm where that works. A retry is always fresh.",
     )
-    standby: UpToEight = 1
+    standby: values.UpToEight = 1
     """Workers prepared ahead, per device: the next chunk need not wait for imports."""
-    per_device: OneToSixteen = 1
+    per_device: values.OneToSixteen = 1
     """Workers that compute on one device at a time."""
 
 
@@ -242,62 +217,62 @@ class EngineConfig(Section):
 
     kind: Annotated[EngineKind, expected('"local" or "ray"')] = EngineKind.LOCAL
     """local = on this machine; ray = on the nodes of a Ray cluster."""
-    address: Annotated[Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
+    address: Annotated[values.Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
     """Address of the Ray cluster; auto = the one that this machine belongs to."""
-    shared: Flag = False
+    shared: values.Flag = False
     """The nodes see the workdir under the same path: nothing is sent to and fro."""
 
 
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
-    attempts: Positive = 3
+    attempts: values.Positive = 3
     """Tries of a chunk for one cause; halving after GPU OOM is counted apart."""
-    min_batch_size: Positive = 1
+    min_batch_size: values.Positive = 1
     """Halving after GPU OOM stops at so many rows."""
-    startup_timeout: Seconds = 600.0
+    startup_timeout: values.Seconds = 600.0
     """Seconds from the start of a worker to its first batch."""
-    stall_timeout: Seconds = 300.0
+    stall_timeout: values.Seconds = 300.0
     """Seconds without progress after which a worker is ended."""
-    wait_timeout: Seconds = 600.0
+    wait_timeout: values.Seconds = 600.0
     """Seconds to wait for a busy GPU, a full disk or the hub."""
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
     """quarantine = the row becomes NaN and is listed; fail = the run halts."""
-    max_bad_rows: NotNegative = 100
+    max_bad_rows: values.NotNegative = 100
     """More quarantined rows than this are the config's fault, not the data's: the run halts."""
 
 
 class IngestConfig(Section):
     """`ingest`: how sources are read."""
 
-    memory_limit: Memory = ByteSize(1 << 30)
+    memory_limit: values.Memory = ByteSize(1 << 30)
     """Memory for reading the sources, in bytes or like "1GiB"."""
 
 
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
-    textfile: FilePath | None = None
+    textfile: values.FilePath | None = None
     """File kept up to date in Prometheus' text format; null = none."""
 
 
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: Sources
+    source: values.Sources
     """File, glob pattern or list of them: .csv .tsv .jsonl .ndjson .parquet .txt, plain or .gz or .zst."""
-    template: Annotated[Name | None, expected("a template: text with columns in braces", text=True)] = None
+    template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
     """Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text."""
-    sql: Annotated[Name | None, expected("an SQL expression over the columns", text=True)] = None
+    sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
     """SQL expression over the columns, in DuckDB's dialect."""
     # After the other two, so that its validator sees them.
-    column: Annotated[Name | None, expected("the name of a column", text=True)] = Field(
+    column: Annotated[values.Name | None, expected("the name of a column", text=True)] = Field(
         default=None, validate_default=True
     )
     """Column whose text is encoded; a .txt source has one, called text."""
-    skip_blank: Flag = False
+    skip_blank: values.Flag = False
     """Blank lines of a .txt source are no rows."""
-    shards: Shards = None
+    shards: values.Shards = None
     """Number of files to spread the rows over, in a folder of the output's name; null = one file."""
     encode: EncodeConfig = EncodeConfig()
     """Overrides of encode.* for this output."""
@@ -323,7 +298,7 @@ class OutputConfig(Section):
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
-    workdir: Folder
+    workdir: values.Folder
     """Folder of all state and all final files."""
     model: ModelConfig
     """Which model makes the vectors."""
@@ -331,7 +306,7 @@ class Config(Section):
     """How texts become vectors."""
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
-    device: Devices = ("cuda",)
+    device: values.Devices = ("cuda",)
     """cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself."""
     workers: WorkersConfig = WorkersConfig()
     """How worker processes are started."""
@@ -339,15 +314,15 @@ class Config(Section):
     """Where workers run."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What is tried before rows or the run are given up."""
-    env: Annotated[dict[EnvName, EnvValue], BeforeValidator(empty)] = {}
+    env: Annotated[dict[values.EnvName, values.EnvValue], BeforeValidator(empty)] = {}
     """More environment for the workers."""
     ingest: IngestConfig = IngestConfig()
     """How sources are read."""
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
-    notify: Addresses = ()
+    notify: values.Addresses = ()
     """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
-    outputs: Annotated[dict[OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
+    outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each."""
 
     def effective_encode(self, output: str) -> EncodeConfig:
