@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from chunkvisor.child import run_child
-from chunkvisor.commands.doctor.facts import environment_of
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
 from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
 from chunkvisor.commands.doctor.job import measure
@@ -20,6 +19,7 @@ from chunkvisor.commands.doctor.readings import (
     SampleReading,
 )
 from chunkvisor.commands.doctor.smi import parse, read_driver
+from chunkvisor.commands.trial import environment_of
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID

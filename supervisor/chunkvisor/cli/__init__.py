@@ -21,6 +21,7 @@ _MODULES = {
     "run": "run",
     "encode": "encode",
     **dict.fromkeys(("plan", "doctor", "drill"), "checks"),
+    "audit": "audit",
     **dict.fromkeys(("status", "report", "verify", "retry", "clean"), "workdir"),
     **dict.fromkeys(("init", "schema", "completion"), "setup"),
 }

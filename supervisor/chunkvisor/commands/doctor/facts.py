@@ -4,10 +4,9 @@ A fault of the machine is a reading, too, and raises nothing. The doctor itself 
 """
 
 import os
-import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,20 +16,18 @@ from chunkvisor.commands.doctor.job import read_job
 from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
+from chunkvisor.commands.trial import environment_of
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import EngineKind
-from chunkvisor.devices.gpu import CPU, Device, find_devices
-from chunkvisor.engine.environment import worker_environment
+from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.messages import read_message
 from chunkvisor_worker.contract.probe import ProbeReport
 
 _PROBE_TIMEOUT_S = 180.0
 """The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
@@ -82,21 +79,6 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         job=job,
         cluster=cluster,
     )
-
-
-def environment_of(base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str]) -> dict[str, str]:
-    """What workers on the devices get, but for the pid of a parent: a worker run by hand waits at no gate.
-
-    Without a device (no config, or one whose GPU is not there), the child sees the GPUs that this command sees.
-    """
-    cores = len(os.sched_getaffinity(0))
-    environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=cores)
-    del environment[PARENT_PID], environment[_VISIBLE]
-    if devices:
-        environment[_VISIBLE] = ",".join(device.uuid for device in devices)
-    elif _VISIBLE in base:
-        environment[_VISIBLE] = base[_VISIBLE]
-    return environment
 
 
 def _probe(environment: Mapping[str, str], folder: Path) -> ProbeReading:

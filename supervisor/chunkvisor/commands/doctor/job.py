@@ -12,33 +12,26 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.assemble.manifest import read_quarantined
-from chunkvisor.child import run_child
 from chunkvisor.commands.doctor.host import read_folder
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, Whereabouts
 from chunkvisor.commands.planning.modelfolder import read_model_folder
+from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.outcome import EndedBy, judge
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.hostmemory import KillCount
-from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
-from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.fixed import read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits
+from chunkvisor_worker.contract.messages import EncodeSpec
 
 _FETCH_TIMEOUT_S = 120.0
 _TEXT = "The quick brown fox jumps over the lazy dog."
 _TEXTS = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
 """The first and the last are equal; with a batch for each, their vectors come from two passes of the same shape."""
-_ONE_ROW = Limits(rows=1)
 
 
 def read_job(
@@ -109,42 +102,17 @@ def _samples(
     todo = [(device, encode) for device in devices for encode in (encodes if device is devices[0] else encodes[:1])]
     for number, (device, encode) in enumerate(todo):
         say(f"encoding a sample of texts on {device}")
-        files = AttemptFiles(scratch / f"sample{number}")
-        files.folder.mkdir(mode=0o700)
-        job = Job("doctor", "doctor", "sample", model, encode, (str(loaded.folder),))
+        folder = scratch / f"sample{number}"
+        folder.mkdir(mode=0o700)
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
-        sample = _encode(files, job, device, on_device, config.recovery.startup_timeout)
+        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
+        trial = try_texts(_TEXTS, model, encode, conditions, folder)
+        sample = SampleReading(trial.verdict, log_line=trial.log_line)
+        if trial.vectors is not None:
+            sample = measure(sample, trial.vectors)
         outputs = f"outputs {', '.join(outputs_of[encode])}" if len(encodes) > 1 else ""
         where = ", ".join(filter(None, [outputs, str(device) if len(devices) > 1 else ""]))
         yield replace(sample, where=where)
-
-
-def _encode(
-    files: AttemptFiles, job: Job, device: Device, environment: Mapping[str, str], timeout_s: float
-) -> SampleReading:
-    """Run one worker on the sample. Raises OSError."""
-    spec = write_attempt(files, job, Place(0, 1, 0, device.kind), _TEXTS, _ONE_ROW)
-    kills, returncode, ended_why = KillCount(), None, ""
-    try:
-        returncode = run_child(worker_command(files, spec), files.log, environment=environment, timeout_s=timeout_s)
-    except TimeoutError as error:
-        ended_why = f"{error} (recovery.startup_timeout)"
-    evidence = gather(
-        files,
-        spec,
-        None,
-        lambda _text: False,
-        returncode=returncode,
-        ended_by=EndedBy.HANG if ended_why else EndedBy.ITSELF,
-        ended_why=ended_why,
-        oom_kills=kills.rise(),
-        limits=_ONE_ROW,
-    )
-    verdict = judge(evidence)
-    if verdict.outcome is not Outcome.COMMITTED:
-        last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
-        return SampleReading(verdict, log_line=last[:300])
-    return measure(SampleReading(verdict), np.load(files.vectors, allow_pickle=False))
 
 
 def measure(reading: SampleReading, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> SampleReading:
