@@ -27,23 +27,11 @@ from chunkvisor_worker.contract.provoked import (
 
 __all__ = ["Provoked", "fault"]
 
-_BY_OUTCOME = {
-    Outcome.COMMITTED: "exit-1-after-result",
-    Outcome.GPU_OOM: "oom",
-    Outcome.DEVICE_FAULT: "device-assert",
-    Outcome.HARDWARE_FAULT: "ecc",
-    Outcome.GPU_BUSY: "gpu-busy",
-    Outcome.SETUP: "import-failed",
-    Outcome.HOST_OOM: "host-oom",
-    Outcome.CRASHED: "segfault",
+_BY_OUTCOME = {fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.place is Place.WORKER} | {
     Outcome.HUNG: "hang",
-    Outcome.BAD_INPUT: "bad-input",
     Outcome.BAD_OUTPUT: "nan-row",
-    Outcome.DISK_FULL: "disk-full",
-    Outcome.HUB: "hub-busy",
-    Outcome.INTERRUPTED: "sigterm",
 }
-"""The fault that stands for an outcome."""
+"""The fault that stands for an outcome: the first of the table but for two."""
 
 _ELSEWHERE = {
     Outcome.LOST: "a whole machine has to die for it",

@@ -45,3 +45,8 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") 
     """`did you mean run?`; where nothing comes near, `there are: run, encode`."""
     near = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
+
+
+def printable(text: str) -> str:
+    """The text, line by line, with nothing in it that could steer a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)

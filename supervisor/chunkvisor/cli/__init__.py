@@ -12,7 +12,7 @@ from typing import TypeVar
 import click
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import did_you_mean
+from chunkvisor.units import did_you_mean, printable
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
@@ -98,4 +98,4 @@ def _ignore_signals() -> None:
 def show(halt: Halt) -> None:
     """The last words of a command, on stderr."""
     for line in halt.lines():
-        click.echo(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True)
+        click.echo(printable(f"chunkvisor: {line}" if line == halt.what else f"  {line}"), err=True)

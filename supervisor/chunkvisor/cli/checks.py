@@ -12,6 +12,7 @@ import click
 
 from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import printable
 
 
 def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -40,7 +41,7 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     if as_json:
         click.echo(json.dumps(forecast.to_json(), indent=2))
     else:
-        click.echo("\n".join(draw(forecast, blocks=_can_draw())))
+        click.echo(printable("\n".join(draw(forecast, blocks=_can_draw()))))
 
 
 @click.command("doctor")
@@ -57,7 +58,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, _say))
-    click.echo(json.dumps(to_json(findings), indent=2) if as_json else "\n".join(render(findings)))
+    click.echo(json.dumps(to_json(findings), indent=2) if as_json else printable("\n".join(render(findings))))
     if code := exit_code(findings):
         sys.exit(int(code))
 

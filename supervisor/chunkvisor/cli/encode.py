@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from chunkvisor.cli.parameters import set_option
+from chunkvisor.cli.parameters import set_option, show_options
 from chunkvisor.errors import ExitCode, config_error
-from chunkvisor.observe.terminal import options, shown
 
 
 @click.command("encode")
@@ -33,7 +32,7 @@ from chunkvisor.observe.terminal import options, shown
 @click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
-@options
+@show_options
 def encode(
     source: str,
     out: Path,
@@ -54,6 +53,7 @@ def encode(
     """
     from chunkvisor.commands.onefile import OUTPUT, OneFile, encode, state_beside
     from chunkvisor.config.load import in_sections
+    from chunkvisor.observe.terminal import shown
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")

@@ -33,6 +33,20 @@ def set_option(help_text: str) -> Callable[[_Function], _Function]:
     )
 
 
+def show_options(function: _Function) -> _Function:
+    """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
+    quiet = click.option(
+        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
+    )
+    log_format = click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="json: one object for each event on standard error, the last words included.",
+    )
+    return quiet(log_format(function))
+
+
 def _refuse_config(ctx: click.Context, _param: click.Parameter, workdir: Path) -> Path:
     """A config in the place of its workdir is an easy slip. Raises Halt (78), naming the workdir."""
     if workdir.is_file() and not ctx.resilient_parsing:

@@ -7,6 +7,7 @@ import click
 
 from chunkvisor.cli.parameters import workdir_argument
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import printable
 
 
 @click.command("status")
@@ -83,7 +84,7 @@ def verify(workdir: Path) -> None:
             good += 1
         else:
             bad += 1
-            click.echo(f"{finding.path}: {finding.problem}", err=True)
+            click.echo(printable(f"{finding.path}: {finding.problem}"), err=True)
     if bad:
         what = f"{bad} of {good + bad} files are not as they were written"
         raise Halt(ExitCode.DISK, what, remedy="run the same `chunkvisor run` again: it computes anew what is damaged")
