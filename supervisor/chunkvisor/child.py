@@ -39,15 +39,14 @@ def run_child(
             start_new_session=True,
         )
     deadline_s, look = time.monotonic() + timeout_s, select.poll()
-    pidfd = os.pidfd_open(child.pid)
-    look.register(pidfd, select.POLLIN)
     try:
-        while not look.poll(_LOOK_MS):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"not done after {timeout_s:.0f} s")
-            on_wait()
+        with open(os.pidfd_open(child.pid), "rb") as pidfd:  # becomes readable at the end of the child (pidfd_open(2))
+            look.register(pidfd, select.POLLIN)
+            while not look.poll(_LOOK_MS):
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"not done after {timeout_s:.0f} s")
+                on_wait()
     finally:
-        os.close(pidfd)
         # Until it is reaped, the kernel gives its number to no other group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -73,13 +73,13 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Wh
         return Whereabouts.NOWHERE, None, halt.what
     offline, backend = {**os.environ, "HF_HUB_OFFLINE": "1"}, str(model.kwargs.get("backend", "torch"))
     with suppress(TimeoutError):
-        found, verdict = fetch_model(
+        found = fetch_model(
             model.name, model.revision, backend, scratch / "fetch", lambda: None, offline, _FETCH_TIMEOUT_S
         )
-        if found is not None:
-            return Whereabouts.CACHED, ModelSource(found["path"], found["revision"]), ""
-        if verdict is not None and verdict.rule == "model-name-invalid":
-            problem = f"{model.name!r} is neither a folder nor a hub id: {verdict.reason}"
+        if isinstance(found, ModelSource):
+            return Whereabouts.CACHED, found, ""
+        if found.rule == "model-name-invalid":
+            problem = f"{model.name!r} is neither a folder nor a hub id: {found.reason}"
             return Whereabouts.NOWHERE, None, problem
     return Whereabouts.HUB, None, ""
 
