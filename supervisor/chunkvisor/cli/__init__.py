@@ -21,8 +21,9 @@ _MODULES = {
     "run": "run",
     "encode": "encode",
     **dict.fromkeys(("plan", "doctor", "drill"), "checks"),
+    **dict.fromkeys(("status", "report", "verify"), "workdir"),
     "audit": "audit",
-    **dict.fromkeys(("status", "report", "verify", "retry", "clean"), "workdir"),
+    **dict.fromkeys(("retry", "clean"), "workdir"),
     **dict.fromkeys(("init", "schema", "completion"), "setup"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""

@@ -22,7 +22,7 @@ _SHOWN = 20
 @click.option("--device", default="cpu", show_default=True, help="Where they are encoded again: cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: every row that was looked at.")
 def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
-    r"""Encode some finished rows of CONFIG, or of its workdir, again, and compare.
+    r"""Encode some finished rows of CONFIG again, and compare. The folder of a run may stand in place of CONFIG.
 
     A sample of rows is encoded alone, in float32 and in a fresh process. Vectors that differ by more than rounding are
     named, and the exit code is 3. With a plug-in encoder, give the config: its folder is where the plug-in is found.
