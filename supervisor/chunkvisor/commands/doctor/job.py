@@ -14,11 +14,11 @@ import numpy as np
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.commands.doctor.host import read_folder
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, Whereabouts
-from chunkvisor.commands.planning.modelfolder import read_model_folder
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
