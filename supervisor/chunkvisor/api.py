@@ -1,7 +1,7 @@
 """The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
 
-It never does the work in this process: workers are processes of their own, started as the command starts them, so
-that a script needs no `__main__` guard, and a notebook or a thread will do.
+Workers are processes of their own, started as the command starts them: a script needs no `__main__` guard, and a
+notebook or a thread will do.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
-from chunkvisor.config.load import LoadedConfig, from_values, load
+from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -29,6 +29,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
+from chunkvisor.units import listed
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run."""
@@ -142,27 +143,8 @@ def encode(
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
     no string is refused by its index (code 78).
     """
-    values: dict[str, Any] = {
-        "model": {
-            "name": model,
-            "revision": revision,
-            "encoder": encoder,
-            "dtype": dtype,
-            "max_length": max_length,
-            "trust_remote_code": trust_remote_code,
-            "kwargs": dict(kwargs or {}),
-        },
-        "encode": {
-            "batch_size": batch_size,
-            "batch_tokens": batch_tokens,
-            "normalize": normalize,
-            "prompt": prompt,
-            "prompt_name": prompt_name,
-            "truncate_dim": truncate_dim,
-        },
-        "chunk": {"size": chunk_size},
-        "device": device,
-    }
+    given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
+    values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
     folder, overrides = Path.cwd(), tuple(set)
     with _workdir(workdir) as place:
         values["workdir"] = str(place)
@@ -172,10 +154,7 @@ def encode(
         values["outputs"][_OUTPUT]["source"] = str(_write_texts(texts, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
         final = _run(Request(loaded, from_scratch=from_scratch), on_event).outputs[_OUTPUT]
-        if workdir is not None:
-            return final.vectors()
-        vectors: npt.NDArray[np.float32] = np.array(final.vectors())
-        return vectors
+        return final.vectors() if workdir is not None else np.array(final.vectors())
 
 
 class _Listener(Observer):
@@ -208,19 +187,19 @@ def _run(request: Request, on_event: OnEvent | None) -> Report:
 def _final_file(layout: Layout, name: str) -> FinalFile:
     manifest = read_sealed(layout.output(name).manifest)
     assert manifest is not None
-    rows = tuple(
-        QuarantinedRow(each["row"], each["outcome"], each["reason"], each["place"]) for each in manifest["quarantined"]
-    )
-    place = place_of(layout.output(name), shards_of(manifest))
+    keys = ("row", "outcome", "reason", "place")
+    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
-    return FinalFile(place, manifest, rows, files)
+    return FinalFile(place_of(layout.output(name), shards_of(manifest)), manifest, rows, files)
 
 
 def _in_words(report: Report) -> str:
-    rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
-    more = f", and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-    listed = ", ".join(f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows[:3])
-    return f"{len(rows):,} rows have no vector and are NaN: {listed}{more}"
+    rows = [
+        f"{name} row {each.row} ({each.outcome}: {each.reason})"
+        for name, output in report.outputs.items()
+        for each in output.quarantined
+    ]
+    return f"{len(rows):,} rows have no vector and are NaN: {listed(rows, 3)}"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.commands.planning.activations import activation_bytes
-from chunkvisor.config.batchlimits import AUTO_TOKENS
+from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor.engine.modelfolder import shape_of
 from chunkvisor_worker.fitting import PROBE_TOKENS
 from nullgpu import GIB, NullGpu
@@ -85,7 +85,7 @@ print("ANSWER" + json.dumps(found))
 
 _BUDGET = """
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor.config.batchlimits import AUTO_TOKENS
+from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 found = []
 for name, sizes in asked["sizes"].items():

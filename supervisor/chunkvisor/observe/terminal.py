@@ -6,30 +6,12 @@ It never shows anything itself.
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO, TypeVar
-
-import click
+from collections.abc import Iterator
+from typing import TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
 from chunkvisor.observe.observer import Guarded, Observer
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def options(function: _Function) -> _Function:
-    """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
-    quiet = click.option(
-        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
-    )
-    log_format = click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="json: one object for each event on standard error, the last words included.",
-    )
-    return quiet(log_format(function))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
 from chunkvisor.engine.modelfolder import gpu_need_bytes
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
@@ -201,10 +201,9 @@ class Work:
             if Path(model.name).is_dir():
                 self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
+            source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
-        if model.name.startswith(("/", "./", "../", "~")):
-            raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
         self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:

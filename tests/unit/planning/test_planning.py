@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.commands.planning.draw import WIDTH, bar, draw
+from chunkvisor.commands.planning.draw import WIDTH, draw
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
     final_bytes,
@@ -284,14 +284,24 @@ def test_drawing(blocks: bool) -> None:
     marked = next(number for number, line in enumerate(lines) if "max_length 512" in line)
     assert "257 - 512" in lines[marked - 1]
     assert "513 - 1,024" in lines[marked + 1]
+    bars = [line[21:60].strip() for line in lines if " - " in line]
+    assert [len(bar) for bar in bars if bar] == [39, 1], "the one long text of a thousand still shows"
 
 
 @pytest.mark.parametrize(
     ("changed", "changes", "expected"),
     [
         ({"dimension": None, "final_bytes": None, "disk_bytes": None}, {}, "the dimension is unknown until a run"),
-        ({}, {"peak_disk_bytes": None}, "disk    unknown: the model's dimension is; 100.0 GiB are free"),
-        ({}, {"host_memory_bytes": None, "weights_bytes": None}, "memory  unknown: the size of the weights is"),
+        (
+            {},
+            {"peak_disk_bytes": None},
+            "disk    unknown until a run has made a chunk; 100.0 GiB are free",
+        ),
+        (
+            {},
+            {"host_memory_bytes": None, "weights_bytes": None},
+            "memory  unknown until a run has downloaded the weights",
+        ),
         ({}, {"gpu_memory_bytes": None, "per_gpu": False}, "        and 1.0 GiB for the largest batch"),
         ({}, {"texts_per_s": None, "time_s": None}, "time    unknown until a run has a rate"),
         ({}, {"time_s": 0.0}, "time    nothing is left to be done"),
@@ -307,13 +317,3 @@ def test_what_is_unknown_is_said(changed: dict[str, Any], changes: dict[str, Any
         changes = {}
         changed = changed | {"lengths": distribution(lengths_of(*[10] * 999, 5000), 8000)}
     assert expected in "\n".join(draw(forecast(output(**changed), **changes)))
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0, ""), (1, "████████"), (0.5, "████"), (0.0001, "▏"), (0.55, "████▍")],
-)
-def test_bar(share: float, expected: str) -> None:
-    """Eighths of a character; the smallest share still shows."""
-    assert bar(share, 8) == expected
-    assert len(bar(share, 8, blocks=False)) == max(round(share * 8), share > 0)

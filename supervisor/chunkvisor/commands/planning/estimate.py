@@ -1,7 +1,4 @@
-"""Reckons disk, host memory and time from counts and sizes.
-
-Pure: it never asks the file system; who calls says what is there.
-"""
+"""Reckons disk, memory and time from counts and sizes. Pure."""
 
 from collections.abc import Iterable
 
@@ -29,7 +26,7 @@ def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int) -> 
 
 
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
-    """Host memory of so many workers, of which `computing` hold a batch there: none where that is on a GPU.
+    """Host memory of the workers, of which `computing` hold a batch there: none where that is on a GPU.
 
     Each loads the weights to host memory, before it moves them to its device.
     """
@@ -37,7 +34,7 @@ def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, comput
 
 
 def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int:
-    """Memory of one GPU on which so many workers compute at a time."""
+    """Memory of one GPU on which `per_device` workers compute at a time."""
     return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
 
 
@@ -51,7 +48,7 @@ def last_rate(entries: Iterable[Entry]) -> float | None:
 
 
 def stride(chunks: int, chunk_size: int, most_texts: int) -> int:
-    """Which chunks are looked at: every so-manieth, so that about `most_texts` texts are; 1 = all."""
+    """N, where every Nth chunk is to be looked at, so that about `most_texts` texts are; 1 = all."""
     return max(1, -(-chunks * chunk_size // most_texts)) if chunks > 1 else 1
 
 

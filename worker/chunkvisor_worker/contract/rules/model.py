@@ -180,7 +180,8 @@ MODEL_RULES: tuple[Rule, ...] = (
         "Correct it under `env:` or in the shell; commas part the options, and Booleans are True and False.",
         error(
             r"Unrecognized key .{1,300} in .{0,40}allocator config|CachingAllocator option "
-            r"|Unknown allocator backend|^Expected 'True' or 'False' at index",
+            r"|Unknown allocator backend|^Expected 'True' or 'False' at index|is invalid, set it in [(\[]0\.0, 1\.0"
+            r"|^For roundups, the divisions has to be|c10/core/AllocatorConfig\.h",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
         evidence=Evidence.NULL_GPU,
