@@ -1,6 +1,6 @@
-"""Makes events out of names and plain values: a journal's lines, a node's reports, what the loop tells.
+"""Makes events out of names and plain values: a journal's lines, a node's reports.
 
-Pure. What comes from another version, or is damaged, is passed over; what our own code tells has to be right.
+Pure. What comes from another version, or is damaged, is passed over.
 """
 
 import functools
@@ -41,20 +41,6 @@ def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
             value = default
         values.append(value)
     return kind(*values)
-
-
-def event_told(event: Event | str, details: Mapping[str, Any]) -> Event:
-    """The event that our own code tells, by itself or by name. Raises ValueError for what no event has."""
-    if isinstance(event, Event):
-        return event
-    found = event_of(event, details)
-    known = {field.name: field.read for field in _fields_of(event)} if event in KINDS else {}
-    wrong = [
-        key for key, value in details.items() if key not in known or (value is not None and known[key](value) is None)
-    ]
-    if found is None or wrong:
-        raise ValueError(f"there is no event {event} with {dict(details)!r}; wrong: {wrong or 'name or missing field'}")
-    return found
 
 
 @functools.cache

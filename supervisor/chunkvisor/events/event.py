@@ -71,8 +71,8 @@ def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type
 class Emit(Protocol):
     """Tells an event to the journal and to the observers."""
 
-    def __call__(self, event: Event | str, /, **details: Any) -> None:
-        """The event itself; or its name and details, which have to be those of its class."""
+    def __call__(self, event: Event, /) -> None:
+        """Something happened."""
 
 
 def plain(text: str) -> str:

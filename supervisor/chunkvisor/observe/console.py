@@ -6,10 +6,8 @@ It never raises: a closed terminal must not end an unattended run. It never writ
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
-from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Event, Severity, plain
 from chunkvisor.events.run import Halted, RunEnded
 from chunkvisor.events.state import RunState
@@ -34,15 +32,7 @@ class Console(Observer):
         self._last_words = last_words
         self._least = least
         self._state = RunState()
-        self._seen = RunState()
-        """Of events that come by name."""
         self._began_s = self._said_s = time.monotonic()
-
-    def told(self, name: str, details: Mapping[str, Any]) -> None:
-        """Show an event that is known by name and details, as `on_event` of the Python interface hands it on."""
-        if (event := event_of(name, details)) is not None:
-            self._seen.apply(event, time.time())
-            self.event(event, self._seen)
 
     def event(self, event: Event, state: RunState) -> None:
         """Show the event, if a person needs to know it."""

@@ -9,13 +9,11 @@ import os
 import secrets
 import shutil
 from contextlib import ExitStack
-from typing import Any
 
 from chunkvisor.assemble.finished import discard_final
 from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.events.decode import event_told
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
@@ -59,10 +57,9 @@ def run(request: Request, observer: Observer) -> ExitCode:
         signals = stack.enter_context(Signals().listen())
         stack.callback(observers.close)
 
-        def emit(event: Event | str, /, **details: Any) -> None:
-            told = event_told(event, details)
-            journal.write(told)
-            observers.event(told, journal.state)
+        def emit(event: Event, /) -> None:
+            journal.write(event)
+            observers.event(event, journal.state)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)
