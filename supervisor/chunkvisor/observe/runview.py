@@ -4,7 +4,6 @@ Pure: it never reads a clock or a file; readings are handed in.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
 from chunkvisor.events.state import COMPUTING, STOPPING, RunState
@@ -87,8 +86,7 @@ def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputSt
 
 def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerState:
     beat, silent_s = readings.beats.get(worker.key, (None, 0.0))
-    processes = _mappings(readings.sensors.get("workers"))
-    process = next((each for each in processes if each.get("pid") == worker.pid), {})
+    held = (each.rss_bytes for each in readings.sensors.workers if each.pid == worker.pid)
     phase = _PHASES[beat.phase] if beat else "starting"
     if worker.computing and phase == "ready":  # its beat has not told of the `go` yet
         phase = "computing"
@@ -99,7 +97,7 @@ def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerState:
         texts=beat.rows_total if beat else 0,
         texts_done=min(beat.rows_done, beat.rows_total) if beat else 0,
         batch_rows=(beat.batch_rows if beat else 0) or worker.limit_rows,
-        rss_bytes=_whole(process.get("rss_bytes")),
+        rss_bytes=next(held, None),
         silent_s=silent_s if worker.computing else 0.0,
     )
 
@@ -108,34 +106,10 @@ def _device_states(
     state: RunState, workers: Mapping[AttemptKey, WorkerState], readings: Readings
 ) -> tuple[DeviceState, ...]:
     """All devices in order, each with its workers, those that compute first."""
-    measured = {str(gpu.get("device")): gpu for gpu in _mappings(readings.sensors.get("gpus"))}
+    gpus = {str(gpu.device): gpu for gpu in readings.sensors.gpus}
     working: dict[str, list[WorkerState]] = {}
-    for worker in state.workers.values():
+    for worker in sorted(state.workers.values(), key=lambda worker: not worker.computing):
         working.setdefault(str(worker.device), []).append(workers[worker.key])
-    found = []
-    for number, label in state.devices.items():
-        gpu = measured.get(number, {})
-        found.append(
-            DeviceState(
-                label,
-                tuple(sorted(working.get(number, []), key=lambda worker: not worker.computing)),
-                _whole(gpu.get("memory_used_bytes")),
-                _whole(gpu.get("memory_total_bytes")),
-                _number(gpu.get("utilization")),
-                _number(gpu.get("temperature_c")),
-                _number(gpu.get("power_w")),
-            )
-        )
-    return tuple(found)
-
-
-def _mappings(values: object) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return tuple(
+        DeviceState(label, tuple(working.get(number, ())), gpus.get(number)) for number, label in state.devices.items()
+    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.observe.report.attemptspans import Kind, kind_of
-from chunkvisor.observe.report.history import Failure, History
+from chunkvisor.observe.report.attempts import Kind, kind_of
+from chunkvisor.observe.report.history import History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
@@ -47,41 +47,38 @@ def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterat
     known = set(outputs)
     rules = {rule.name: rule for rule in RULES}
     for failure in sorted(history.failures.values(), key=lambda each: -each.count):
-        rule = rules.get(failure.rule)
-        files = layout.output(failure.output).attempt(failure.chunk, failure.attempt)
-        there = failure.output in known and files.folder.is_dir()
+        last = failure.last
+        rule = rules.get(last.rule)
+        cause = rule.cause if rule else ""
+        files = layout.output(last.output).attempt(last.chunk, last.attempt)
+        there = last.output in known and files.folder.is_dir()
         yield Trouble(
-            outcome=failure.outcome,
-            kind=kind_of(failure.outcome),
+            outcome=last.outcome,
+            kind=kind_of(last.outcome),
             count=failure.count,
             rule=rule.name if rule else "",
-            cause=rule.cause if rule else "",
-            reason=clean(_without(failure.reason, rule.cause if rule else "")),
-            remedy=rule.remedy if rule else _remedy(failure),
-            where=f"{failure.output} chunk {failure.chunk}, attempt {failure.attempt}",
+            cause=cause,
+            # The reason of an attempt begins with the cause that its rule gives.
+            reason=clean(last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason),
+            remedy=rule.remedy if rule else _remedy(last.outcome, last.reason),
+            where=f"{last.output} chunk {last.chunk}, attempt {last.attempt}",
             at_s=failure.at_s,
             log=str(files.log.relative_to(layout.workdir)) if there else "",
             excerpt=tuple(_excerpt(files)) if there else (),
         )
 
 
-def clean(text: str, chars: int = 1000) -> str:
-    """Text of a log or a message as a page may show it: no tokens, no control characters, not endless."""
-    text = _CONTROLS.sub("", masked(text[: 16 * chars]).encode(errors="replace").decode())
+def clean(value: object, chars: int = 1000) -> str:
+    """Words of a log or a message as a page may show them: no tokens, no control characters, not endless."""
+    text = _CONTROLS.sub("", masked(str(value)[: 16 * chars]).encode(errors="replace").decode())
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
-def _remedy(failure: Failure) -> str:
+def _remedy(outcome: str, reason: str) -> str:
     try:
-        return last_remedy(Verdict(Outcome(failure.outcome), failure.reason))
+        return last_remedy(Verdict(Outcome(outcome), reason))
     except ValueError:
         return "Read the log."
-
-
-def _without(reason: str, cause: str) -> str:
-    """The reason of an attempt begins with the cause that its rule gives."""
-    rest = reason.removeprefix(cause.rstrip("."))
-    return reason if rest == reason else rest.lstrip(":. ")
 
 
 def _excerpt(files: AttemptFiles) -> list[str]:
