@@ -183,9 +183,9 @@ def test_report(path: Path) -> None:
         {"count": each.count, "at_s": each.at_s, **{key: getattr(each.last, key) for key in keys}}
         for each in history.failures.values()
     ]
-    keys = ("row", "place", "outcome", "reason")
+    shown = ("row", "place", "outcome", "reason")
     found["quarantined"] = [
-        [output, row, {key: getattr(event, key) for key in keys}]
+        [output, row, {key: getattr(event, key) for key in shown}]
         for (output, row), event in history.quarantined.items()
     ]
     found["bins"] = [{"start_s": start_s, **asdict(each)} for start_s, each in history.texts.items()]

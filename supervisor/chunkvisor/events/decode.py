@@ -52,32 +52,33 @@ def _fields_of(name: str) -> tuple[_Field, ...]:
     return tuple(found)
 
 
+def _reader(kinds: Any, least: float = 0) -> Read:
+    """Reads numbers of these types from `least` on; NaN and a truth value are none."""
+
+    def read(value: Any) -> Any:
+        return value if isinstance(value, kinds) and type(value) is not bool and least <= value < _MOST else None
+
+    return read
+
+
+_count, _signed, _any_number = _reader(int), _reader(int, -_MOST), _reader(int | float, -_MOST)
+
+
+def _number(value: object) -> float | None:
+    return None if _any_number(value) is None else float(_any_number(value))
+
+
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
 def _flag(value: object) -> bool | None:
-    return value if type(value) is bool else None
-
-
-def _signed(value: object) -> int | None:
-    return value if isinstance(value, int) and type(value) is not bool and -_MOST < value < _MOST else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and type(value) is not bool and 0 <= value < _MOST else None
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and type(value) is not bool and -_MOST < value < _MOST  # NaN is not
-    return float(value) if usable else None
+    return value if isinstance(value, bool) else None
 
 
 def _all_of(read: Read) -> Read:
     def read_all(values: object) -> tuple[Any, ...] | None:
-        if not isinstance(values, list | tuple):
-            return None
-        found = tuple(read(value) for value in values)
+        found = tuple(read(value) for value in values) if isinstance(values, list | tuple) else (None,)
         return None if None in found else found
 
     return read_all
@@ -90,8 +91,6 @@ def _seconds(values: object) -> dict[str, float] | None:
 
 
 def _tier(value: object) -> Tier | None:
-    if isinstance(value, Tier):
-        return value
     if not isinstance(value, dict):
         return None
     least, rows = _count(value.get("min_length")), _count(value.get("rows"))
