@@ -29,6 +29,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
+from chunkvisor.units import listed
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run.
@@ -222,9 +223,8 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
 
 def _in_words(report: Report) -> str:
     rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
-    more = f", and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-    listed = ", ".join(f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows[:3])
-    return f"{len(rows):,} rows have no vector and are NaN: {listed}{more}"
+    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
+    return f"{len(rows):,} rows have no vector and are NaN: {listed(words, 3)}"
 
 
 @contextlib.contextmanager

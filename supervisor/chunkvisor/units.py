@@ -1,9 +1,7 @@
-"""Sizes and times in the unit that a person reads at a glance.
-
-They never go into JSON or a journal, which have plain numbers.
-"""
+"""Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
 
 import time
+from collections.abc import Sequence
 
 
 def human_time(seconds: float) -> str:
@@ -29,3 +27,14 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first `most` of them."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 fault`, `2 faults`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,7 +1,4 @@
-"""A file that is brought to the disk, read back and hashed while it grows.
-
-It never tells that all is well before the kernel has given every byte back and has synced the file.
-"""
+"""A file that is synced, read back and hashed while it grows: at its end it is known to be on the disk as it was given."""
 
 import errno
 import hashlib

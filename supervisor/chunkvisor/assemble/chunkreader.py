@@ -1,7 +1,4 @@
-"""Reads the vectors of all committed chunks of an output, in order, each file against the digest in its name.
-
-It never trusts a chunk file, and never holds vectors: they go where the caller has room for them.
-"""
+"""Reads the vectors of all committed chunks of an output, in order, each file against the digest in its name."""
 
 import contextlib
 import io

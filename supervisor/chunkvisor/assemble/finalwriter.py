@@ -1,7 +1,4 @@
-"""Writes the rows of a final in order, whatever the number of its files, and publishes all of them by one rename.
-
-It never shows a file before all are complete and verified, and never holds more than the block it is given.
-"""
+"""Writes the rows of a final in order, into one file or shards, and publishes all by one rename once they are verified."""
 
 import contextlib
 from collections.abc import Iterator

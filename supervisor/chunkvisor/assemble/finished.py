@@ -23,6 +23,7 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import set_aside
 
 
@@ -65,7 +66,7 @@ def _as_many(rows: int, shards: int | None) -> int | None:
 
 
 def _words(shards: int | None) -> str:
-    return "one file" if shards is None else f"{shards:,} shard{'s' * (shards != 1)}"
+    return "one file" if shards is None else counted(shards, "shard")
 
 
 def _cut_anew(

@@ -1,7 +1,4 @@
-"""Joins the chunks of an output into its final file or its shards, in bounded memory.
-
-It never shows a file before it is complete and verified.
-"""
+"""Joins the chunks of an output into its final file or its shards, in bounded memory."""
 
 import itertools
 from collections.abc import Callable, Iterator

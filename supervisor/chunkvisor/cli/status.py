@@ -18,7 +18,7 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.followslices import follower_of
+    from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.status import read_status
     from chunkvisor.observe.statusscreen import status_screen
     from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
@@ -27,7 +27,7 @@ def command(workdir: Path, as_json: bool, watch: bool) -> None:
         click.echo(json.dumps(read_status(workdir).to_json(), indent=2))
         return
     status = read_status(workdir)  # first: it refuses what is no workdir
-    follower = follower_of(workdir)
+    follower = Follower(workdir)
     try:
         if as_json:
             with ctrl_c_in_pauses():

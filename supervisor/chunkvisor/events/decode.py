@@ -1,7 +1,4 @@
-"""Makes events out of names and plain values: a journal's lines, a node's reports.
-
-Pure. What comes from another version, or is damaged, is passed over.
-"""
+"""Makes events of a journal's lines and a node's reports; what is damaged or of another version is passed over."""
 
 import functools
 from collections.abc import Callable, Mapping

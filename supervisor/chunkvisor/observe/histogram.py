@@ -1,7 +1,4 @@
-"""The distribution of text lengths: bins, quantiles, what a limit cuts, and the longest.
-
-Pure: it never reads a file; lengths are handed in.
-"""
+"""The distribution of text lengths: bins, quantiles, what a limit cuts, and the longest."""
 
 import itertools
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The folder of one invocation of `run`: finds its number, makes it, and keeps their count within bounds.
-
-It never writes what is in it, and never touches a folder that a person has renamed.
-"""
+"""The folder of one invocation of `run`: finds its number, makes it, and keeps their count within bounds."""
 
 import contextlib
 import os

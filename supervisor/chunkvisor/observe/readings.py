@@ -1,7 +1,4 @@
-"""What the journal does not tell of a live run: the workers' beats, and the lines of the sensors.
-
-What cannot be read is not there, and nothing is waited for.
-"""
+"""What the journal does not tell of a live run: the workers' beats, and the lines of the sensors."""
 
 import os
 import time

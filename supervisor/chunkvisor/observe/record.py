@@ -1,7 +1,4 @@
-"""Fills the folder of an invocation: what the terminal showed, config, surroundings, and the summary at the end.
-
-It never fails for want of disk space: what cannot be written is missing, and the run goes on.
-"""
+"""Fills the folder of an invocation: log, config, surroundings, summary; what the disk does not take is missing there."""
 
 import contextlib
 import json
@@ -16,8 +13,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.secretless import without_secrets
-from chunkvisor.observe.surroundings import surroundings
+from chunkvisor.observe.surroundings import surroundings, without_secrets
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor_worker.contract.files import write_atomic

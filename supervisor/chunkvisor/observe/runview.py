@@ -1,17 +1,17 @@
-"""What there is to see of a run now: its state, its workers' beats and the sensors, put together into a snapshot.
+"""What there is to see of a run now: its state, its workers' beats and the sensors, put together into a snapshot."""
 
-Pure: it never reads a clock or a file; readings are handed in.
-"""
+from collections.abc import Mapping, Sequence
 
-from collections.abc import Mapping
-
+from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
 from chunkvisor.events.state import COMPUTING, STOPPING, RunState
-from chunkvisor.observe.health import health_of
 from chunkvisor.observe.readings import Readings
-from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
+from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import Phase
 
+_SILENCE_S = 60.0
+"""No batch of a sensible model takes as long."""
 _PHASES = {
     Phase.START: "starting",
     Phase.IMPORT: "importing",
@@ -113,3 +113,32 @@ def _device_states(
     return tuple(
         DeviceState(label, tuple(working.get(number, ())), gpus.get(number)) for number, label in state.devices.items()
     )
+
+
+def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, live: bool) -> RunHealth:
+    """Whether to worry: the gravest matter of the moment."""
+    if live and state.waits_for:
+        left_s = state.waits_until_s - now_s
+        doing = f"waiting for {human_time(left_s)}, then it goes on by itself" if left_s > 0 else "trying again"
+        return RunHealth(Severity.CARE, f"{doing}: {state.waits_for}")
+    silent = max((worker for worker in workers if live), key=lambda worker: worker.silent_s, default=None)
+    if silent is not None and silent.silent_s > _SILENCE_S:
+        for_long = human_time(silent.silent_s)
+        words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, it is tried anew by itself"
+        return RunHealth(Severity.CARE, words)
+    lost = []
+    if state.quarantined:
+        none = f"{counted(state.quarantined, 'text')} could not be encoded"
+        lost.append(f"{none} and {'will be NaN' if live else 'got no vector'}")
+    if state.set_aside:
+        lost.append(f"{counted(state.set_aside, 'chunk')} given up for now, running again tries them anew")
+    if state.dropped:
+        lost.append(f"{counted(state.dropped, 'device')} left out")
+    if lost:
+        return RunHealth(Severity.LOSS, "; ".join(lost))
+    if state.failed:
+        several = state.failed > 1
+        tried = ("are" if several else "is") if live else ("were" if several else "was")
+        words = f"{counted(state.failed, 'attempt')} failed and {tried} tried again; nothing is lost"
+        return RunHealth(Severity.CARE, words)
+    return RunHealth(Severity.NEWS, "all is well" if live else "without a fault")

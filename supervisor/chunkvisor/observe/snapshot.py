@@ -1,7 +1,4 @@
-"""What there is to see of a run at one moment, as plain frozen values.
-
-It never says how it is shown: `view` draws it, `progress` puts it into a line.
-"""
+"""What there is to see of a run at one moment, as plain frozen values."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""How far a workdir is, read from its folder alone.
-
-It never takes the lock and never writes: it works beside a live run, after one, and after one that was killed.
-"""
+"""How far a workdir is, read from its folder alone, without the lock: beside a live run or after any end."""
 
 import os
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Chooses how a command shows a run: the live view, lines, or JSON.
-
-It never shows anything itself.
-"""
+"""Chooses how a command shows a run: the live view, lines, or JSON."""
 
 import contextlib
 import os
@@ -37,7 +34,7 @@ def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
     """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
     least = Severity.LOSS if quiet else Severity.NEWS
     if log_format == "json":
-        from chunkvisor.observe.jsonlines import JsonLines
+        from chunkvisor.observe.console import JsonLines
 
         lines = JsonLines(least=least)
         try:

@@ -1,7 +1,4 @@
-"""Draws a snapshot as lines of a terminal.
-
-Pure: it never reads a clock, a file or the terminal's size; whoever shows the lines says how much room there is.
-"""
+"""Draws a snapshot as lines of a terminal, in the room that it is given."""
 
 from dataclasses import dataclass
 

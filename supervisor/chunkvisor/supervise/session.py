@@ -17,7 +17,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
-from chunkvisor.observe.defaults import standing_observers
+from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
@@ -52,7 +52,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         invocation = open_invocation(layout)
-        observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
+        observers = Observers([*observers_of_run(config, layout, invocation, run_id), observer])
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
         stack.callback(observers.close)

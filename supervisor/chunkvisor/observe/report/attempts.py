@@ -1,7 +1,4 @@
-"""Attempts as spans on the time axis, from their `go` to their verdict, in bounded number.
-
-Pure: `history` reads the journal.
-"""
+"""Attempts as spans on the time axis, from their `go` to their verdict, in bounded number."""
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Charts over time, drawn on a canvas of 2,000 x 1,000 that the page stretches to its width; the words are HTML.
-
-Pure: it does not know what a chart shows.
-"""
+"""Charts over time, drawn on a canvas of 2,000 x 1,000 that the page stretches to its width; the words are HTML."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,4 @@
-"""The first thing that a report says: how it stands, whether to worry, and what to do.
-
-Pure: it never reads the folder; status and history are handed in.
-"""
+"""The first thing that a report says: how it stands, whether to worry, and what to do."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +6,7 @@ from enum import StrEnum
 from chunkvisor.errors import ExitCode
 from chunkvisor.observe.report.history import History
 from chunkvisor.observe.status import State, Status
-from chunkvisor.units import human_time
+from chunkvisor.units import counted, human_time
 
 _AGAIN = "Run the same command again to go on; what is done stays done."
 _NOT_HALTED = (ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -47,7 +44,7 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
     ending = last.ending if last is not None else None
     match status.state:
         case State.COMPLETE if quarantined:
-            rows = f"{quarantined:,} row{'s' * (quarantined != 1)}"
+            rows = counted(quarantined, "row")
             worry = (
                 f"All the rest is done, but {rows} could not be encoded and got no vector (NaN); see Quarantined rows."
             )
@@ -90,8 +87,8 @@ def _running(status: Status, history: History, now_s: float) -> Headline:
 
 def _mended(failed: int) -> str:
     """What went wrong on the way, if anything did."""
-    attempts, were = ("attempt", "was") if failed == 1 else ("attempts", "were")
-    return f" {failed:,} {attempts} failed on the way and {were} made good." if failed else ""
+    were = "was" if failed == 1 else "were"
+    return f" {counted(failed, 'attempt')} failed on the way and {were} made good." if failed else ""
 
 
 def _sentence(words: str) -> str:

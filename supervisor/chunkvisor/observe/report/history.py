@@ -1,7 +1,4 @@
-"""What the journals of a workdir tell over time, as a report shows it.
-
-It keeps a bounded part of it: a journal can be long, damaged or a lie.
-"""
+"""What the journals of a workdir tell over time, in bounded size: a journal can be long, damaged or a lie."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
