@@ -1,4 +1,4 @@
-"""A file that is synced, read back and hashed while it grows: at its end it is known to be on the disk as it was given."""
+"""A file that is synced, read back and hashed while it grows: in the end it is known to be on the disk as given."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give the order of the rows."""
+"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give their order."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Writes the rows of a final in order, into one file or shards, and publishes all by one rename once they are verified."""
+"""Writes the rows of a final in order, into one file or shards, and publishes all by one rename once verified."""
 
 import contextlib
 from collections.abc import Iterator

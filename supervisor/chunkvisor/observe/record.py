@@ -1,4 +1,4 @@
-"""Fills the folder of an invocation: log, config, surroundings, summary; what the disk does not take is missing there."""
+"""Fills the folder of an invocation: log, config, surroundings, summary; what the disk does not take is missing."""
 
 import contextlib
 import json
