@@ -21,7 +21,7 @@ class FinalWriter:
     """A final under its partial name, as a context."""
 
     def __init__(self, layout: OutputLayout, rows: int, dimension: int, shards: int | None) -> None:
-        """For an array of shape (rows, dimension), in so many shards; None = one file."""
+        """For an array of shape (rows, dimension), in `shards` files; None = one file."""
         self.zero_rows = 0
         """Rows so far that are zero throughout."""
         self._layout = layout

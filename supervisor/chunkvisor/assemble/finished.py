@@ -1,6 +1,6 @@
 """What becomes of the final files of an earlier run: kept, cut anew where another form is asked for, or set aside.
 
-It never computes a vector, and never removes a final file before another one with the same rows is in its place.
+A final file is removed only when another one with the same rows is in its place.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from chunkvisor_worker.contract.files import set_aside
 def keep_finished(
     layout: OutputLayout, fingerprint: str, shards: int | None, emit: Emit, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
-    """The manifest of the complete output, in so many shards (None = one file); None where there is work to do.
+    """The manifest of the complete output, in as many shards (None = one file); None where there is work to do.
 
     Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
     to stop. Raises OSError.

@@ -19,7 +19,7 @@ from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lock import read_holder
+from chunkvisor.store.lock import Holder, read_holder
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.runfolders import latest, lives
 from chunkvisor.store.seal import DamagedError
@@ -55,17 +55,25 @@ class Tail:
 
 
 class RunFollower:
-    """One run, of the whole or of a slice, looked at now and then."""
+    """One run, of the whole or of a slice, as the last look has found it."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+        self.layout = layout
         self.state, offset = newest_state(layout.events)
-        """What the last look has found."""
-        self._tail = Tail(layout.events, offset)
-        self._read()
+        self.holder: Holder | None = None
+        """Of the lock: who is at work, or was last."""
+        self.alive = False
+        """Whether it is under way. One that has said its last word is over, though its process may take a moment."""
         self.news: list[NewsLine] = []
         """What has come with the last look; with the first one, the last few lines of that run."""
+        self._tail = Tail(layout.events, offset)
+        self._read()
         self._begun_with = list(self.state.last_lines)
+
+    @property
+    def code(self) -> int | None:
+        """With which it has ended; None where it is under way, or ended without a word."""
+        return self.state.ending.code if self.state.ending is not None else None
 
     def look(self) -> Snapshot:
         """Read what has come."""
@@ -73,22 +81,17 @@ class RunFollower:
         if not self.alive:
             return snapshot_of(self.state, self.state.told_s, Readings())
         # Not of the workdir that the journal tells: it may be mounted elsewhere here.
-        return snapshot_of(self.state, time.time(), take_readings(self._layout, self.state))
+        return snapshot_of(self.state, time.time(), take_readings(self.layout, self.state))
 
     def _read(self) -> list[NewsLine]:
         news = []
+        self.holder = read_holder(self.layout.lock)
         for entry in self._tail.events():
             self.state.apply(entry.event, entry.t)
             if line := entry.event.line:
                 news.append(NewsLine(entry.event.severity, entry.t, line))
+        self.alive = self.code is None and lives(self.layout, self.holder, self.state.told_s)
         return news
-
-    @property
-    def alive(self) -> bool:
-        """Whether the run whose events were read last is still under way."""
-        if self.state.ending is not None:
-            return False
-        return lives(self._layout, read_holder(self._layout.lock), self.state.told_s)
 
 
 class Follower:
@@ -123,12 +126,12 @@ class Follower:
     @property
     def ending(self) -> int | None:
         """The worst of their exit codes; None where one lives, or ended without a word."""
-        codes = [run.state.ending.code for run in self._runs.values() if run.state.ending is not None]
+        codes = [run.code for run in self._runs.values() if run.code is not None]
         return max(codes, default=None) if len(codes) == len(self._runs) else None
 
     def begun_anew(self) -> list[tuple[str, int]]:
         """(output, chunk) of attempts that were under way when a run ended without a word."""
-        killed = [run.state for run in self._runs.values() if run.state.ending is None and not run.alive]
+        killed = [run.state for run in self._runs.values() if run.code is None and not run.alive]
         return sorted({(worker.output, worker.chunk) for state in killed for worker in state.workers.values()})
 
     def _meet(self) -> None:

@@ -27,7 +27,7 @@ class Distribution:
     count: int
     median: int
     p95: int
-    """95 of 100 texts have at most so many."""
+    """95 of 100 texts are not longer."""
     longest: int
     bins: tuple[Bin, ...]
     """Each twice as wide as the one before; `max_length` always ends one."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.event import Event
 from chunkvisor.events.progress import OutputProgress
 from chunkvisor.events.state import RunState
@@ -34,14 +33,12 @@ class Metrics(Observer):
         self.registry.register(self)
         self._state = RunState()
         self._next_s = 0.0
-        self._began_s, self._last_chunk_s = time.time(), 0.0
+        self._began_s = time.time()
         self._running = True
 
-    def event(self, event: Event, state: RunState) -> None:
-        """Note the time of a commit; all else is in the state."""
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - all is in the state
+        """Keep the state."""
         self._state = state
-        if isinstance(event, ChunkCommitted):
-            self._last_chunk_s = time.time()
 
     def tick(self) -> None:
         """Write the file now and then."""
@@ -90,10 +87,11 @@ class Metrics(Observer):
         what = "Texts that this run has put into quarantine."
         yield "quarantined_rows", what, "output", {name: each.quarantined for name, each in ours.items()}
         rate = state.texts_per_s if state.chunks_here else None
+        committed_s = state.points[-1].t if state.chunks_here and state.points else 0.0
         yield "texts_per_second", "Distinct texts a second, of late.", "", {"": rate or 0.0}
         what = "Time until all outputs are complete, at the rate of late."
         yield "eta_seconds", what, "", {"": state.eta_s or 0.0}
-        yield "last_chunk_timestamp_seconds", "When a chunk was committed last.", "", {"": self._last_chunk_s}
+        yield "last_chunk_timestamp_seconds", "When a chunk was committed last.", "", {"": committed_s}
         yield "batch_texts_limit", "Texts in a batch, at most, as of now.", "", {"": state.batch_rows}
 
     def _counters(self, state: RunState) -> Iterator[_Figure]:

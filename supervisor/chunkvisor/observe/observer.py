@@ -1,6 +1,6 @@
 """Observers: whoever wants to know what a run does while it does it.
 
-They never decide anything, and none of them can end a run unless it was made to.
+They decide nothing, and one that is guarded cannot end a run.
 """
 
 import contextlib

@@ -53,14 +53,17 @@ class Record(Observer):
         self._console.close()
         with contextlib.suppress(OSError):
             self._log.close()
-        seconds = time.time() - self._started_at
-        head = {"invocation": self._files.name, "run": self._run_id}
-        times = {
+        ended_at = time.time()
+        summary = {
+            "invocation": self._files.name,
+            "run": self._run_id,
+            **ending_of(self._state),
             "started_at": round(self._started_at, 3),
-            "ended_at": round(self._started_at + seconds, 3),
-            "seconds": round(seconds, 3),
+            "ended_at": round(ended_at, 3),
+            "seconds": round(ended_at - self._started_at, 3),
+            **figures_of(self._state),
         }
-        self._write_json(self._files.summary, {**head, **ending_of(self._state), **times, **figures_of(self._state)})
+        self._write_json(self._files.summary, summary)
 
     def _describe(self) -> None:
         self._surroundings = surroundings()

@@ -14,7 +14,7 @@ _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
 _AIRY = 12
-"""So many lines leave one empty between the news and the view."""
+"""With as many lines as this, one stays empty between the news and the view."""
 
 
 @dataclass(frozen=True, slots=True)

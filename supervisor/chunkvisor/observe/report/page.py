@@ -11,6 +11,7 @@ from typing import Any
 
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.events.journal import Entry, read_events
+from chunkvisor.observe.report.attempts import kind_of
 from chunkvisor.observe.report.bars import duration, lengths_of, outcome_bars, phase_bars
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH
 from chunkvisor.observe.report.charts import Charts
@@ -60,7 +61,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(duration=duration, when=human_moment, clean=clean, commas="{:,}".format)
+    environment.filters.update(duration=duration, when=human_moment, clean=clean, commas="{:,}".format, kind=kind_of)
     return environment.get_template("page.html.j2")
 
 

@@ -1,6 +1,6 @@
 """What failed, in words, with what can be done and the end of a log.
 
-It never reads a file outside the workdir, whatever the journal says, and never lets a token or a control character out.
+Whatever the journal says, no file outside the workdir is read, and no token or control character gets into the page.
 """
 
 import re
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.observe.report.attempts import Kind, kind_of
-from chunkvisor.observe.report.history import History
+from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Cause, Fault, read_message
+from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 
 _LINES, _CHARS = 14, 180
@@ -28,15 +28,11 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\
 class Trouble:
     """Failed attempts of one kind."""
 
-    outcome: str
-    kind: Kind
-    count: int
-    rule: str
-    cause: str
+    failure: Failure
+    rule: Rule | None
+    """That knows the fault."""
     reason: str
     remedy: str
-    where: str
-    at_s: float
     log: str
     """Path of the last one's log, relative to the workdir; empty where it is gone."""
     excerpt: tuple[str, ...]
@@ -47,24 +43,19 @@ def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterat
     known = set(outputs)
     rules = {rule.name: rule for rule in RULES}
     for failure in sorted(history.failures.values(), key=lambda each: -each.count):
-        last = failure.last
-        rule = rules.get(last.rule)
+        last, rule = failure.last, rules.get(failure.last.rule)
         cause = rule.cause if rule else ""
         files = layout.output(last.output).attempt(last.chunk, last.attempt)
         there = last.output in known and files.folder.is_dir()
+        # The reason of an attempt begins with the cause that its rule gives.
+        reason = last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason
         yield Trouble(
-            outcome=last.outcome,
-            kind=kind_of(last.outcome),
-            count=failure.count,
-            rule=rule.name if rule else "",
-            cause=cause,
-            # The reason of an attempt begins with the cause that its rule gives.
-            reason=clean(last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason),
-            remedy=rule.remedy if rule else _remedy(last.outcome, last.reason),
-            where=f"{last.output} chunk {last.chunk}, attempt {last.attempt}",
-            at_s=failure.at_s,
-            log=str(files.log.relative_to(layout.workdir)) if there else "",
-            excerpt=tuple(_excerpt(files)) if there else (),
+            failure,
+            rule,
+            reason,
+            rule.remedy if rule else _remedy(last.outcome, last.reason),
+            str(files.log.relative_to(layout.workdir)) if there else "",
+            tuple(_excerpt(files)) if there else (),
         )
 
 
