@@ -6,7 +6,6 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -44,9 +43,7 @@ class CheckedFile:
     def __enter__(self) -> "CheckedFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it, complete or not."""
         for pool in (self._reader, self._syncer):  # before the descriptor's number may be another file's
             pool.shutdown(cancel_futures=True)

@@ -6,7 +6,6 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -46,9 +45,7 @@ class ChunkReader:
     def __enter__(self) -> "ChunkReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close what is open."""
         self._ahead.shutdown(cancel_futures=True)
         if self._file is not None:

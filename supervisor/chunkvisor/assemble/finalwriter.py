@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +46,7 @@ class FinalWriter:
             self._partial.mkdir(mode=0o700)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close what is open; what was written stays until the next attempt replaces it."""
         self._open.close()
 

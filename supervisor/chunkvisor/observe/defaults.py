@@ -6,7 +6,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.observer import Guarded, Observer
+from chunkvisor.observe.observer import Observer
 from chunkvisor.store.layout import InvocationFiles, Layout
 
 _MOST_BYTES = 48 << 20
@@ -37,25 +37,25 @@ class Reporter(Observer):
 
 
 def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | None, run_id: str) -> list[Observer]:
-    """Each of them guarded; `files` is None where the disk did not let the invocation have a folder."""
+    """In order, to be guarded; `files` is None where the disk did not let the invocation have a folder."""
     made: list[Observer] = []
     if files is not None:
         from chunkvisor.observe.record import Record
         from chunkvisor.observe.sensors import Sensors
 
         with contextlib.suppress(OSError):  # not even the log could be opened
-            made.append(Guarded(Record(config, layout, files, run_id)))
-        made.append(Guarded(Sensors(files)))
+            made.append(Record(config, layout, files, run_id))
+        made.append(Sensors(files))
     if config.metrics.textfile is not None:
         from chunkvisor.observe.metrics import Metrics
 
-        made.append(Guarded(Metrics(config.metrics.textfile)))
+        made.append(Metrics(config.metrics.textfile))
     # After those whose files it reads.
-    made.append(Guarded(Reporter(layout)))
+    made.append(Reporter(layout))
     if config.notify:
         from chunkvisor.observe.notices import Notices
 
         # After the report, which the notice may lead a person to.
         urls = [url.get_secret_value() for url in config.notify]
-        made.append(Guarded(Notices(urls, layout, files)))
+        made.append(Notices(urls, layout, files))
     return made

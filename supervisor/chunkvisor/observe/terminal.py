@@ -10,7 +10,7 @@ import click
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.observer import Guarded, Observer
+from chunkvisor.observe.observer import Observer, Observers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -51,7 +51,7 @@ def choose(least: Severity) -> Observer:
     if least is Severity.NEWS and can_draw(sys.stderr):
         from chunkvisor.observe.live import Live
 
-        return Guarded(Live())
+        return Observers(guarded=[Live()])
     from chunkvisor.observe.console import Console
 
     return Console(least=least)

@@ -52,7 +52,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         invocation = open_invocation(layout)
-        observers = Observers([*observers_of_run(config, layout, invocation, run_id), observer])
+        observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
         stack.callback(observers.close)

@@ -1,6 +1,6 @@
 """Attempts as spans on the time axis, from their `go` to their verdict, in bounded number."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -27,27 +27,27 @@ class Kind(StrEnum):
     STOPPED = "stopped"
 
 
-WORDS_OF = {
-    Kind.DONE: "committed",
-    Kind.MEMORY: "out of memory",
-    Kind.FAULT: "fault, crash or hang",
-    Kind.TEXT: "bad text or vectors",
-    Kind.WORLD: "machine, disk or hub",
-    Kind.STOPPED: "interrupted",
-}
-_OUTCOMES_OF = {
-    Kind.DONE: (Outcome.COMMITTED,),
-    Kind.MEMORY: (Outcome.GPU_OOM, Outcome.HOST_OOM),
-    Kind.FAULT: (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT, Outcome.CRASHED, Outcome.HUNG),
-    Kind.TEXT: (Outcome.BAD_INPUT, Outcome.BAD_OUTPUT),
-    Kind.WORLD: (Outcome.GPU_BUSY, Outcome.SETUP, Outcome.DISK_FULL, Outcome.HUB),
-    Kind.STOPPED: (Outcome.INTERRUPTED, Outcome.LOST),
+_KINDS = {
+    Kind.DONE: ("committed", (Outcome.COMMITTED,)),
+    Kind.MEMORY: ("out of memory", (Outcome.GPU_OOM, Outcome.HOST_OOM)),
+    Kind.FAULT: (
+        "fault, crash or hang",
+        (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT, Outcome.CRASHED, Outcome.HUNG),
+    ),
+    Kind.TEXT: ("bad text or vectors", (Outcome.BAD_INPUT, Outcome.BAD_OUTPUT)),
+    Kind.WORLD: ("machine, disk or hub", (Outcome.GPU_BUSY, Outcome.SETUP, Outcome.DISK_FULL, Outcome.HUB)),
+    Kind.STOPPED: ("interrupted", (Outcome.INTERRUPTED, Outcome.LOST)),
 }
 
 
 def kind_of(outcome: str) -> Kind:
     """The kind of an outcome by its name; a name that nobody knows is a fault."""
-    return next((kind for kind, outcomes in _OUTCOMES_OF.items() if outcome in outcomes), Kind.FAULT)
+    return next((kind for kind, (_, outcomes) in _KINDS.items() if outcome in outcomes), Kind.FAULT)
+
+
+def legend_of(kinds: Container[Kind], css: str) -> list[tuple[str, str]]:
+    """(class, words) of those kinds, for a legend."""
+    return [(f"{css} k-{kind}", words) for kind, (words, _) in _KINDS.items() if kind in kinds]
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from chunkvisor.observe.report.attempts import WORDS_OF, Kind
+from chunkvisor.observe.report.attempts import Kind, legend_of
 from chunkvisor.observe.report.bins import Bin
 from chunkvisor.observe.report.chart import (
     Chart,
@@ -82,14 +82,14 @@ class Charts:
     def _attempts(self) -> Iterator[Chart]:
         spans = [span for span in self._spans if span.device]
         devices = sorted({span.device for span in spans}, key=lambda name: (len(name), name))
-        at, kinds = self.timeline.at, {span.kind for span in spans}
+        at = self.timeline.at
         shades = [
             Shade(f"k-{span.kind}", span.words, at(span.start_s), at(span.stop_s), devices.index(span.device))
             for span in spans
         ]
-        legend = [(f"swatch k-{kind}", WORDS_OF[kind]) for kind in Kind if kind in kinds]
         if devices:
-            yield lane_chart("Attempts", [f"device {name}" for name in devices], shades, legend)
+            names = [f"device {name}" for name in devices]
+            yield lane_chart("Attempts", names, shades, legend_of({span.kind for span in spans}, "swatch"))
 
     def _gpu_memory(self) -> Iterator[Chart]:
         lines = []
@@ -162,8 +162,8 @@ class Charts:
     def _behind_legend(self) -> list[tuple[str, str]]:
         kinds = {span.kind for span in self._spans}
         done = [("swatch behind k-done1", "an attempt that was committed")]
-        others = [(f"swatch behind k-{kind}", WORDS_OF[kind]) for kind in Kind if kind in kinds - {Kind.DONE}]
-        return [*(done if Kind.DONE in kinds and len(self._spans) <= _SHADED else []), *others]
+        shown = done if Kind.DONE in kinds and len(self._spans) <= _SHADED else []
+        return [*shown, *legend_of(kinds - {Kind.DONE}, "swatch behind")]
 
 
 def _most(each: Bin) -> float:
