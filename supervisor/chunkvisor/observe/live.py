@@ -25,6 +25,7 @@ from chunkvisor.observe.readings import Readings, layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.view import Room, view
+from chunkvisor.units import human_moment
 
 REFRESH_S = 0.5
 
@@ -109,9 +110,7 @@ def _joined(frame: Sequence[tuple[str, int]]) -> str:
 
 def line_of(news: NewsLine) -> Text:
     """One line of news, with the time of day."""
-    return Text.assemble(
-        (time.strftime("%H:%M:%S ", time.localtime(news.t)), "dim"), (news.words, _STYLES[news.severity])
-    )
+    return Text.assemble((f"{human_moment(news.t).split()[1]} ", "dim"), (news.words, _STYLES[news.severity]))
 
 
 class Live(Observer):
