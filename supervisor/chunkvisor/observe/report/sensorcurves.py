@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chunkvisor.observe.readings import GpuReading, SensorLine
+from chunkvisor.observe.readings import GpuReading, SensorLine, read_line
 from chunkvisor.observe.report.bins import MOST, Bins
 from chunkvisor_worker.contract.files import open_regular
-from chunkvisor_worker.contract.messages import from_json
 
 _GPUS = 16
 _LATEST_S = 1e11
@@ -69,9 +68,8 @@ def read_sensors(paths: Iterable[Path]) -> SensorCurves:
     for path in paths:
         try:
             with open_regular(path) as file:
-                for line in file:
-                    if (found := from_json(SensorLine, line)) is not None:
-                        curves.take(found)
+                for found in filter(None, map(read_line, file)):
+                    curves.take(found)
         except OSError:
             continue
     return curves
