@@ -31,8 +31,11 @@ from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
 from chunkvisor.units import listed
 
-OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
-"""Gets the name and the details of each event, as the journal has them; what it raises ends the run."""
+OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
+"""Gets the name and the details of each event, as the journal has them; what it raises ends the run.
+
+An `Observer`, such as `chunkvisor.observe.console.Console()`, may stand in its place.
+"""
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -100,8 +103,8 @@ def run(
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
     `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
-    `chunkvisor.observe.console.Console().event` as such prints a line for each change of state. Rows that cannot be
-    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
+    `chunkvisor.observe.console.Console()` in its place prints the lines of the command. Rows that cannot be encoded are
+    NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -160,19 +163,20 @@ def encode(
 class _Listener(Observer):
     """Hands events on to a function."""
 
-    def __init__(self, on_event: OnEvent | None) -> None:
+    def __init__(self, on_event: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_event = on_event
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Call the function, if there is one."""
-        if self._on_event is not None:
-            self._on_event(event.name, event.details())
+        """Call the function."""
+        self._on_event(event.name, event.details())
 
 
 def _run(request: Request, on_event: OnEvent | None) -> Report:
     config = request.loaded.config
+    if not isinstance(on_event, Observer):
+        on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, _Listener(on_event))
+        run_session(request, on_event)
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt(str(error)) from error
@@ -194,12 +198,9 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
 
 
 def _in_words(report: Report) -> str:
-    rows = [
-        f"{name} row {each.row} ({each.outcome}: {each.reason})"
-        for name, output in report.outputs.items()
-        for each in output.quarantined
-    ]
-    return f"{len(rows):,} rows have no vector and are NaN: {listed(rows, 3)}"
+    rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
+    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
+    return f"{len(rows):,} rows have no vector and are NaN: {listed(words, 3)}"
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def run(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
-    from chunkvisor.observe.observer import Guarded, Observers
+    from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
     from chunkvisor.observe.terminal import shown
     from chunkvisor.supervise.session import run
@@ -68,8 +68,7 @@ def run(
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
-        code = run(
-            Request(loaded, max_rows, from_scratch, slice=of_slice), Observers([observer, Guarded(service_manager())])
-        )
+        observers = Observers(observer, guarded=[service_manager()])
+        code = run(Request(loaded, max_rows, from_scratch, slice=of_slice), observers)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

@@ -20,7 +20,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.followslices import follower_of
+    from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.status import read_status
     from chunkvisor.observe.statusscreen import status_screen
     from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
@@ -29,7 +29,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     if as_json and not watch:
         click.echo(json.dumps(found.to_json(), indent=2))
         return
-    follower = follower_of(workdir)
+    follower = Follower(workdir)
     try:
         if as_json:
             with ctrl_c_in_pauses():

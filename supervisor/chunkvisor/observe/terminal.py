@@ -1,7 +1,4 @@
-"""Chooses how a command shows a run: the live view, lines, or JSON.
-
-It never shows anything itself.
-"""
+"""Chooses how a command shows a run: the live view, lines, or JSON."""
 
 import contextlib
 import os
@@ -11,7 +8,7 @@ from typing import TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.observer import Guarded, Observer
+from chunkvisor.observe.observer import Observer, Observers
 
 
 @contextlib.contextmanager
@@ -19,7 +16,7 @@ def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
     """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
     least = Severity.LOSS if quiet else Severity.NEWS
     if log_format == "json":
-        from chunkvisor.observe.jsonlines import JsonLines
+        from chunkvisor.observe.console import JsonLines
 
         lines = JsonLines(least=least)
         try:
@@ -36,7 +33,7 @@ def choose(least: Severity) -> Observer:
     if least is Severity.NEWS and can_draw(sys.stderr):
         from chunkvisor.observe.live import Live
 
-        return Guarded(Live())
+        return Observers(guarded=[Live()])
     from chunkvisor.observe.console import Console
 
     return Console(least=least)
