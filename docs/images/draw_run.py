@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from chunkvisor.observe.follow import Follower
-from chunkvisor.observe.screen import line_of
+from chunkvisor.observe.live import line_of
 from chunkvisor.observe.view import Room, view
 
 COLUMNS, LINES = 80, 24

@@ -1,6 +1,6 @@
 """The parent: splits the input into chunks, gives each a worker process, and assembles what they leave.
 
-It never imports torch, nor anything of the worker but `chunkvisor_worker.contract`.
+It imports no torch, and of the worker nothing but `chunkvisor_worker.contract`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
 
-It never does the work in this process: workers are processes of their own, started as the command starts them, so
-that a script needs no `__main__` guard, and a notebook or a thread will do.
+Workers are processes of their own, started as the command starts them: a script needs no `__main__` guard, and a
+notebook or a thread will do.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
-from chunkvisor.config.load import LoadedConfig, from_values, load
+from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -29,9 +29,13 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
+from chunkvisor.units import listed
 
-OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
-"""Gets the name and the details of each event, as the journal has them; what it raises ends the run."""
+OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
+"""Gets the name and the details of each event, as the journal has them; what it raises ends the run.
+
+An `Observer`, such as `chunkvisor.observe.console.Console()`, may stand in its place.
+"""
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -99,8 +103,8 @@ def run(
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
     `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
-    `chunkvisor.observe.console.Console().event` as such prints a line for each change of state. Rows that cannot be
-    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
+    `chunkvisor.observe.console.Console()` in its place prints the lines of the command. Rows that cannot be encoded are
+    NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -142,27 +146,8 @@ def encode(
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
     no string is refused by its index (code 78).
     """
-    values: dict[str, Any] = {
-        "model": {
-            "name": model,
-            "revision": revision,
-            "encoder": encoder,
-            "dtype": dtype,
-            "max_length": max_length,
-            "trust_remote_code": trust_remote_code,
-            "kwargs": dict(kwargs or {}),
-        },
-        "encode": {
-            "batch_size": batch_size,
-            "batch_tokens": batch_tokens,
-            "normalize": normalize,
-            "prompt": prompt,
-            "prompt_name": prompt_name,
-            "truncate_dim": truncate_dim,
-        },
-        "chunk": {"size": chunk_size},
-        "device": device,
-    }
+    given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
+    values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
     folder, overrides = Path.cwd(), tuple(set)
     with _workdir(workdir) as place:
         values["workdir"] = str(place)
@@ -172,28 +157,26 @@ def encode(
         values["outputs"][_OUTPUT]["source"] = str(_write_texts(texts, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
         final = _run(Request(loaded, from_scratch=from_scratch), on_event).outputs[_OUTPUT]
-        if workdir is not None:
-            return final.vectors()
-        vectors: npt.NDArray[np.float32] = np.array(final.vectors())
-        return vectors
+        return final.vectors() if workdir is not None else np.array(final.vectors())
 
 
 class _Listener(Observer):
     """Hands events on to a function."""
 
-    def __init__(self, on_event: OnEvent | None) -> None:
+    def __init__(self, on_event: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_event = on_event
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Call the function, if there is one."""
-        if self._on_event is not None:
-            self._on_event(event.name, event.details())
+        """Call the function."""
+        self._on_event(event.name, event.details())
 
 
 def _run(request: Request, on_event: OnEvent | None) -> Report:
     config = request.loaded.config
+    if not isinstance(on_event, Observer):
+        on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, _Listener(on_event))
+        run_session(request, on_event)
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt(str(error)) from error
@@ -208,19 +191,16 @@ def _run(request: Request, on_event: OnEvent | None) -> Report:
 def _final_file(layout: Layout, name: str) -> FinalFile:
     manifest = read_sealed(layout.output(name).manifest)
     assert manifest is not None
-    rows = tuple(
-        QuarantinedRow(each["row"], each["outcome"], each["reason"], each["place"]) for each in manifest["quarantined"]
-    )
-    place = place_of(layout.output(name), shards_of(manifest))
+    keys = ("row", "outcome", "reason", "place")
+    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
-    return FinalFile(place, manifest, rows, files)
+    return FinalFile(place_of(layout.output(name), shards_of(manifest)), manifest, rows, files)
 
 
 def _in_words(report: Report) -> str:
     rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
-    more = f", and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-    listed = ", ".join(f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows[:3])
-    return f"{len(rows):,} rows have no vector and are NaN: {listed}{more}"
+    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
+    return f"{len(rows):,} rows have no vector and are NaN: {listed(words, 3)}"
 
 
 @contextlib.contextmanager

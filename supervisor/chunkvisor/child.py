@@ -1,27 +1,33 @@
-"""A child process that the run waits for: one that reads sources, asks the hub, or counts tokens.
+"""A child process that somebody waits for: one that reads sources, asks the hub, counts tokens, or tries out torch."""
 
-It never outlives the wait for it, and never holds up whoever has to be told that the run is alive.
-"""
-
+import math
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from chunkvisor_worker.contract.files import open_log
 
-_WAIT_S = 0.1
+_LOOK_MS = 100
+_PATIENCE_S = 10.0
+"""For the end of a killed child; one that sleeps in a driver is left behind."""
 
 
 def run_child(
-    command: Sequence[str], log: Path, on_wait: Callable[[], None], environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    on_wait: Callable[[], None] = lambda: None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = math.inf,
 ) -> int:
     """Run the command to its end, in a session of its own, and return its code; what it prints is appended to `log`.
 
-    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises OSError where
-    it cannot be started.
+    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Nothing that the
+    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started.
     """
     with open_log(log) as stream:
         child = subprocess.Popen(
@@ -32,15 +38,18 @@ def run_child(
             env=None if environment is None else dict(environment),
             start_new_session=True,
         )
+    deadline_s, look = time.monotonic() + timeout_s, select.poll()
     try:
-        while True:
-            try:
-                return child.wait(_WAIT_S)
-            except subprocess.TimeoutExpired:
+        with open(os.pidfd_open(child.pid), "rb") as pidfd:  # becomes readable at the end of the child (pidfd_open(2))
+            look.register(pidfd, select.POLLIN)
+            while not look.poll(_LOOK_MS):
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"not done after {timeout_s:.0f} s")
                 on_wait()
     finally:
-        # Not reaped yet means that the group still is its own: the number cannot belong to anybody else.
-        if child.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        # Until it is reaped, the kernel gives its number to no other group.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_PATIENCE_S)
+    return child.returncode

@@ -1,7 +1,4 @@
-"""Exit codes of the command, and the one exception that carries one to the person.
-
-It never decides which code a fault gets: the code that raises knows.
-"""
+"""Exit codes of the command, and the one exception that carries one to the person."""
 
 from collections.abc import Mapping
 from enum import IntEnum

@@ -1,10 +1,10 @@
 """For integration tests of pipelines: a fault at a chosen chunk, so that a test can see what comes of it.
 
-It never touches a workdir or a config: an environment variable, set for as long as the block lasts, tells the workers.
+An environment variable, set for as long as the block lasts, tells the workers; no workdir or config is changed.
 """
 
 import contextlib
-import difflib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chunkvisor.commands.drill.faults import FAULTS, Place
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import write_message
 from chunkvisor_worker.contract.provoked import (
@@ -26,23 +27,11 @@ from chunkvisor_worker.contract.provoked import (
 
 __all__ = ["Provoked", "fault"]
 
-_BY_OUTCOME = {
-    Outcome.COMMITTED: "exit-1-after-result",
-    Outcome.GPU_OOM: "oom",
-    Outcome.DEVICE_FAULT: "device-assert",
-    Outcome.HARDWARE_FAULT: "ecc",
-    Outcome.GPU_BUSY: "gpu-busy",
-    Outcome.SETUP: "import-failed",
-    Outcome.HOST_OOM: "host-oom",
-    Outcome.CRASHED: "segfault",
+_BY_OUTCOME = {fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.place is Place.WORKER} | {
     Outcome.HUNG: "hang",
-    Outcome.BAD_INPUT: "bad-input",
     Outcome.BAD_OUTPUT: "nan-row",
-    Outcome.DISK_FULL: "disk-full",
-    Outcome.HUB: "hub-busy",
-    Outcome.INTERRUPTED: "sigterm",
 }
-"""The fault that stands for an outcome."""
+"""The fault that stands for an outcome: the first of the table but for two."""
 
 _ELSEWHERE = {
     Outcome.LOST: "a whole machine has to die for it",
@@ -72,10 +61,7 @@ class Provoked:
         """In how many attempts it has struck so far; for `poison-row` 1, however many meet it."""
         if self._struck is not None:
             return self._struck
-        number = 0
-        while claim_file(self._folder, number).exists():
-            number += 1
-        return number
+        return next(number for number in itertools.count() if not claim_file(self._folder, number).exists())
 
 
 @contextlib.contextmanager
@@ -122,11 +108,9 @@ def _set(folders: list[Path]) -> None:
 
 def _known(name: str) -> str:
     """The drill's name of a fault. Raises Halt (2)."""
-    names = {**{each: each for each in NAMES}, **{str(outcome): each for outcome, each in _BY_OUTCOME.items()}}
+    names = {each: each for each in NAMES} | {str(outcome): each for outcome, each in _BY_OUTCOME.items()}
     if name in names:
         return names[name]
     if why := _ELSEWHERE.get(name):
         raise Halt(ExitCode.USAGE, f"the fault {name} cannot be provoked here: {why}")
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-    raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {hint}")
+    raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}")

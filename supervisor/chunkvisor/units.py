@@ -1,9 +1,8 @@
-"""Sizes and times in the unit that a person reads at a glance.
+"""Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
 
-They never go into JSON or a journal, which have plain numbers.
-"""
-
+import difflib
 import time
+from collections.abc import Iterable, Sequence
 
 
 def human_time(seconds: float) -> str:
@@ -29,3 +28,25 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first `most` of them."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 fault`, `2 faults`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
+    """`did you mean run?`; where nothing comes near, `there are: run, encode`."""
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
+
+
+def printable(text: str) -> str:
+    """The text, line by line, with nothing in it that could steer a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)

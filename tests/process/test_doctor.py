@@ -8,19 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.commands.doctor import cgroup
-from chunkvisor.commands.doctor.children import environment_of, run_child
-from chunkvisor.commands.doctor.finding import Blame, Finding, State
-from chunkvisor.commands.doctor.host import read_folder, read_hub
+from chunkvisor.child import run_child
+from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
+from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
+from chunkvisor.commands.doctor.job import measure
 from chunkvisor.commands.doctor.readings import (
     DriverReading,
     GpuProcess,
     GpuReading,
     SampleReading,
 )
-from chunkvisor.commands.doctor.report import render, to_json
-from chunkvisor.commands.doctor.sample import measure
 from chunkvisor.commands.doctor.smi import parse, read_driver
+from chunkvisor.commands.trial import environment_of
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
@@ -139,8 +138,8 @@ def test_limits_of_a_container(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
-    assert cgroup.tasks_left(tmp_path / "fs", own) == left
-    assert cgroup.memory(tmp_path / "fs", own) == memory
+    assert tasks_left(tmp_path / "fs", own) == left
+    assert memory_limit(tmp_path / "fs", own) == memory
 
 
 def test_a_folder_that_does_not_exist_is_judged_by_the_one_above(tmp_path: Path) -> None:
@@ -203,11 +202,13 @@ def test_the_childs_environment() -> None:
 
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
-    """Past its time limit the child and what it has started are gone (the fixture looks), and the answer is None."""
+    """Past its time limit, and after its own end, the child and what it has started are gone (the fixture looks)."""
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 
-    assert run_child([sys.executable, "-c", script], os.environ, tmp_path / "log", 0.5) is None
-    assert run_child([sys.executable, "-c", "raise SystemExit(7)"], os.environ, tmp_path / "log", 60) == 7
+    with pytest.raises(TimeoutError):
+        run_child([sys.executable, "-c", script], tmp_path / "log", timeout_s=0.5)
+    leaving = f"{script.replace('run', 'Popen')}; raise SystemExit(7)"
+    assert run_child([sys.executable, "-c", leaving], tmp_path / "log", timeout_s=60) == 7
 
 
 def test_a_probe_report_survives_the_wire() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from chunkvisor.commands.drill import places
 from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Place, Provoked, choose
-from chunkvisor.commands.drill.finding import Heard, Run, action, problem, seen_as, took_s
-from chunkvisor.commands.drill.report import row, summary
+from chunkvisor.commands.drill.finding import Heard, Run, action, problem, row, seen_as, summary, took_s
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import (
     AttemptFailed,

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from chunkvisor.observe.invocation import KEPT, next_number, open_invocation, superfluous
-from chunkvisor.observe.secretless import LEFT_OUT, is_secret, without_secrets
-from chunkvisor.observe.surroundings import driver_version, surroundings
+from chunkvisor.observe.surroundings import LEFT_OUT, driver_version, is_secret, surroundings, without_secrets
 from chunkvisor.store.layout import InvocationFiles, Layout
 from harness import finish, kill, wait_for
 from scripted_workplace import ScriptedWorkplace

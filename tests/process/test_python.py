@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
+from chunkvisor.observe.console import Console
 from harness import ENCODERS, ROOT, Workplace, expected
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -53,6 +54,14 @@ def test_in_a_workdir(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "mine" / "embeddings.npy").exists()
     assert "output_already_complete" in events
     assert "staging" not in events[events.index("run_ended") :]
+
+
+def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """A console in the place of `on_event` prints what the command prints."""
+    encode(TEXTS, on_event=Console())
+
+    assert "reading its source" in (said := capsys.readouterr().err)
+    assert "1 chunk computed in" in said
 
 
 def test_other_texts_in_the_same_workdir() -> None:
@@ -183,6 +192,7 @@ def test_in_a_thread() -> None:
 SCRIPT = """
 import sys
 import chunkvisor
+from chunkvisor.observe.console import Console
 assert not {name.partition(".")[0] for name in sys.modules} & {"numpy", "pydantic", "click", "yaml"}
 vectors = chunkvisor.encode(["one", "two"], model="m", encoder="good:make", device="cpu")
 print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
@@ -201,6 +211,7 @@ def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal
 import chunkvisor
+from chunkvisor.observe.console import Console
 
 def on_event(name, details):
     if name == "go":

@@ -19,7 +19,7 @@ import pytest
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.followslices import merged
+from chunkvisor.observe.follow import merged
 from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger

@@ -8,7 +8,6 @@ import pytest
 
 from chunkvisor.commands.doctor import examine, exit_code
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
-from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import (
     DriverReading,
     FolderReading,
@@ -24,8 +23,7 @@ from chunkvisor.commands.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.commands.doctor.torchbuild import runs_on
-from chunkvisor.commands.doctor.variables import allocator_problems
+from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
@@ -132,6 +130,11 @@ MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 STRANGER = GpuProcess(4711, "python", 30 * GIB)
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 NO_DEVICE = ("this machine has no GPU for this config: it has 0 visible GPUs", "check device")
+
+REFUSED = replace(
+    with_report(gpus=(), fault=failed("Unrecognized key 'foo' in CUDA allocator config.", name="builtins.ValueError")),
+    workers={"PYTORCH_ALLOC_CONF": "foo:1"},
+)
 
 CASES: dict[str, tuple[Readings, str, State, str]] = {
     # driver and nvidia-smi
@@ -339,23 +342,13 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "capability 6.1",
     ),
     # variables
-    "bad allocator key": (
-        replace(with_variables(PYTORCH_ALLOC_CONF="max_split_mb:128"), probe=ProbeReading()),
-        "allocator",
-        FAULT,
-        "did you mean",
-    ),
-    "bad allocator key, no config": (
-        replace(with_variables(PYTORCH_ALLOC_CONF="foo:1"), wanted=Wanted.ANYTHING, probe=ProbeReading()),
-        "allocator",
-        WARNING,
-        "foo is not known",
-    ),
-    "allocator key that torch took": (
+    "an allocator setting that torch refuses": (REFUSED, "allocator", FAULT, "has an option that torch does not take"),
+    "the same, no config": (replace(REFUSED, wanted=Wanted.ANYTHING), "allocator", WARNING, "foo"),
+    "an allocator setting that torch takes": (
         with_variables(PYTORCH_ALLOC_CONF="brand_new_key:1"),
         "allocator",
-        NOTE,
-        "took it",
+        OK,
+        "torch takes PYTORCH_ALLOC_CONF=brand_new_key:1",
     ),
     "both allocator variables": (
         with_variables(PYTORCH_CUDA_ALLOC_CONF="backend:native", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync"),
@@ -369,7 +362,6 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         NOTE,
         "both set",
     ),
-    "good allocator setting": (with_variables(**SEGMENTS), "allocator", OK, "nothing that torch would refuse"),
     "expandable segments, nvml broken": (
         replace(
             with_smi(returncode=18, line=MISMATCH), workers={**SEGMENTS, "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
@@ -424,7 +416,7 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         WARNING,
         "2 workers at once",
     ),
-    "memory unknown": (with_host(memory_bytes=None), "memory", NOTE, "cannot be told"),
+    "memory unknown": (with_host(memory_bytes=None), "memory", NOTE, "does not tell how much"),
     "disk too small": (with_job(rows=10**9), "disk", FAULT, "1,000,000,000 rows of 384 dimensions"),
     "disk large enough": (with_job(rows=1000), "disk", OK, "need up to"),
     "disk, dimension from an earlier run": (
@@ -493,14 +485,6 @@ def test_what_readings_mean(readings: Readings, check: str, state: State, words:
         (with_sample(Outcome.SETUP, rule="driver-too-old", exit_code=69), ExitCode.MACHINE),
         (with_sample(Outcome.CRASHED), ExitCode.MACHINE),
         (replace(with_sample(Outcome.SETUP, exit_code=78), host=replace(WELL.host, files=10)), ExitCode.MACHINE),
-        (
-            replace(
-                with_variables(PYTORCH_ALLOC_CONF="x:1"),
-                probe=ProbeReading(REPORT, 0),
-                from_config=frozenset({"PYTORCH_ALLOC_CONF"}),
-            ),
-            ExitCode.COMPLETE,
-        ),
         (with_gpu(ecc_uncorrectable=5), ExitCode.COMPLETE),
     ],
 )
@@ -511,11 +495,8 @@ def test_exit_code(readings: Readings, expected: ExitCode) -> None:
 
 def test_a_bad_allocator_setting_of_the_config_is_the_configs_fault() -> None:
     """Who wrote the setting is to blame for it."""
-    setting = with_variables(PYTORCH_ALLOC_CONF="expandable_segments:true")
-    readings = replace(setting, probe=ProbeReading(replace(REPORT, gpus=()), 0))
-
-    assert worst(readings, "allocator").blame is Blame.MACHINE
-    readings = replace(readings, from_config=frozenset({"PYTORCH_ALLOC_CONF"}))
+    assert worst(REFUSED, "allocator").blame is Blame.MACHINE
+    readings = replace(REFUSED, from_config=frozenset({"PYTORCH_ALLOC_CONF"}))
     assert worst(readings, "allocator").blame is Blame.CONFIG
 
 
@@ -526,38 +507,6 @@ def test_other_gpus_than_the_chosen_one_do_not_matter() -> None:
 
     assert exit_code(examine(readings)) is ExitCode.COMPLETE
     assert exit_code(examine(replace(readings, chosen=(UUID, OTHER_UUID)))) is ExitCode.MACHINE
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ("expandable_segments:True", ""),
-        ("max_split_size_mb:128,garbage_collection_threshold:0.8", ""),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8],backend:native", ""),
-        ("roundup_power2_divisions:16", ""),
-        ("expandable_segments: True, per_process_memory_fraction:0.5", ""),
-        ("expandable_segments:true", "True or False, in this spelling"),
-        ("expandable_segments=True", "'=' is not understood"),
-        ("expandable_segments:True;backend:native", "';' is not understood"),
-        ("max_split_size_mb:8", "20 or more"),
-        ("garbage_collection_threshold:1.5", "between 0 and 1"),
-        ("garbage_collect_threshold:0.8", "did you mean garbage_collection_threshold?"),
-        ("roundup_power2_divisions:3", "a power of 2"),
-        ("roundup_power2_divisions:[256:3]", "a power of 2"),
-        ("backend:cudamallocasync", "native or cudaMallocAsync"),
-        ("max_split_size_mb", "has no value"),
-        ("max_split_size_mb:128:backend:native", "is not understood"),
-        ("expandable_segments_handle_type:posix_fd", "refuses as unknown"),
-        ("foo:1", "foo is not known"),
-        ("", ""),
-    ],
-)
-def test_allocator_settings(value: str, problem: str) -> None:
-    """Every key, value and separator that torch refuses is told, and none that it takes."""
-    problems = allocator_problems(value)
-
-    assert problem in "; ".join(problems)
-    assert bool(problems) == bool(problem)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import ast
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import click
@@ -90,21 +89,6 @@ def test_events_are_told_apart_by_their_classes(path: Path) -> None:
     """Outside of `events` nobody asks for the name of an event: a typing error in a class is found by mypy."""
     names = {name for node in ast.walk(ast.parse(path.read_text())) for name in compared(node)} & KINDS.keys()
     assert path.parent.name == "events" or not names
-
-
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_events_told_by_name_are_events(path: Path) -> None:
-    """What is told by name has the name of an event, with all fields that it needs and none that it has not."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call) or not node.args or not ast.unparse(node.func).endswith("emit"):
-            continue
-        told = node.args[0] if isinstance(node.args[0], ast.Constant | ast.IfExp) else None
-        names = set(filter(None, map(string_of, ast.walk(told)))) if told else set()
-        given = {keyword.arg for keyword in node.keywords}
-        for kind in map(KINDS.__getitem__, names):
-            known = {field.name: field.default is MISSING is field.default_factory for field in fields(kind)}
-            assert given - {None} <= known.keys()
-            assert None in given or {name for name, required in known.items() if required} <= given
 
 
 @pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))

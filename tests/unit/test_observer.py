@@ -5,7 +5,7 @@ import pytest
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.observer import Guarded, Observer, Observers
+from chunkvisor.observe.observer import Observer, Observers
 
 
 class Fragile(Observer):
@@ -37,7 +37,7 @@ class Fragile(Observer):
 def test_an_observer_that_fails_is_left_out(at: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whichever call fails, the others go on, it is called no more, and standard error says so once."""
     fragile, sound = Fragile(at), Fragile("")
-    observers = Observers([Guarded(fragile), sound])
+    observers = Observers(sound, guarded=[fragile])
 
     for _ in range(2):
         observers.event(RunStarted("w", "cpu"), RunState())

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.events.event import Severity
+from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.observe.view import Room, view
 
@@ -15,7 +16,7 @@ def device(number: int) -> DeviceState:
     """A GPU with one worker that computes, and one prepared ahead."""
     computing = WorkerState("titles", number, 1, "computing", True, 1000, 510, 32, 3 * GIB // 2)
     ahead = WorkerState("titles", number + 8, 1, "ready", False, 1000)
-    return DeviceState(f"GPU {number}", (computing, ahead), 14 * GIB, 80 * GIB, 97.0, 61.0, 412.0)
+    return DeviceState(f"GPU {number}", (computing, ahead), GpuReading(number, 14 * GIB, 80 * GIB, 97.0, 61.0, 412.0))
 
 
 def snapshot(devices: int = 1, outputs: int = 1) -> Snapshot:

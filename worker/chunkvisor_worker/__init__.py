@@ -1,4 +1,1 @@
-"""The child: encodes one chunk of texts in a process of its own and leaves a result or a fault in a folder.
-
-It never imports the supervisor, and importing this package alone imports nothing but the standard library.
-"""
+"""The child: encodes one chunk of texts in a process of its own and leaves a result or a fault in a folder."""

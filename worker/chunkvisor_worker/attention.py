@@ -1,7 +1,7 @@
 """Two choices that transformers makes for each batch of sdpa attention, made better on a GPU; neither changes a vector.
 
-It never touches the CPU's path, nor a transformers whose functions are others than those that are known here: then all
-stays as it is. Functions of transformers 5.23: integrations/sdpa_attention.py, masking_utils.py.
+Functions of transformers 5.23: integrations/sdpa_attention.py, masking_utils.py. Where they are others, all stays as
+it is; so does the CPU's path.
 """
 
 import functools

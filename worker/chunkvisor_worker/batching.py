@@ -1,9 +1,6 @@
-"""Cuts the texts of a chunk into batches of like length, under a row cap and a padded-token budget.
+"""Cuts the texts of a chunk into batches of like length, under a row cap and a padded-token budget."""
 
-It never sees a text, a tokenizer or a device: lengths and limits in, positions out.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +9,18 @@ from chunkvisor_worker.contract.messages import Limits
 
 Indices = npt.NDArray[np.int64]
 
+SLICE_ROWS = 256
+"""Texts tokenized between two signs of life."""
+
+SLICE_BYTES = 1_000_000
+"""UTF-8 bytes tokenized between two signs of life; one longer text is a slice of its own."""
 
 BYTES_PER_TOKEN = 3
 """Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
 
 
 def estimated_tokens(size_bytes: int) -> int:
-    """Tokens of a text of so many UTF-8 bytes, two special ones included."""
+    """Tokens of a text of `size_bytes` in UTF-8, two special ones included."""
     return 2 + size_bytes // BYTES_PER_TOKEN
 
 
@@ -30,7 +32,7 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
 
     A batch also ends where the next text would bring its padding above `limits.padding`: with that at the tokens a
     device computes in the time that one more batch costs it, batches come near to the best that can be (the ski-rental
-    rule: never worse than twice the best; 2 to 4 % above it on commit messages).
+    rule: at most twice the best; 2 to 4 % above it on commit messages).
 
     `lengths` are tokens, special tokens included. Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and
     n * its longest length <= `limits.tokens`, except for a text longer than that, which is a batch of its own.
@@ -60,7 +62,13 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices) -> int:
     return len(batch) * int(np.asarray(lengths, dtype=np.int64)[batch].max(initial=0))
 
 
-def waste(lengths: Sequence[int] | Indices, batches: Iterable[Indices]) -> float:
-    """Share of the padded tokens that is padding, from 0 to 1; 0 where there are no tokens."""
-    padded = sum(padded_tokens(lengths, batch) for batch in batches)
-    return 1 - int(np.sum(lengths)) / padded if padded else 0.0
+def slices(sizes: list[int]) -> Iterator[slice]:
+    """Consecutive slices of at most SLICE_ROWS texts and SLICE_BYTES bytes, or of one text."""
+    start = total = 0
+    for position, size in enumerate(sizes):
+        if position > start and (position - start == SLICE_ROWS or total + size > SLICE_BYTES):
+            yield slice(start, position)
+            start, total = position, 0
+        total += size
+    if sizes:
+        yield slice(start, len(sizes))

@@ -1,142 +1,145 @@
 """`python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]`: a worker that meets a fault, for a fire drill.
 
-It never strikes outside its own process and attempt folder, but for `oom`, which fills the GPU until it ends. NUMBER
-is the bytes that `host-limit` fills at most.
+NUMBER is the bytes that `host-limit` fills at most, or the text that `poison-row` takes. A fault strikes its own process
+and attempt folder only, but for `oom`, which fills the GPU until it ends. The workers of an integration test
+(`chunkvisor.testing`) meet their faults by the same means.
 """
 
+import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from chunkvisor_worker.contract.environment import PARENT_PID
+import numpy as np
+
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Phase, Spec
-from chunkvisor_worker.encoder import Encoder, Indices, Progress, Vectors
-from chunkvisor_worker.job import Build, build_encoder, run_and_exit
-from chunkvisor_worker.liveness import die_with_parent
-from chunkvisor_worker.sabotage import SABOTAGES, Moment, Sabotage, Scene, spoiled
+from chunkvisor_worker.contract.messages import Phase, Spec, read_message
+from chunkvisor_worker.contract.provoked import ProvokedFault, claim_file, fault_file, folders_in
+from chunkvisor_worker.encoder import Indices
+from chunkvisor_worker.job import run_and_exit
+from chunkvisor_worker.liveness import die_with_parent, leave
+from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.sabotage import SABOTAGES, Moment, Scene
 
 POISON_ROW = "poison-row"
 
-Then: TypeAlias = Callable[[], None]
-"""Done behind a success."""
-
-IsDue: TypeAlias = Callable[[], bool]
-"""Asked at the moment of a fault whether it is to strike."""
+IsDue: TypeAlias = Callable[[frozenset[int]], bool]
+"""Whether a fault is to strike at a batch of these texts, or (none) before and after all batches."""
 
 
-class Tripwire:
-    """The Progress of an encoder; the fault strikes where a forward pass is about to begin."""
+class Tripwire(BeatWriter):
+    """The beat of a worker, with a fault in its way: it strikes at its moment, where `is_due` says so."""
 
-    def __init__(self, progress: Progress, sabotage: Sabotage, scene: Scene, is_due: IsDue) -> None:
-        self._progress = progress
-        self._sabotage = sabotage
+    def __init__(self, name: str, scene: Scene, spec: Spec, is_due: IsDue = lambda _texts: True) -> None:
+        super().__init__(scene.files.beat)
+        self._sabotage = SABOTAGES[name]
         self._scene = scene
         self._is_due = is_due
+        self._wanted = np.delete(np.arange(spec.start, spec.stop), list(spec.skip))
+        self._texts: frozenset[int] = frozenset()
+        """Of the batch under way."""
 
     def phase(self, phase: Phase) -> None:
-        """As `Progress.phase`."""
-        self._progress.phase(phase)
-
-    def tick(self) -> None:
-        """As `Progress.tick`."""
-        self._progress.tick()
+        """As `BeatWriter.phase`; then the fault."""
+        loads = phase is Phase.IMPORT and self._sabotage.moment is Moment.LOAD
+        super().phase(Phase.MODEL_LOAD if loads else phase)
+        if loads or phase is Phase.WRITE:
+            self._reach(Moment.LOAD if loads else Moment.WRITE)
 
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
-        """As `Progress.batch`; then the fault."""
-        self._progress.batch(indices, tokens, rows)
-        if self._is_due():
-            self._sabotage.strike(self._scene)
+        """As `BeatWriter.batch`; then the fault."""
+        super().batch(indices, tokens, rows)
+        self._texts = frozenset(self._wanted[indices].tolist())
+        self._reach(Moment.BATCH)
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
-        """As `Progress.advance`."""
-        self._progress.advance(rows, tokens, padded_tokens)
+    def ended(self) -> None:
+        """The fault."""
+        self._reach(Moment.AFTER)
 
-
-class Saboteur:
-    """The real encoder with a fault in its way; see `Encoder`."""
-
-    def __init__(self, encoder: Encoder, sabotage: Sabotage, scene: Scene, is_due: IsDue) -> None:
-        self._encoder = encoder
-        self._sabotage = sabotage
-        self._scene = scene
-        self._is_due = is_due
-
-    def load(self, progress: Progress) -> None:
-        """As `Encoder.load`, or the fault instead."""
-        if self._sabotage.moment is Moment.LOAD and self._is_due():
-            progress.phase(Phase.MODEL_LOAD)
-            self._sabotage.strike(self._scene)
-        self._encoder.load(progress)
-
-    def adopt(self, encode: EncodeSpec) -> None:
-        """As `Encoder.adopt`."""
-        self._encoder.adopt(encode)
-
-    def tokenize(self, texts: list[str], progress: Progress) -> None:
-        """As `Encoder.tokenize`."""
-        self._encoder.tokenize(texts, progress)
-
-    def start(self, progress: Progress) -> None:
-        """As `Encoder.start`."""
-        self._encoder.start(progress)
-
-    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
-        """As `Encoder.encode`, with the fault in the first batch, in its vectors, or behind the last one."""
-        moment = self._sabotage.moment
-        watched: Progress = progress
-        if moment is Moment.BATCH:
-            watched = Tripwire(progress, self._sabotage, self._scene, self._is_due)
-        for number, (indices, vectors) in enumerate(self._encoder.encode(limits, watched)):
-            struck = moment is Moment.VECTORS and number == 0 and self._is_due()
-            yield indices, spoiled(vectors) if struck else vectors
-        if moment is Moment.WRITE and self._is_due():
-            self._sabotage.strike(self._scene)
-
-    def facts(self) -> Facts:
-        """As `Encoder.facts`."""
-        return self._encoder.facts()
-
-    def release(self) -> bool:
-        """As `Encoder.release`."""
-        return self._encoder.release()
+    def _reach(self, moment: Moment) -> None:
+        if (
+            self._sabotage.moment is moment
+            and self._is_due(self._texts)
+            and (error := self._sabotage.strike(self._scene))
+        ):
+            raise error
 
 
-def sabotaged(
-    folder: Path, build: Build, name: str, number: int = 0, is_due: IsDue = lambda: True
-) -> tuple[Build, Then]:
-    """What `run_and_exit` is to build and to do behind a success, so that the fault strikes wherever `is_due` says."""
-    sabotage, scene = SABOTAGES[name], Scene(AttemptFiles(folder), number)
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """A fault that a test has asked for, and that is to strike in this attempt if it has not struck often enough."""
 
-    def build_saboteur(spec: Spec) -> Encoder:
-        return Saboteur(build(spec), sabotage, replace(scene, cuda=spec.device == "cuda"), is_due)
+    folder: Path
+    fault: ProvokedFault
+    spec: Spec
 
-    def strike_at_end() -> None:
-        if sabotage.moment is Moment.AFTER and is_due():
-            sabotage.strike(scene)
+    def is_due(self, texts: frozenset[int]) -> bool:
+        """Whether it is to strike now, at a batch of these texts; whoever is told so has to strike."""
+        due = self._holds_the_poison(texts) if self.fault.name == POISON_ROW else self._claim()
+        if due:
+            with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
+                sys.stdout.write(f"chunkvisor.testing: the fault {self.fault.name} strikes here, as a test asked\n")
+                sys.stdout.flush()
+        return due
 
-    return build_saboteur, strike_at_end
+    def _claim(self) -> bool:
+        return any(_made(claim_file(self.folder, number)) for number in range(self.fault.times))
+
+    def _holds_the_poison(self, texts: frozenset[int]) -> bool:
+        """The poison is the first text of the chunk; its number is laid down by the first attempt that gets there."""
+        place = claim_file(self.folder, 0)
+        with contextlib.suppress(OSError):
+            _made(place, str(self.spec.start))
+            return int(place.read_text()) in texts
+        return False
+
+
+def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
+    """The beat of an attempt that a test wants to meet a fault; None for any other.
+
+    Of several faults the one that was asked for first strikes; the others wait for the next attempt.
+    """
+    for folder in folders_in(os.environ):
+        fault = read_message(ProvokedFault, fault_file(folder))
+        if fault is None or fault.name not in SABOTAGES:  # its test is over
+            continue
+        here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
+        if here and (fault.name == POISON_ROW or not claim_file(folder, fault.times - 1).exists()):
+            return Tripwire(fault.name, Scene(files), spec, Trap(folder, fault, spec).is_due)
+    return None
+
+
+def _made(path: Path, text: str = "") -> bool:
+    """Whether it was us who made the file."""
+    try:
+        with open(path, "x") as file:
+            file.write(text)
+    except OSError:  # it exists, or the test is over
+        return False
+    return True
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Do the attempt with the fault in it; ends the process."""
     if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
-        sys.stderr.write(
-            "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]\n"
-            f"FAULT is one of: {', '.join(SABOTAGES)}\n"
-        )
-        sys.stderr.flush()
-        os._exit(WorkerExit.USAGE)
+        usage = "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]"
+        leave(WorkerExit.USAGE, f"{usage}\nFAULT is one of: {', '.join(SABOTAGES)}")
     faulthandler.enable()
-    if parent_pid := os.environ.get(PARENT_PID):
-        die_with_parent(int(parent_pid))
-    name, folder, number = arguments[0], Path(arguments[1]), int(arguments[2]) if len(arguments) == 3 else 0
-    run_and_exit(folder, *sabotaged(folder, build_encoder, name, number))
+    die_with_parent()
+    name, folder, *number = arguments
+    scene = Scene(AttemptFiles(Path(folder)), *map(int, number))
+    spec = read_message(Spec, scene.files.spec)
+    if spec is None:
+        leave(WorkerExit.USAGE, f"{scene.files.spec} is missing or is no spec")
+    tripwire = Tripwire(name, scene, spec)
+    if name == POISON_ROW:
+        tripwire = Tripwire(name, scene, spec, lambda texts: scene.number in texts)
+    run_and_exit(scene.files.folder, progress=tripwire)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What the job needs of an encoder, and how it is told apart which one to build.
-
-It never imports an encoder before it is asked for: a plug-in must not pay for torch.
-"""
+"""What the job needs of an encoder."""
 
 from collections.abc import Iterator
 from typing import Protocol

@@ -1,15 +1,17 @@
 """Makes the record of a fault out of an exception.
 
-It never raises, whatever the exception is, and never lets a token into the record.
+Nothing here raises, whatever the exception is, and no token gets into the record.
 """
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.masking import masked
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase, write_message
 from chunkvisor_worker.contract.taxonomy import diagnose
 
 CHAIN_LIMIT = 8
@@ -32,6 +34,20 @@ def fault_of(
         batch_tokens=batch_tokens,
         rows_done=rows_done,
     )
+
+
+@contextlib.contextmanager
+def recorded(path: Path, phase: Phase) -> Iterator[None]:
+    """A context that nothing raised within it leaves: the process ends, with the record at the path.
+
+    Rust's panics (pyo3's PanicException, of tokenizers or hf_xet) are no Exception, and need their record, too.
+    """
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 - see above
+        fault = fault_of(error, phase)
+        write_message(path, fault)
+        os._exit(exit_code_of(fault))
 
 
 def exit_code_of(fault: Fault) -> WorkerExit:

@@ -1,16 +1,15 @@
 """`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`: resolves a hub id and downloads its files, once.
 
-It never loads the model, and prints no token: what goes wrong stands in the folder's fault.json.
+What goes wrong stands in the folder's fault.json, without tokens.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
-from chunkvisor_worker.contract.messages import Phase, write_message
-from chunkvisor_worker.faults import exit_code_of, fault_of
+from chunkvisor_worker.contract.messages import Phase
+from chunkvisor_worker.faults import recorded
 
 _OTHER_FRAMEWORKS = [
     "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "onnx/*", "openvino/*", "coreml/*",
@@ -43,13 +42,9 @@ def main() -> None:
     """Fetch, and leave result.json or fault.json in the folder."""
     folder, name, revision, backend = sys.argv[1:]
     files = AttemptFiles(Path(folder))
-    try:
+    with recorded(files.fault, Phase.MODEL_LOAD):
         path, commit = fetch(name, revision or None, backend)
         write_atomic(files.result, json.dumps({"path": path, "revision": commit}).encode())
-    except BaseException as error:  # noqa: BLE001 - a Rust panic of hf_xet is no Exception, and needs its record, too
-        fault = fault_of(error, Phase.MODEL_LOAD)
-        write_message(files.fault, fault)
-        os._exit(exit_code_of(fault))
 
 
 if __name__ == "__main__":

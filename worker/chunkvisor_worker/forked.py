@@ -1,9 +1,8 @@
-"""A worker's first steps after it was forked from a template: becomes what a fresh worker is, then does its attempt.
-
-It never returns to the template's code, and never kills itself with the template: it lives by its lifeline.
-"""
+"""A worker's first steps after it was forked from a template: becomes what a fresh worker is, then does its attempt."""
 
 import faulthandler
+import functools
+import importlib
 import os
 import sys
 import traceback
@@ -17,8 +16,8 @@ from chunkvisor_worker.contract.messages import Spec, read_message
 from chunkvisor_worker.contract.template import Fork
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.job import run_and_exit
+from chunkvisor_worker.liveness import leave
 from chunkvisor_worker.taint import find_gpu_use
-from chunkvisor_worker.threads import use_threads
 
 
 def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder) -> NoReturn:
@@ -43,9 +42,7 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
         os.environ.update(fork.environment)
         sys.argv[1:] = [fork.folder]
         if use := find_gpu_use():
-            sys.stderr.write(f"refuses to run from a tainted template: {use}\n")
-            sys.stderr.flush()
-            os._exit(WorkerExit.TAINTED_TEMPLATE)
+            leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
         _begin_anew(AttemptFiles(Path(fork.folder)))
 
         def adopted(spec: Spec) -> Encoder:
@@ -55,8 +52,7 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
         run_and_exit(Path(fork.folder), adopted)
     except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
         traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(WorkerExit.UNKNOWN)
+    leave(WorkerExit.UNKNOWN)
 
 
 def _begin_anew(files: AttemptFiles) -> None:
@@ -69,6 +65,35 @@ def _begin_anew(files: AttemptFiles) -> None:
     # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
     if generators := sys.modules.get("numpy.random"):
         generators.seed()
+
+
+@functools.cache
+def find_pools() -> Any:
+    """A ThreadpoolController of threadpoolctl over the OpenMP and BLAS libraries loaded so far, None without it.
+
+    The template asks first, so that its workers need not look for the libraries again.
+    """
+    try:
+        return importlib.import_module("threadpoolctl").ThreadpoolController()
+    except ImportError:  # a numpy loaded by the template then multiplies with one thread
+        return None
+
+
+def use_threads(count: int) -> None:
+    """Let torch, OpenMP and BLAS use as many threads as a fresh worker's would; 0 leaves them as they are.
+
+    What the person's own code has chosen stays, as far as that can be told: one thread is what the template had.
+    Libraries that are loaded later read it from OMP_NUM_THREADS.
+    """
+    if not count:
+        return
+    torch = sys.modules.get("torch")
+    # Asked first: the answer is OpenMP's, which the next line changes, while torch's own MKL is reached by torch alone.
+    untouched = torch is not None and torch.get_num_threads() == 1
+    if (pools := find_pools()) is not None:
+        pools.limit(limits=count)
+    if torch is not None and untouched:
+        torch.set_num_threads(count)
 
 
 def _forget_missing_gpu() -> None:

@@ -1,12 +1,10 @@
-"""One attempt at one chunk, from its spec to its result or its fault.
-
-It never decides what a fault means for the run, and never touches another folder.
-"""
+"""One attempt at one chunk, from its spec to its result or its fault."""
 
 import contextlib
 import gc
+import hashlib
+import json
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +25,9 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import Gate, be_first_victim
+from chunkvisor_worker.liveness import Gate, be_first_victim, leave
 from chunkvisor_worker.plugin import PluginEncoder
 from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.texts import read_texts
 from chunkvisor_worker.vectorfile import VectorFile
 
 Build: TypeAlias = Callable[[Spec], Encoder]
@@ -38,6 +35,10 @@ Build: TypeAlias = Callable[[Spec], Encoder]
 
 _held: list[BaseException] = []
 """Exceptions that must not be freed before the end: see `run_and_exit`."""
+
+
+class TextsDamagedError(Exception):
+    """The file of the texts is not the one that the spec speaks of."""
 
 
 def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
@@ -54,24 +55,17 @@ def build_encoder(spec: Spec) -> Encoder:
     return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
 
 
-def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], None] | None = None) -> NoReturn:
+def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWriter | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
     It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
     fault that is sticky makes torch abort where pinned memory or an event is freed (pytorch#84756), and that is what
     the frames of the traceback hold. The abort would replace the exit code.
-
-    `then` is called behind a success (a fire drill has it fail).
     """
-    if TESTING_FAULTS in os.environ:
-        from chunkvisor_worker.provoked import provoked
-
-        build, then = provoked(folder, build, then)
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        print(f"chunkvisor_worker: {files.spec} is missing or is no spec")  # noqa: T201 - goes to the log
-        _leave(WorkerExit.USAGE)
+        leave(WorkerExit.USAGE, f"{files.spec} is missing or is no spec")
     if spec.threads:
         # For a torch that is imported later; a worker under supervision has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -79,39 +73,35 @@ def run_and_exit(folder: Path, build: Build = build_encoder, then: Callable[[], 
     if os.environ.get(PARENT_PID):
         be_first_victim()
         gate = Gate()
-    progress = BeatWriter(files.beat)
+    if TESTING_FAULTS in os.environ:
+        from chunkvisor_worker.drill import provoked
+
+        progress = progress or provoked(files, spec)
+    progress = progress or BeatWriter(files.beat)
     try:
         _work(build, spec, files, progress, gate)
     # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
     except BaseException as error:  # noqa: BLE001
         gc.disable()  # a cycle, too, can hold pinned memory
         _log_traceback()
-        fault = fault_of(error, progress.current, progress.batch_rows, progress.batch_tokens, progress.rows_done)
+        beat = progress.beat
+        fault = fault_of(error, beat.phase, beat.batch_rows, beat.batch_tokens, beat.rows_done)
         try:
             write_message(files.fault, fault)
         except OSError:
             _log_traceback()  # a full disk: the exit code has to say it alone
-        _leave(exit_code_of(fault))
-    if then is not None:
-        then()
-    _leave(WorkerExit.DONE)
-
-
-def _leave(code: WorkerExit) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
-            stream.flush()
-    os._exit(code)
+        leave(exit_code_of(fault))
+    progress.ended()
+    leave(WorkerExit.DONE)
 
 
 def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
-    count = spec.stop - spec.start - len(spec.skip)
-    progress.rows_total = count
+    progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
     encoder = build(spec)
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
-    encoder.tokenize(read_texts(files.texts, spec.texts_digest, count), progress)
+    encoder.tokenize(read_texts(files.texts, spec), progress)
     progress.phase(Phase.READY)
     limits = gate.wait_for_go().limits if gate else spec.limits
     encoder.start(progress)
@@ -121,9 +111,9 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     for indices, block in encoder.encode(limits, progress):
         vectors.add(indices, block)
     facts = encoder.facts()
-    progress.freed = _release(encoder)
+    progress.know(freed=_release(encoder))
     progress.phase(Phase.WRITE)
-    if gate and progress.freed:
+    if gate and progress.beat.freed:
         gate.call()
     digest, size_bytes = vectors.finish()
     progress.phase(Phase.DONE)
@@ -137,11 +127,23 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         size_bytes=size_bytes,
         facts=facts,
         limits=limits,
-        tokens=progress.tokens,
+        tokens=progress.beat.tokens_done,
         padded_tokens=progress.padded_tokens,
         phase_s=progress.phase_s,
     )
     write_message(files.result, result, durable=False)
+
+
+def read_texts(path: Path, spec: Spec) -> list[str]:
+    """The texts of the attempt, in order. Raises TextsDamagedError, OSError."""
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != spec.texts_digest:
+        raise TextsDamagedError(f"{path.name} does not have the digest that its spec names")
+    texts = [json.loads(line) for line in data.splitlines()]
+    count = spec.stop - spec.start - len(spec.skip)
+    if len(texts) != count or not all(isinstance(text, str) for text in texts):
+        raise TextsDamagedError(f"{path.name} does not hold {count} strings")
+    return texts
 
 
 def _release(encoder: Encoder) -> bool:

@@ -1,12 +1,10 @@
 """`python -m chunkvisor_worker.lengths FOLDER`: counts the tokens of texts, as the encoder would before it cuts them.
 
-It never loads weights and never touches a GPU: a tokenizer and a few JSON files of the model are enough.
+A tokenizer and a few JSON files of the model are enough for it: no weights, no GPU.
 """
 
 import itertools
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase, read_message, write_message
-from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import die_with_parent
+from chunkvisor_worker.faults import recorded
+from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import NO_LIMIT, split_kwargs
 from chunkvisor_worker.tokenizer_check import check_tokenizer
 
@@ -166,19 +163,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Answer, and leave answer.json or fault.json in the folder."""
-    files = LengthsFiles(Path(sys.argv[1]))
-    if parent_pid := os.environ.get(PARENT_PID):
-        die_with_parent(int(parent_pid))
+    files = LengthsFiles(only_argument("python -m chunkvisor_worker.lengths FOLDER"))
+    die_with_parent()
     request = read_message(LengthsRequest, files.request)
     if request is None:
-        sys.stderr.write(f"{files.request} is missing or is no request\n")
-        sys.exit(WorkerExit.USAGE)
-    try:
+        leave(WorkerExit.USAGE, f"{files.request} is missing or is no request")
+    with recorded(files.fault, Phase.TOKENIZE):
         write_message(files.answer, answer(files, request))
-    except BaseException as error:  # noqa: BLE001 - a Rust panic of the tokenizer is no Exception, but tells as much
-        fault = fault_of(error, Phase.TOKENIZE)
-        write_message(files.fault, fault)
-        os._exit(exit_code_of(fault))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line.
-
-It never says more than "look at my folder", in one byte: what the worker has to say stands there.
-"""
+"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line."""
 
 import contextlib
 import ctypes
@@ -11,7 +8,9 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
+from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Go, from_json
 
@@ -51,6 +50,22 @@ class Gate:
         end_orphan()
 
 
+def leave(code: WorkerExit, why: str = "") -> NoReturn:
+    """End the process without a return to the interpreter, whose own end would run other people's code."""
+    for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
+        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
+            stream.write(words)
+            stream.flush()
+    os._exit(code)
+
+
+def only_argument(usage: str) -> Path:
+    """What the command line has behind the program; ends the process where that is not one word."""
+    if len(sys.argv) != 2:
+        leave(WorkerExit.USAGE, f"usage: {usage}")
+    return Path(sys.argv[1])
+
+
 def end_orphan() -> None:
     """The supervisor is gone: end this process, and with it whatever it has started."""
     if _has_children() and os.getpgid(0) == os.getpid():
@@ -58,15 +73,16 @@ def end_orphan() -> None:
     os._exit(WorkerExit.ORPHANED)
 
 
-def die_with_parent(parent_pid: int) -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)).
 
     Set here and not by a preexec_fn in the parent, which is unsafe beside threads. A parent that died before the call
-    sends nothing any more, hence the check behind it.
+    sends nothing any more, hence the check behind it. A process that was started by hand has nobody to die with.
     """
-    _set_death_signal(signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(WorkerExit.ORPHANED)
+    if parent_pid := os.environ.get(PARENT_PID):
+        _set_death_signal(signal.SIGKILL)
+        if os.getppid() != int(parent_pid):
+            os._exit(WorkerExit.ORPHANED)
 
 
 def outlive_parent() -> None:

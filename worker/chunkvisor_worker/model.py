@@ -1,8 +1,6 @@
-"""Builds the sentence-transformers model a person asked for, or says which of their settings cannot be had.
+"""Builds the sentence-transformers model a person asked for, or says which of their settings cannot be had."""
 
-It never encodes, and touches a GPU only where it is told to load on one.
-"""
-
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,7 @@ from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 CONSTRUCTOR_KWARGS = frozenset(
     {
-        "backend",
-        "config_kwargs",
-        "default_prompt_name",
-        "model_kwargs",
-        "processor_kwargs",
-        "prompts",
+        *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
         "tokenizer_kwargs",
     }
 )
@@ -25,6 +18,9 @@ CONSTRUCTOR_KWARGS = frozenset(
 
 EXCLUDE_PROMPT = frozenset({"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"})
 """sentence-transformers knows these by their hub id, which the path of a snapshot hides from it."""
+
+TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
+"""Modules of sentence-transformers that need nothing but the padded token ids."""
 
 NO_LIMIT = 10**9
 """A tokenizer without a maximum length says 10**30."""
@@ -82,6 +78,21 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("quantization_config") is not None
+
+
+def is_plain_text_model(model: Any) -> bool:
+    """Whether token ids, padded, are all that the modules need; only then may tokenizing and forwarding be parted."""
+    first = model[0]
+    return (
+        model.get_backend() == "torch"
+        and type(first).__name__ == "Transformer"
+        and all(type(module).__module__.startswith("sentence_transformers.") for module in model)
+        and all(type(module).__name__ in TEXT_MODULES for module in model)
+        and "processing_kwargs" in inspect.signature(first.preprocess).parameters
+        and list(first.modality_config) == ["text"]
+        and not first.processing_kwargs  # its own padding or length would be overridden
+        and not first.can_flatten_inputs  # flash attention without padding batches by itself
+    )
 
 
 def resolve_prompt(model: Any, encode: EncodeSpec) -> str | None:
@@ -149,7 +160,7 @@ def _set_max_length(model: Any, length: int | None) -> None:
 
 
 def set_truncate_dim(model: Any, dimension: int | None) -> None:
-    """Keep so many leading dimensions, None for all. Raises ValueError where the model has fewer."""
+    """Keep the first dimensions of each vector, None for all. Raises ValueError where the model has fewer."""
     if dimension is None:
         return
     full = model.get_embedding_dimension()

@@ -1,7 +1,4 @@
-"""A person's own encoder: `package.module:factory`.
-
-It never imports torch; only the plug-in itself may.
-"""
+"""A person's own encoder: `package.module:factory`."""
 
 import importlib
 import platform
@@ -15,7 +12,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Model
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 
 BATCHES_PER_CALL = 4
-"""The plug-in gets so many batches at a time: few enough that progress is seen."""
+"""How many batches the plug-in gets at a time: few enough that progress is seen."""
 
 
 class BadOutputError(Exception):

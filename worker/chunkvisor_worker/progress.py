@@ -1,18 +1,20 @@
 """Writes the beat: phase, progress, and the time each phase took.
 
-It never beats by itself: only the work loop calls it, so that a hang is seen.
+Only the work loop calls it, no thread of its own, so that a hang is seen.
 """
 
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from chunkvisor_worker.contract.messages import Beat, Phase, write_message
 from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05
-"""Progress within a phase is written at most so often; a new phase at once."""
+"""Between two beats within a phase, at least; a new phase is written at once."""
 
 
 class BeatWriter:
@@ -21,40 +23,32 @@ class BeatWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._begun: Callable[[Indices], None] | None = None
-        self._seq = 0
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
-        self._current = Phase.START
-        self.phase_s: dict[str, float] = {}
-        self.rows_done = 0
-        self.rows_total = 0
-        self.tokens = 0
-        self.padded_tokens = 0
-        self.batch_rows = 0
-        self.batch_tokens = 0
-        self.freed = False
-        self.opening_s = 0.0
         self._go_s: float | None = None
+        self.beat = Beat(0, os.getpid(), Phase.START)
+        """What is known by now; the file has it as it was written last."""
+        self.phase_s: dict[str, float] = {}
+        self.padded_tokens = 0
 
     def tell_begun(self, begun: Callable[[Indices], None]) -> None:
         """Have it called with the texts of each batch that begins, before anything else."""
         self._begun = begun
 
-    @property
-    def current(self) -> Phase:
-        """The phase under way."""
-        return self._current
+    def know(self, **news: Any) -> None:
+        """Take fields of the beat, to be written with the next."""
+        self.beat = replace(self.beat, **news)
 
     def phase(self, phase: Phase) -> None:
         """A new phase begins; a phase may come again, its times add up."""
-        now = time.monotonic()
-        spent = self.phase_s.get(self._current, 0.0)
-        self.phase_s[str(self._current)] = round(spent + now - self._phase_since_s, 4)
-        if self._current is Phase.READY:
+        now, before = time.monotonic(), self.beat.phase
+        self.phase_s[str(before)] = round(self.phase_s.get(before, 0.0) + now - self._phase_since_s, 4)
+        self._phase_since_s = now
+        if before is Phase.READY:
             self._go_s = now
         if phase is Phase.FORWARD and self._go_s is not None:
-            self.opening_s = round(now - self._go_s, 4)
-        self._current, self._phase_since_s = phase, now
+            self.know(opening_s=round(now - self._go_s, 4))
+        self.know(phase=phase)
         self._write(now)
 
     def tick(self) -> None:
@@ -67,8 +61,8 @@ class BeatWriter:
         """A batch begins; see `Progress.batch`."""
         if self._begun is not None:
             self._begun(indices)
-        first = self.batch_rows == 0
-        self.batch_rows, self.batch_tokens = rows or len(indices), tokens
+        first = self.beat.batch_rows == 0
+        self.know(batch_rows=rows or len(indices), batch_tokens=tokens)
         if first:
             # The largest batch comes first: if the kernel kills the worker over it, its size has to be known.
             self._write(time.monotonic())
@@ -77,24 +71,14 @@ class BeatWriter:
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch is done."""
-        self.rows_done += rows
-        self.tokens += tokens
+        self.know(rows_done=self.beat.rows_done + rows, tokens_done=self.beat.tokens_done + tokens)
         self.padded_tokens += padded_tokens
         self.tick()
 
+    def ended(self) -> None:
+        """The result is there, and the process about to end; for a fire drill to have it fail."""
+
     def _write(self, now: float) -> None:
-        self._seq += 1
         self._written_s = now
-        beat = Beat(
-            self._seq,
-            os.getpid(),
-            self._current,
-            self.rows_done,
-            self.rows_total,
-            self.tokens,
-            self.batch_rows,
-            self.batch_tokens,
-            self.freed,
-            self.opening_s,
-        )
-        write_message(self._path, beat, durable=False)
+        self.know(seq=self.beat.seq + 1)
+        write_message(self._path, self.beat, durable=False)

@@ -1,7 +1,7 @@
 """The faults of a fire drill, each as a function that brings it about in this very process.
 
-It never decides when to strike: `drill` does. A fault that this machine cannot have (a CUDA fault without a GPU) is
-raised as torch 2.13 would raise it: same class, same error code, same text.
+A fault that this machine cannot have (a CUDA fault without a GPU) is raised as torch 2.13 would raise it: same class,
+same error code, same text.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.encoder import Vectors
+from chunkvisor_worker.contract.messages import Spec, read_message
 
 _BLOCK_BYTES = 256 << 20
 
@@ -31,8 +31,6 @@ class Moment(Enum):
     """Instead of loading the model."""
     BATCH = "batch"
     """In the first batch, where the forward pass would be."""
-    VECTORS = "vectors"
-    """When the vectors of the first batch are there: they are spoiled."""
     WRITE = "write"
     """When the vectors of the chunk are about to be written."""
     AFTER = "after"
@@ -46,17 +44,21 @@ class Scene:
     files: AttemptFiles
     number: int = 0
     """The bytes to fill at most."""
-    cuda: bool = False
-    """Whether the worker computes on a GPU."""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the worker computes on a GPU."""
+        spec = read_message(Spec, self.files.spec)
+        return spec is not None and spec.device == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
     """A fault and its moment."""
 
-    moment: Moment
-    strike: Callable[[Scene], None]
-    """Brings the fault about; most never return."""
+    strike: Callable[[Scene], BaseException | None]
+    """Brings the fault about, or returns the exception that it is."""
+    moment: Moment = Moment.BATCH
 
 
 def simulated(
@@ -78,20 +80,23 @@ def simulated(
     return error
 
 
-def spoiled(vectors: Vectors) -> Vectors:
-    """The vectors with NaN throughout the first row."""
-    copy = vectors.copy()
-    copy[0] = np.nan
-    return copy
+def _accelerator_error(code: int, text: str) -> Exception:
+    """torch.AcceleratorError with the advice that torch appends to the text of a cudaError_t."""
+    message = (
+        f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+        "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    return simulated("torch.AcceleratorError", message, code=code)
 
 
-def _oom(scene: Scene) -> NoReturn:
+def _oom(scene: Scene) -> Exception:
     if scene.cuda and (torch := _torch()):
         hoard = []
         while True:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
     _tell_simulated()
-    raise simulated(
+    return simulated(
         "torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.31 GiB is "
         "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use. Of the allocated memory "
@@ -99,70 +104,37 @@ def _oom(scene: Scene) -> NoReturn:
     )
 
 
-def _device_assert(scene: Scene) -> NoReturn:
+def _device_assert(scene: Scene) -> Exception:
     if scene.cuda and (torch := _torch()):
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
         torch.cuda.synchronize()
-        raise AssertionError("an index far out of range went unnoticed")
+        return AssertionError("an index far out of range went unnoticed")
     _tell_simulated()
-    raise simulated("torch.AcceleratorError", _cuda_error("device-side assert triggered"), code=710)
+    return _accelerator_error(710, "device-side assert triggered")
 
 
-def _illegal_access(_scene: Scene) -> NoReturn:
-    raise simulated("torch.AcceleratorError", _cuda_error("an illegal memory access was encountered"), code=700)
-
-
-def _ecc(_scene: Scene) -> NoReturn:
-    raise simulated("torch.AcceleratorError", _cuda_error("uncorrectable ECC error encountered"), code=214)
-
-
-def _nvml_assert(_scene: Scene) -> NoReturn:
-    raise RuntimeError(
+def _nvml_assert(_scene: Scene) -> Exception:
+    return RuntimeError(
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
         "a bug to PyTorch. "
     )
 
 
-def _cublas(_scene: Scene) -> NoReturn:
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-
-
-def _host_oom(_scene: Scene) -> NoReturn:
-    raise MemoryError
-
-
-def _hub_busy(_scene: Scene) -> NoReturn:
+def _hub_busy(_scene: Scene) -> Exception:
     message = "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'"
-    raise simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
+    return simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
 
 
-def _gpu_busy(_scene: Scene) -> NoReturn:
-    text = _cuda_error("CUDA-capable device(s) is/are busy or unavailable")
-    raise simulated("torch.AcceleratorError", text, code=46)
-
-
-def _import_failed(_scene: Scene) -> NoReturn:
-    raise ModuleNotFoundError("No module named 'drill'", name="drill")
-
-
-def _bad_input(_scene: Scene) -> NoReturn:
-    raise UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed")
-
-
-def _host_limit(scene: Scene) -> NoReturn:
+def _host_limit(scene: Scene) -> Exception:
     hoard = []
     for _ in range(scene.number // _BLOCK_BYTES + 1):
         hoard.append(b"\1" * _BLOCK_BYTES)  # not zeros: only a page that is written to takes memory
-    raise AssertionError(f"{scene.number} bytes were filled, and the kernel did not kill")
+    return AssertionError(f"{scene.number} bytes were filled, and the kernel did not kill")
 
 
 def _segfault(_scene: Scene) -> None:
     ctypes.string_at(0)
-
-
-def _abort(_scene: Scene) -> None:
-    os.abort()
 
 
 def _hang(_scene: Scene) -> NoReturn:
@@ -171,12 +143,15 @@ def _hang(_scene: Scene) -> NoReturn:
         time.sleep(3600)
 
 
-def _exit(code: int) -> Callable[[Scene], None]:
-    return lambda _scene: os._exit(code)
-
-
 def _kill(number: signal.Signals) -> Callable[[Scene], None]:
     return lambda _scene: os.kill(os.getpid(), number)
+
+
+def _nan_row(scene: Scene) -> None:
+    with open(scene.files.partial, "r+b") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        file.write(np.float32(np.nan).tobytes())
 
 
 def _lost_vectors(scene: Scene) -> None:
@@ -188,18 +163,6 @@ def _disk_full(_scene: Scene) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     os.posix_fallocate = no_space
-
-
-def _nothing(_scene: Scene) -> None:
-    """The vectors are spoiled instead."""
-
-
-def _cuda_error(text: str) -> str:
-    return (
-        f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
-        "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
 
 
 def _torch() -> Any:
@@ -216,29 +179,33 @@ def _tell_simulated() -> None:
 
 
 SABOTAGES: dict[str, Sabotage] = {
-    "oom": Sabotage(Moment.BATCH, _oom),
-    "nvml-assert": Sabotage(Moment.BATCH, _nvml_assert),
-    "device-assert": Sabotage(Moment.BATCH, _device_assert),
-    "illegal-access": Sabotage(Moment.BATCH, _illegal_access),
-    "ecc": Sabotage(Moment.BATCH, _ecc),
-    "cublas": Sabotage(Moment.BATCH, _cublas),
-    "segfault": Sabotage(Moment.BATCH, _segfault),
-    "abort": Sabotage(Moment.BATCH, _abort),
-    "sigkill": Sabotage(Moment.BATCH, _kill(signal.SIGKILL)),
-    "sigterm": Sabotage(Moment.BATCH, _kill(signal.SIGTERM)),
-    "sigstop": Sabotage(Moment.BATCH, _kill(signal.SIGSTOP)),
-    "hang": Sabotage(Moment.BATCH, _hang),
-    "exit-0-without-result": Sabotage(Moment.BATCH, _exit(0)),
-    "exit-1-after-result": Sabotage(Moment.AFTER, _exit(1)),
-    "nan-row": Sabotage(Moment.VECTORS, _nothing),
-    "lost-vectors": Sabotage(Moment.AFTER, _lost_vectors),
-    "host-oom": Sabotage(Moment.BATCH, _host_oom),
-    "host-limit": Sabotage(Moment.BATCH, _host_limit),
-    "disk-full": Sabotage(Moment.WRITE, _disk_full),
-    "hub-busy": Sabotage(Moment.LOAD, _hub_busy),
-    "gpu-busy": Sabotage(Moment.LOAD, _gpu_busy),
-    "import-failed": Sabotage(Moment.LOAD, _import_failed),
-    "bad-input": Sabotage(Moment.BATCH, _bad_input),
-    "poison-row": Sabotage(Moment.BATCH, _segfault),
+    "oom": Sabotage(_oom),
+    "nvml-assert": Sabotage(_nvml_assert),
+    "device-assert": Sabotage(_device_assert),
+    "illegal-access": Sabotage(lambda _: _accelerator_error(700, "an illegal memory access was encountered")),
+    "ecc": Sabotage(lambda _: _accelerator_error(214, "uncorrectable ECC error encountered")),
+    "cublas": Sabotage(
+        lambda _: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    ),
+    "segfault": Sabotage(_segfault),
+    "abort": Sabotage(lambda _: os.abort()),
+    "sigkill": Sabotage(_kill(signal.SIGKILL)),
+    "sigterm": Sabotage(_kill(signal.SIGTERM)),
+    "sigstop": Sabotage(_kill(signal.SIGSTOP)),
+    "hang": Sabotage(_hang),
+    "exit-0-without-result": Sabotage(lambda _: os._exit(0)),
+    "exit-1-after-result": Sabotage(lambda _: os._exit(1), Moment.AFTER),
+    "nan-row": Sabotage(_nan_row, Moment.WRITE),
+    "lost-vectors": Sabotage(_lost_vectors, Moment.AFTER),
+    "host-oom": Sabotage(lambda _: MemoryError()),
+    "host-limit": Sabotage(_host_limit),
+    "disk-full": Sabotage(_disk_full),
+    "hub-busy": Sabotage(_hub_busy, Moment.LOAD),
+    "gpu-busy": Sabotage(
+        lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"), Moment.LOAD
+    ),
+    "import-failed": Sabotage(lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"), Moment.LOAD),
+    "bad-input": Sabotage(lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed")),
+    "poison-row": Sabotage(_segfault),
 }
 """By the name of the fault."""

@@ -1,7 +1,7 @@
 """The encoder that runs a sentence-transformers model on one chunk.
 
-It never changes a vector: what it yields is what `SentenceTransformer.encode` gives for the same texts, up to the
-rounding that comes with another batch. It never falls back to the CPU.
+Its vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding that comes with
+another batch. Where there is no GPU to be had it fails, and does not fall back to the CPU.
 """
 
 import platform
@@ -12,29 +12,24 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker import attention
-from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
+from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens, slices
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import PinnedBuffers, copy_weights
+from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
     is_placed_by_loading,
+    is_plain_text_model,
     load_model,
     max_length,
     resolve_prompt,
     set_truncate_dim,
     table_rows,
 )
-from chunkvisor_worker.plaintext import is_plain_text_model
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
-
-SLICE_ROWS = 256
-"""Texts tokenized between two signs of life."""
-
-SLICE_BYTES = 1_000_000
-"""UTF-8 bytes tokenized between two signs of life; one longer text is a slice of its own."""
+from chunkvisor_worker.weightscopy import copy_weights
 
 _LEFT_BYTES = 256 << 20
 """What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
@@ -130,13 +125,9 @@ class SentenceTransformerEncoder:
         import torch
         import transformers
 
-        versions = {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "sentence-transformers": sentence_transformers.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        }
+        libraries = (torch, sentence_transformers, transformers, np)
+        versions = {library.__name__.replace("_", "-"): str(library.__version__) for library in libraries}
+        versions["python"] = platform.python_version()
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
@@ -177,7 +168,7 @@ class SentenceTransformerEncoder:
             sizes = [len(text.encode()) for text in texts]
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
-        for part in _slices(sizes):
+        for part in slices(sizes):
             progress.tick()
             features = self._model.preprocess(texts[part], prompt=self._prompt, processing_kwargs=unpadded)
             columns = {key: value for key, value in features.items() if isinstance(value, list)}
@@ -207,7 +198,12 @@ class SentenceTransformerEncoder:
             return iter(cut(self._lengths, limits))
         import torch
 
-        return cut_measured(self._lengths, limits, GpuMemory(torch).needs)
+        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, self._mask_element_bytes())
+
+    def _mask_element_bytes(self) -> int:
+        """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
+        config = getattr(self._model.transformers_model, "config", None)
+        return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
 
     def _finished(
         self, indices: Indices, padded: int, copied: Callable[[], Vectors], progress: Progress
@@ -247,15 +243,3 @@ class SentenceTransformerEncoder:
             normalize_embeddings=self._encode.normalize,
         )
         return self._pinned.begin_copy(tensor.float())
-
-
-def _slices(sizes: list[int]) -> Iterator[slice]:
-    """Consecutive slices of at most SLICE_ROWS texts and SLICE_BYTES bytes, or of one text."""
-    start = total = 0
-    for position, size in enumerate(sizes):
-        if position > start and (position - start == SLICE_ROWS or total + size > SLICE_BYTES):
-            yield slice(start, position)
-            start, total = position, 0
-        total += size
-    if sizes:
-        yield slice(start, len(sizes))

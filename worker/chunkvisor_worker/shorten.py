@@ -1,8 +1,7 @@
 """Cuts long texts by characters before they are tokenized, where the tokens that the model reads stay the same.
 
-It never cuts where that cannot be told: a tokenizer that is not known to work word by word gets whole texts.
-
-A tokenizer reads all of a text, and then drops what is beyond the model's length: a second for each megabyte.
+A tokenizer reads all of a text, and then drops what is beyond the model's length: a second for each megabyte. One that
+is not known to work word by word gets whole texts.
 """
 
 import json
@@ -11,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 CHARS_PER_TOKEN = 16
-"""So many characters are kept for each token that the model reads, at first; English has 4 to 5."""
+"""Characters that are kept at first, for each token that the model reads; English has 4 to 5."""
 
 _GROWTH = 4
-"""Where that was too little, so many times more are kept."""
+"""Where they were too few, this many times more are kept."""
 
 _LAST_WORD_BYTES = 64
-"""The last word that is kept is at most so long. What follows it may change its tokens (a run of line feeds joins the
+"""The last word that is kept is no longer. What follows it may change its tokens (a run of line feeds joins the
 punctuation before it in Qwen's pattern), and it has no more tokens than bytes."""
 
 _WINDOW_CHARS = 4096
-"""So far behind the characters that are kept, a place to cut is looked for."""
+"""How far behind the characters that are kept a place to cut is looked for."""
 
 _END_OF_WORD = re.compile(r"(?<=\S)[ \t\n\r]")
 
 _WITHIN_WORDS = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Precompiled", "StripAccents"})
-"""Normalizers that never look across white space."""
+"""Normalizers that do not look across white space."""
 
 Count = Callable[[list[str]], Sequence[int]]
 """Tokens of each text, nothing cut and no special tokens."""
@@ -66,7 +65,7 @@ def shorten(texts: Sequence[str], max_length: int, count: Count) -> list[str]:
 
 
 def _head(text: str, chars: int) -> str:
-    """The beginning, up to the end of a short word behind so many characters; empty where there is none."""
+    """The beginning, up to the end of a short word behind `chars` characters; empty where there is none."""
     for found in _END_OF_WORD.finditer(text, chars, chars + _WINDOW_CHARS):
         end = found.start()
         # One character more than fits: where that is no space either, the word is too long.

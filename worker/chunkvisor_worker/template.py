@@ -1,6 +1,6 @@
 """`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
 
-It never starts CUDA or NVML and never runs a second thread: neither survives a fork. It never judges a worker.
+It starts neither CUDA nor NVML nor a second thread: none of them survives a fork.
 
 The standard library's forkserver does not fit: it imports modules but runs no code of ours that loads weights, runs the
 supervisor's `__main__` again in every child, gives a child no standard input, log or process group of its own, reaps at
@@ -18,12 +18,9 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
-from pathlib import Path
 
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, from_json, read_message, to_json, write_message
@@ -31,19 +28,17 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.forked import be_worker
-from chunkvisor_worker.gpuquestions import GpuQuestions
+from chunkvisor_worker.forked import be_worker, find_pools
 from chunkvisor_worker.job import make_encoder
-from chunkvisor_worker.liveness import be_first_victim, die_with_parent, outlive_parent
+from chunkvisor_worker.liveness import be_first_victim, die_with_parent, leave, only_argument, outlive_parent
 from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.taint import find_taint
-from chunkvisor_worker.threads import find_pools
+from chunkvisor_worker.taint import GpuQuestions, find_taint
 
 HIDDEN_GPU = "no-gpu-visible"
 """What code falls under that uses a GPU without asking, where it is shown none."""
 
 _GRACE_S = 5.0
-"""Workers that have not ended so long after their supervisor are killed."""
+"""How long workers may outlive their supervisor before they are killed."""
 
 
 class Template:
@@ -128,7 +123,7 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
             encoder.load(progress)
     except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
         traceback.print_exc()
-        fault = fault_of(error, progress.current)
+        fault = fault_of(error, progress.beat.phase)
         words = f"{fault.chain[0].name}: {fault.chain[0].message}"
         if spec.device != "cpu" and diagnose(fault).rule.name == HIDDEN_GPU:
             return None, _asks(words)  # no fault of the machine's, which the record would tell of
@@ -146,18 +141,16 @@ def _asks(how: str) -> str:
 
 def main() -> None:
     """Parse the one argument, load, serve."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m chunkvisor_worker.template FOLDER\n")
-        os._exit(WorkerExit.USAGE)
+    folder = only_argument("python -m chunkvisor_worker.template FOLDER")
     faulthandler.enable()
     # While it loads it cannot see the end of the socket.
-    die_with_parent(int(os.environ[PARENT_PID]))
+    die_with_parent()
     be_first_victim()
     orders = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     started_s = time.monotonic()
-    encoder, unfit = load(AttemptFiles(Path(sys.argv[1])))
+    encoder, unfit = load(AttemptFiles(folder))
     if encoder is None:
         orders.send(to_json(Report(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.SETUP)
@@ -171,8 +164,7 @@ def main() -> None:
         orders.send(to_json(Report(loaded_s=round(time.monotonic() - started_s, 3))))
         template.serve()
     template.end_stragglers()
-    sys.stderr.flush()
-    os._exit(WorkerExit.DONE)
+    leave(WorkerExit.DONE)
 
 
 if __name__ == "__main__":

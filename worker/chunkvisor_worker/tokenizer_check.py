@@ -1,7 +1,4 @@
-"""Tells a tokenizer that does not belong to the weights before it spoils a night's vectors.
-
-It never runs the model: sizes, a few sample sentences and the ids of the texts are enough.
-"""
+"""Tells a tokenizer that does not belong to the weights before it spoils a night's vectors."""
 
 import os
 from collections.abc import Iterator

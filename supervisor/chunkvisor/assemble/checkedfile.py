@@ -1,7 +1,4 @@
-"""A file that is brought to the disk, read back and hashed while it grows.
-
-It never tells that all is well before the kernel has given every byte back and has synced the file.
-"""
+"""A file that is synced, read back and hashed while it grows: in the end it is known to be on the disk as given."""
 
 import errno
 import hashlib
@@ -9,7 +6,6 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -47,9 +43,7 @@ class CheckedFile:
     def __enter__(self) -> "CheckedFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it, complete or not."""
         for pool in (self._reader, self._syncer):  # before the descriptor's number may be another file's
             pool.shutdown(cancel_futures=True)

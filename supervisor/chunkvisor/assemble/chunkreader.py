@@ -1,7 +1,4 @@
-"""Reads the vectors of all committed chunks of an output, in order, each file against the digest in its name.
-
-It never trusts a chunk file, and never holds vectors: they go where the caller has room for them.
-"""
+"""Reads the vectors of all committed chunks of an output, in order, each file against the digest in its name."""
 
 import contextlib
 import io
@@ -9,7 +6,6 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import xxhash
 
@@ -49,9 +45,7 @@ class ChunkReader:
     def __enter__(self) -> "ChunkReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close what is open."""
         self._ahead.shutdown(cancel_futures=True)
         if self._file is not None:

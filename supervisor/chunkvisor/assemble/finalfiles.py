@@ -1,7 +1,4 @@
-"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give the order of the rows.
-
-It never reads or writes a row, and never removes a file that is not one of these.
-"""
+"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give their order."""
 
 import contextlib
 import os

@@ -1,11 +1,7 @@
-"""Writes the rows of a final in order, whatever the number of its files, and publishes all of them by one rename.
-
-It never shows a file before all are complete and verified, and never holds more than the block it is given.
-"""
+"""Writes the rows of a final in order, into one file or shards, and publishes all by one rename once verified."""
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +20,7 @@ class FinalWriter:
     """A final under its partial name, as a context."""
 
     def __init__(self, layout: OutputLayout, rows: int, dimension: int, shards: int | None) -> None:
-        """For an array of shape (rows, dimension), in so many shards; None = one file."""
+        """For an array of shape (rows, dimension), in `shards` files; None = one file."""
         self.zero_rows = 0
         """Rows so far that are zero throughout."""
         self._layout = layout
@@ -50,9 +46,7 @@ class FinalWriter:
             self._partial.mkdir(mode=0o700)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close what is open; what was written stays until the next attempt replaces it."""
         self._open.close()
 

@@ -1,6 +1,6 @@
 """What becomes of the final files of an earlier run: kept, cut anew where another form is asked for, or set aside.
 
-It never computes a vector, and never removes a final file before another one with the same rows is in its place.
+A final file is removed only when another one with the same rows is in its place.
 """
 
 import hashlib
@@ -23,13 +23,14 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import set_aside
 
 
 def keep_finished(
     layout: OutputLayout, fingerprint: str, shards: int | None, emit: Emit, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
-    """The manifest of the complete output, in so many shards (None = one file); None where there is work to do.
+    """The manifest of the complete output, in as many shards (None = one file); None where there is work to do.
 
     Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
     to stop. Raises OSError.
@@ -65,7 +66,7 @@ def _as_many(rows: int, shards: int | None) -> int | None:
 
 
 def _words(shards: int | None) -> str:
-    return "one file" if shards is None else f"{shards:,} shard{'s' * (shards != 1)}"
+    return "one file" if shards is None else counted(shards, "shard")
 
 
 def _cut_anew(

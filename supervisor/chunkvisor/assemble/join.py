@@ -1,7 +1,4 @@
-"""Joins the chunks of an output into its final file or its shards, in bounded memory.
-
-It never shows a file before it is complete and verified.
-"""
+"""Joins the chunks of an output into its final file or its shards, in bounded memory."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -37,7 +34,7 @@ class Final:
 
 
 def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], shards: int | None = None) -> Final:
-    """Write, verify and publish the final file, or so many shards of it.
+    """Write, verify and publish the final file, or `shards` of it.
 
     Row i gets the vector of text `row_text[i]`. Texts are numbered in the order of their first row, so the chunks are
     read once, from the first to the last; a row whose text came before gets its vector from what is already
@@ -79,9 +76,9 @@ class _Block:
     ids: Numbers
     """Of the rows' texts."""
     seen: int
-    """So many texts have a row before the block."""
+    """Texts that have a row before the block."""
     fresh: int
-    """So many more have one in it."""
+    """Texts that have their first row in it."""
     old: Numbers
     """Positions of the rows whose text came before the block."""
     old_from: Numbers
@@ -89,7 +86,7 @@ class _Block:
 
 
 def _blocks(table: StagedTable, per_block: int, expect: Callable[[Numbers], None]) -> Iterator[_Block]:
-    """All rows, in blocks of so many; what is read back for a block is expected long before."""
+    """All rows, in blocks of `per_block`; what is read back for a block is expected long before."""
     before: list[_Block] = []
     for blocks in _stretches(table, per_block):
         if before:

@@ -1,6 +1,6 @@
 """The record of a finished output: its manifest beside the final file, and a copy in its state folder.
 
-It never takes a final file for good by its name alone: its stamp, or its digest, has to hold.
+A final file counts only if its stamp, or its digest, holds.
 """
 
 import json

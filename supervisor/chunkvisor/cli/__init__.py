@@ -1,11 +1,9 @@
 """The command `chunkvisor`: parses, calls, and turns the end into words and an exit code.
 
-It never does the work itself, and imports what a command needs only when that command is called: `--help` is fast.
-May import every other room.
+What a command needs is imported when it is called, so that `--help` is fast. May import every other room.
 """
 
 import atexit
-import difflib
 import importlib
 import signal
 import sys
@@ -14,38 +12,33 @@ from typing import TypeVar
 import click
 
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import did_you_mean, printable
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
 
-_COMMANDS = {
-    "run": "chunkvisor.cli.run",
-    "encode": "chunkvisor.cli.encode",
-    "plan": "chunkvisor.cli.plan",
-    "status": "chunkvisor.cli.status",
-    "verify": "chunkvisor.cli.verify",
-    "audit": "chunkvisor.cli.audit",
-    "report": "chunkvisor.cli.report",
-    "retry": "chunkvisor.cli.retry",
-    "clean": "chunkvisor.cli.clean",
-    "drill": "chunkvisor.cli.drill",
-    "doctor": "chunkvisor.cli.doctor",
-    "init": "chunkvisor.cli.init",
-    "schema": "chunkvisor.cli.schema",
-    "completion": "chunkvisor.cli.completion",
+_MODULES = {
+    "run": "run",
+    "encode": "encode",
+    **dict.fromkeys(("plan", "doctor", "drill"), "checks"),
+    **dict.fromkeys(("status", "report", "verify"), "workdir"),
+    "audit": "audit",
+    **dict.fromkeys(("retry", "clean"), "workdir"),
+    **dict.fromkeys(("init", "schema", "completion"), "setup"),
 }
+"""Command -> the module of this package that has it, in the order of `--help`."""
 
 
 class _LazyGroup(click.Group):
     """Imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _MODULES:
             return None
-        command = importlib.import_module(_COMMANDS[cmd_name]).command
+        command = getattr(importlib.import_module(f"chunkvisor.cli.{_MODULES[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return _with_marks(command)
 
@@ -54,10 +47,8 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, which would only suggest commands that have been imported."""
         name = args[0]
-        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, _COMMANDS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(_COMMANDS)}"
-            raise click.UsageError(f"there is no command {name}; {hint}", ctx)
+        if name not in _MODULES and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"there is no command {name}; {did_you_mean(name, _MODULES)}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -108,4 +99,4 @@ def _ignore_signals() -> None:
 def show(halt: Halt) -> None:
     """The last words of a command, on stderr."""
     for line in halt.lines():
-        click.echo(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True)
+        click.echo(printable(f"chunkvisor: {line}" if line == halt.what else f"  {line}"), err=True)

@@ -21,8 +21,8 @@ _SHOWN = 20
 @click.option("--rows", type=click.IntRange(min=1), default=200, show_default=True, help="Rows of each output.")
 @click.option("--device", default="cpu", show_default=True, help="Where they are encoded again: cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: every row that was looked at.")
-def command(config: Path, rows: int, device: str, as_json: bool) -> None:
-    r"""Encode some finished rows of CONFIG, or of its workdir, again, and compare.
+def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
+    r"""Encode some finished rows of CONFIG again, and compare. The folder of a run may stand in place of CONFIG.
 
     A sample of rows is encoded alone, in float32 and in a fresh process. Vectors that differ by more than rounding are
     named, and the exit code is 3. With a plug-in encoder, give the config: its folder is where the plug-in is found.
@@ -30,8 +30,8 @@ def command(config: Path, rows: int, device: str, as_json: bool) -> None:
     \b
     Example: chunkvisor audit embeddings.yaml --rows 500
     """
-    from chunkvisor.commands.audit import Conditions, audit
-    from chunkvisor.commands.doctor.children import environment_of
+    from chunkvisor.commands.audit import audit as audits_of
+    from chunkvisor.commands.trial import Conditions, environment_of
     from chunkvisor.config.load import load
     from chunkvisor.devices.gpu import find_devices
 
@@ -41,7 +41,7 @@ def command(config: Path, rows: int, device: str, as_json: bool) -> None:
     conditions = Conditions(chosen.kind, environment, (str(loaded.folder),) if loaded else ())
     workdir = loaded.config.workdir if loaded else config
     found = []
-    for each in audit(workdir, rows, conditions, lambda: None):
+    for each in audits_of(workdir, rows, conditions, lambda: None):
         found.append(each)
         if not as_json:
             click.echo("\n".join(_lines(each)))

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from chunkvisor.cli.parameters import set_option
+from chunkvisor.cli.parameters import set_option, show_options
 from chunkvisor.errors import ExitCode, config_error
-from chunkvisor.observe.terminal import options, shown
 
 
 @click.command("encode")
@@ -33,8 +32,8 @@ from chunkvisor.observe.terminal import options, shown
 @click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
-@options
-def command(
+@show_options
+def encode(
     source: str,
     out: Path,
     device: str,
@@ -45,40 +44,36 @@ def command(
     from_scratch: bool,
     quiet: bool,
     log_format: str,
-    **given: str | None,
+    **options_given: str | None,
 ) -> None:
     r"""Encode the texts of SOURCE into OUT.npy. OUT.json describes it; the same command again goes on.
 
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.commands.onefile import OneFile, encode, state_beside
+    from chunkvisor.commands.onefile import OUTPUT, OneFile, encode, state_beside
+    from chunkvisor.config.load import in_sections
+    from chunkvisor.observe.terminal import shown
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
-    one_text = {name: given[name] for name in ("column", "template", "sql")}
+    # Only what was given: the config knows the defaults, and says what is wrong.
+    given = {name: value for name, value in options_given.items() if value is not None}
+    text = {name: given[name] for name in ("column", "template", "sql") if name in given}
     values: dict[str, Any] = {
-        "model": _only(given, {"model": "name", "dtype": "dtype", "revision": "revision", "max_length": "max_length"})
-        | _only(given, {"encoder": "encoder"}),
-        "encode": _only(given, {name: name for name in ("batch_size", "batch_tokens", "prompt", "prompt_name")})
-        | {"normalize": normalize},
-        "chunk": _only(given, {"chunk_size": "size"}),
+        **in_sections({**given, "name": given["model"], "normalize": normalize}),
+        "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
         "device": device.split(",") if "," in device else device,
-        "outputs": {"embeddings": {"source": source} | _only(one_text, {name: name for name in one_text})},
+        "outputs": {OUTPUT: {"source": source, **text}},
     }
     out = out.absolute()
     place = workdir.absolute() if workdir else state_beside(out)
     with shown(quiet, log_format) as observer:
-        if not any(value is not None for value in one_text.values()):
+        if not text:
             _require_text(source)
         code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch), observer)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
-
-
-def _only(given: dict[str, str | None], keys: dict[str, str]) -> dict[str, str]:
-    """What was given, under the config's names; the config knows the defaults and says what is wrong."""
-    return {key: value for option, key in keys.items() if (value := given[option]) is not None}
 
 
 def _require_text(source: str) -> None:

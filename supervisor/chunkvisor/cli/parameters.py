@@ -1,7 +1,4 @@
-"""The arguments and options that several commands share, and how a shell completes them.
-
-It never reads a config to complete: a shell completes while a person types, and does not wait.
-"""
+"""The arguments and options that several commands share, and how a shell completes them, without reading a config."""
 
 import os
 from collections.abc import Callable
@@ -34,6 +31,20 @@ def set_option(help_text: str) -> Callable[[_Function], _Function]:
     return click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text, shell_complete=_complete_key
     )
+
+
+def show_options(function: _Function) -> _Function:
+    """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
+    quiet = click.option(
+        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
+    )
+    log_format = click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="json: one object for each event on standard error, the last words included.",
+    )
+    return quiet(log_format(function))
 
 
 def _refuse_config(ctx: click.Context, _param: click.Parameter, workdir: Path) -> Path:

@@ -2,16 +2,20 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import config_argument, set_option
+from chunkvisor.cli.parameters import config_argument, set_option, show_options
 from chunkvisor.errors import ExitCode
-from chunkvisor.observe.terminal import options, shown
-from chunkvisor.store.slices import Slice
+
+if TYPE_CHECKING:
+    from chunkvisor.store.slices import Slice
 
 
-def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Slice | None:
+def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "Slice | None":
+    from chunkvisor.store.slices import Slice
+
     try:
         return Slice.parse(text) if text is not None else None
     except ValueError as error:
@@ -31,12 +35,12 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> S
 )
 @click.option("--from-scratch", is_flag=True, help="Discard this config's earlier state and final files first.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
-@options
-def command(
+@show_options
+def run(
     config: Path,
     overrides: tuple[str, ...],
     max_rows: int | None,
-    of_slice: Slice | None,
+    of_slice: "Slice | None",
     from_scratch: bool,
     yes: bool,
     quiet: bool,
@@ -48,8 +52,9 @@ def command(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
-    from chunkvisor.observe.observer import Guarded, Observers
+    from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
+    from chunkvisor.observe.terminal import shown
     from chunkvisor.supervise.session import run
     from chunkvisor.supervise.work import Request
 
@@ -63,8 +68,7 @@ def command(
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
-        code = run(
-            Request(loaded, max_rows, from_scratch, slice=of_slice), Observers([observer, Guarded(service_manager())])
-        )
+        observers = Observers(observer, guarded=[service_manager()])
+        code = run(Request(loaded, max_rows, from_scratch, slice=of_slice), observers)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

@@ -6,7 +6,7 @@ changed half-way, because it was not made for padding, because a card computes w
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.manifest import read_finished, recorded_parts
-from chunkvisor.child import run_child
+from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
-from chunkvisor.decide.outcome import judge
-from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.modelsource import Snapshot, resolve_local
 from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.artifact import read_exactly, read_shape
-from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
 """How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
@@ -77,17 +72,6 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Under which the sample is encoded."""
-
-    device: str
-    """"cpu" or "cuda"."""
-    environment: Mapping[str, str]
-    import_path: tuple[str, ...] = ()
-    """Where the module of a plug-in encoder is looked for."""
 
 
 def audit(workdir: Path, rows: int, conditions: Conditions, on_wait: Callable[[], None]) -> Iterator[Audit]:
@@ -216,26 +200,17 @@ def _encode(
     on_wait: Callable[[], None],
 ) -> npt.NDArray[np.float32]:
     """The texts' vectors, shape (n, dimension), each from a batch of its own. Raises Halt, OSError."""
-    limits = Limits(rows=1)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
-        files = AttemptFiles(Path(folder))
-        job = Job("audit", "audit", name, model, encode, conditions.import_path)
-        spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
-        returncode = run_child(worker_command(files, spec), files.log, on_wait, conditions.environment)
-        evidence = gather(
-            files, spec, None, lambda index: not texts[index].strip(), returncode=returncode, limits=limits
+        trial = try_texts(texts, model, encode, conditions, Path(folder), on_wait)
+    if trial.vectors is None:
+        verdict = trial.verdict
+        raise Halt(
+            ExitCode(verdict.exit_code or ExitCode.CONFIG),
+            f"the sample of {name} could not be encoded: {verdict.outcome}",
+            why=f"{verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
+            remedy=verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
         )
-        verdict = judge(evidence)
-        if verdict.outcome is not Outcome.COMMITTED:
-            last = next((line for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "nothing")
-            raise Halt(
-                ExitCode(verdict.exit_code or ExitCode.CONFIG),
-                f"the sample of {name} could not be encoded: {verdict.outcome}",
-                why=f"{verdict.reason}; the last line of the worker's log: {last[:300]}",
-                remedy=verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
-            )
-        vectors: npt.NDArray[np.float32] = np.load(files.vectors, allow_pickle=False)
-        return vectors
+    return trial.vectors
 
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:

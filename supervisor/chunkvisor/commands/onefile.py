@@ -1,6 +1,6 @@
 """`chunkvisor encode`: one source, one final file where the person wants it, the state in a folder of its own.
 
-It never loops over chunks and knows no recovery: `session` does the work, as for any config.
+`session` does the work, as for any config.
 """
 
 import contextlib
@@ -68,9 +68,8 @@ def state_beside(out: Path) -> Path:
 
 def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     """Make the file. Raises Halt where it does not end well; OSError."""
-    values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": {**wanted.values.get("chunk", {})}}
-    if wanted.keep:
-        values["chunk"]["keep"] = True
+    chunk = {**wanted.values.get("chunk", {}), **({"keep": True} if wanted.keep else {})}
+    values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": chunk}
     config = from_values(values, wanted.folder, wanted.overrides)
     if config.outputs[OUTPUT].shards is not None:
         raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
@@ -131,11 +130,8 @@ def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any
     state = Layout(wanted.workdir).output(OUTPUT)
     if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
         return None  # a kill came between the two renames; or `retry` may have been called since
-    stat = wanted.out.stat()
-    if (
-        manifest[_FILE] != [stat.st_size, stat.st_mtime_ns]
-        and f"sha256:{digest_file(wanted.out)}" != manifest["digest"]
-    ):
+    untouched = manifest[_FILE] == _size_and_time(wanted.out)
+    if not untouched and f"sha256:{digest_file(wanted.out)}" != manifest["digest"]:
         raise config_error(f"{wanted.out} has changed since it was made", remedy=remedy)
     return manifest
 
@@ -148,8 +144,7 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
         with hold(layout.lock, ""):
             manifest = json.loads(output.manifest.read_bytes())
             manifest.pop("seal")
-            stat = output.final.stat()
-            more = {_MADE_FROM: dict(made_from), _FILE: [stat.st_size, stat.st_mtime_ns]}
+            more = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
             write_sealed(wanted.manifest, manifest | more)
             _move(output.final, wanted.out)
     except FileNotFoundError:
@@ -202,3 +197,8 @@ def _remove_state(wanted: OneFile) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _size_and_time(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]

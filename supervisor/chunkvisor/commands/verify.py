@@ -1,22 +1,22 @@
-"""Re-checks every final and chunk file of a workdir against its record.
-
-It never repairs: running again does.
-"""
+"""`chunkvisor verify`: re-checks every final and chunk file of a workdir against its record. Running again repairs."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.assemble.finalfiles import FinalPart, strays
+import xxhash
+
+from chunkvisor.assemble.finalfiles import strays
 from chunkvisor.assemble.manifest import read_manifest, recorded_parts, shards_of
 from chunkvisor.errors import no_workdir
-from chunkvisor.store.artifact import BadVectorsError, Inspection, chunk_key, inspect
+from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
+
+_BROKEN_SEAL = "is not what was written: its seal does not hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,49 +45,38 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     try:
         manifest = read_manifest(layout)
     except DamagedError:
-        yield Finding(layout.manifest, "is not what was written: its seal does not hold")
+        yield Finding(layout.manifest, _BROKEN_SEAL)
         return
+    yield Finding(layout.manifest, None if manifest is not None else "is missing")
     if manifest is None:
-        yield Finding(layout.manifest, "is missing")
         return
-    yield Finding(layout.manifest, None)
     parts = recorded_parts(layout, manifest)
     zero_rows = 0
     for part, digest in parts:
-        bad = sum(part.start <= row["row"] < part.stop for row in manifest["quarantined"])
-        found, problem = _inspected(part, manifest["dimension"], digest, bad)
-        zero_rows += found.zero_count if found else 0
-        if part is parts[-1][0] and problem is None and zero_rows != manifest["zero_rows"]:
-            problem = f"is zero throughout in {zero_rows} rows"
+        found, problem = _inspected(part.path, hashlib.sha256)
+        if found is not None:
+            zero_rows += found.zero_count
+            shape, dimension = found.shape, manifest["dimension"]
+            bad = sum(part.start <= row["row"] < part.stop for row in manifest["quarantined"])
+            if (shape.rows, shape.dimension) != (part.rows, dimension):
+                problem = f"has {shape.rows} x {shape.dimension}, its manifest says {part.rows} x {dimension}"
+            elif found.digest != digest:
+                problem = "has another digest than its manifest says: it was changed or damaged"
+            elif found.not_finite_count != bad:
+                problem = f"has NaN or infinity in {found.not_finite_count} rows"
+            elif part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
+                problem = f"is zero throughout in {zero_rows} rows"
         yield Finding(part.path, problem)
     if shards_of(manifest) is not None:
         for path in strays(layout.shards, [part for part, _ in parts]):
             yield Finding(path, "is none of the shards, and readers take it for one")
 
 
-def _inspected(part: FinalPart, dimension: int, digest: str, bad: int) -> tuple[Inspection | None, str | None]:
-    """(what was found in the file, what is wrong with it)."""
-    try:
-        found = inspect(part.path, hashlib.sha256)
-    except BadVectorsError as error:
-        return None, str(error)
-    except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
-    shape, problem = found.shape, None
-    if (shape.rows, shape.dimension) != (part.rows, dimension):
-        problem = f"has {shape.rows} x {shape.dimension}, its manifest says {part.rows} x {dimension}"
-    elif found.digest != digest:
-        problem = "has another digest than its manifest says: it was changed or damaged"
-    elif found.not_finite_count != bad:
-        problem = f"has NaN or infinity in {found.not_finite_count} rows"
-    return found, problem
-
-
 def _chunks(layout: OutputLayout) -> Iterator[Finding]:
     try:
         ledger = ledger_of(layout)
     except DamagedError as error:
-        yield Finding(Path(str(error)), "is not what was written: its seal does not hold")
+        yield Finding(Path(str(error)), _BROKEN_SEAL)
         return
     if ledger is None:
         if layout.chunks.exists() or layout.done.exists():
@@ -95,21 +84,24 @@ def _chunks(layout: OutputLayout) -> Iterator[Finding]:
         return
     bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
     for number, path in ledger.chunk_files():
-        yield Finding(path, _chunk_problem(ledger, number, path, bad.get(number, 0)))
+        if number >= ledger.plan.count:
+            yield Finding(path, "is the file of no chunk")
+            continue
+        found, problem = _inspected(path, xxhash.xxh3_128)
+        if found is not None:
+            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)
+            if not path.stem.endswith(key):
+                problem = "does not have the digest in its name: it was changed or damaged"
+            elif found.not_finite_count != bad.get(number, 0):
+                problem = f"has NaN or infinity in {found.not_finite_count} rows"
+        yield Finding(path, problem)
 
 
-def _chunk_problem(ledger: Ledger, number: int, path: Path, bad_count: int) -> str | None:
-    if number >= ledger.plan.count:
-        return "is the file of no chunk"
-    start, stop = ledger.plan.bounds(number)
+def _inspected(path: Path, digest_by: Callable[[bytes], Hash]) -> tuple[Inspection | None, str | None]:
+    """(what is in a file of vectors, None), or (None, why it cannot be read as one)."""
     try:
-        found = inspect(path)
+        return inspect(path, digest_by), None
     except BadVectorsError as error:
-        return str(error)
+        return None, str(error)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if not path.stem.endswith(chunk_key(ledger.fingerprint, start, stop, found.digest)):
-        return "does not have the digest in its name: it was changed or damaged"
-    if found.not_finite_count != bad_count:
-        return f"has NaN or infinity in {found.not_finite_count} rows"
-    return None
+        return None, f"cannot be read: {error.strerror}"

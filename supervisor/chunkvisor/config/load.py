@@ -1,6 +1,6 @@
 """A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
 
-It never decides what is valid: `model` does. It only finds the line, the nearest valid key and the words.
+What is valid, `model` decides; here are the line, the nearest valid key and the words.
 """
 
 import copy
@@ -14,9 +14,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.units import did_you_mean
 
 _SIZE_LIMIT_BYTES = 1 << 20
 _SECRET_KEYS = frozenset({"env", "notify"})
@@ -65,6 +66,12 @@ def from_values(values: Mapping[str, Any], folder: Path, overrides: Sequence[str
     return source.validate(folder)
 
 
+def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values of keys such as `dtype` and `normalize` under the sections `model` and `encode`, which have such keys."""
+    kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
+    return {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
+
+
 def _halt(problems: Sequence[str]) -> Halt:
     # A lone surrogate from an escape in the YAML could not be printed.
     what = "\n".join(problems).encode(errors="backslashreplace").decode()
@@ -77,12 +84,8 @@ def _read(path: Path) -> str:
             data = file.read(_SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, _yaml_files(path.parent), 1)
-        hint = (
-            f"; did you mean {path.with_name(near[0])}?"
-            if near
-            else "; `chunkvisor init` writes a config to start from"
-        )
-        raise _halt([f"{path}: there is no such file{hint}"]) from None
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
+        raise _halt([f"{path}: there is no such file; {hint}"]) from None
     except IsADirectoryError:
         inside = _yaml_files(path)
         raise _halt([f"{path}: this is a folder" + (f"; did you mean {path / inside[0]}?" if inside else "")]) from None
@@ -140,33 +143,29 @@ class _Source:
         outputs = self.values.get("outputs")
         key = _key_of(dotted, outputs if isinstance(outputs, dict) else {})
         if len(key) > 2 and key[0] == "outputs" and isinstance(outputs, dict) and key[1] not in outputs:
-            self.problems.append((place, f"there is no output {key[1]}" + _did_you_mean(key[1], list(outputs))))
+            hint = did_you_mean(key[1], outputs, "valid here")
+            self.problems.append((place, f"there is no output {key[1]}; {hint}"))
             return
         section = self.values
         for depth, part in enumerate(key[:-1], start=1):
             if section.get(part) is None:
                 section[part] = {}
             if not isinstance(section[part], dict):
-                self.problems.append(
-                    (place, f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own")
-                )
+                sentence = f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own"
+                self.problems.append((place, sentence))
                 return
             section = section[part]
             self.places.setdefault(key[:depth], place)
         section[key[-1]] = document.value
-        for known in [known for known in self.places if known[: len(key)] == key]:
-            del self.places[known]
-        self.places[key] = place
+        self.places = {known: place for known, place in self.places.items() if known[: len(key)] != key} | {key: place}
         self.written = {known: word for known, word in self.written.items() if known[: len(key)] != key}
-        self.written.update({key + known: word for known, word in document.written.items()})
+        self.written |= {key + known: word for known, word in document.written.items()}
 
     def validate(self, folder: Path) -> Config:
         """The Config. Raises Halt with all problems."""
         env = self.values.get("env")
         if isinstance(env, dict):  # numbers as they were written: 9.10 is not 9.1 to whoever reads the variable
-            numbers = [
-                name for name, value in env.items() if isinstance(value, int | float) and not isinstance(value, bool)
-            ]
+            numbers = [name for name, value in env.items() if type(value) in (int, float)]
             self.values["env"] = env | {name: self.written.get(("env", name), str(env[name])) for name in numbers}
         try:
             config = Config.model_validate(self.values, context={"folder": str(folder)})
@@ -192,11 +191,7 @@ class _Source:
             key, is_name = key[:-1], True
         if context.get("of_section"):
             key = key[:-1]
-        place: int | str = 0
-        for length in range(len(key), 0, -1):
-            if key[:length] in self.places:
-                place = self.places[key[:length]]
-                break
+        place = next((self.places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.places), 0)
         shown = "this" if is_name else self._shown(key, item["input"])
         dotted = ".".join(_printable(str(part)) for part in key)
         return place, f"{dotted}: {self._sentence(item['type'], key, shown, item['input'], context)}"
@@ -217,19 +212,16 @@ class _Source:
                 hint = "; text needs quotes here"
             return f"{shown} is not {context['what']}{hint}"
         names = [name[-1] for name in _schema() if name[:-1] == _generic(tuple(map(str, key)))]
-        return f"{shown} stands where a mapping is needed" + (
-            f", with keys such as {', '.join(names[:3])}" if names else ""
-        )
+        such = f", with keys such as {', '.join(names[:3])}" if names else ""
+        return f"{shown} stands where a mapping is needed{such}"
 
     def _shown(self, key: Key, value: Any) -> str:
         if key[:1] and key[0] in _SECRET_KEYS and isinstance(value, str):
             return "the value"  # it may be a secret
         if isinstance(value, bool | int | float) and key in self.written:
             return _shortened(self.written[key])
-        if value is None or isinstance(value, bool | str):
+        if value is None or isinstance(value, bool | int | float | str):
             return _shortened(json.dumps(value, ensure_ascii=False))
-        if isinstance(value, int | float):
-            return _shortened(repr(value))
         kinds = {"dict": "this mapping", "list": "this list"}
         return kinds.get(type(value).__name__, f"an object of type {type(value).__name__}")
 
@@ -274,11 +266,6 @@ def _generic(key: tuple[str, ...]) -> tuple[str, ...]:
     return (key[0], _ANY, *key[2:]) if len(key) > 1 and key[0] == "outputs" else key
 
 
-def _did_you_mean(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]}?" if near else f"; valid here: {', '.join(names)}"
-
-
 def _suggestion(key: tuple[str, ...]) -> str:
     """What was meant by an unknown key: the nearest sibling, else a key of that name in another section."""
     keys = list(_schema())
@@ -286,8 +273,7 @@ def _suggestion(key: tuple[str, ...]) -> str:
     siblings = [known[-1] for known in keys if known[:-1] == section]
     if tuple(name.split(".")) in keys:
         return f"; nest it: `{name.replace('.', ': {')}: …" + "}" * name.count(".") + "`"
-    near = difflib.get_close_matches(name.lower(), siblings, 1)
-    if near:
+    if near := difflib.get_close_matches(name.lower(), siblings, 1):
         return f"; did you mean {'.'.join((*key[:-1], near[0]))}?"
     elsewhere = difflib.get_close_matches(name.lower(), [known[-1] for known in keys], 1, cutoff=0.85)
     for known in keys:

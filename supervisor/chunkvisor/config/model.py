@@ -1,7 +1,7 @@
-"""The configuration of a run as validated, frozen models.
+"""The configuration of a run as validated, frozen models; `load` reads the YAML and puts errors into words.
 
-It never reads a file: `load` reads the YAML and puts errors into words. A wrong value raises
-pydantic.ValidationError, with the errors of `values` beside pydantic's own for missing and unknown keys.
+The docstring of a key is its description in the JSON Schema. A wrong value raises pydantic.ValidationError, with the
+errors of `values` beside pydantic's own for missing and unknown keys.
 """
 
 import os
@@ -22,35 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from chunkvisor.config.values import (
-    SENTENCE_TRANSFORMERS,
-    Addresses,
-    Devices,
-    Encoder,
-    EnvName,
-    EnvValue,
-    FilePath,
-    Flag,
-    Folder,
-    Memory,
-    Name,
-    NotNegative,
-    OneToSixteen,
-    OutputName,
-    PlainValues,
-    Positive,
-    PositiveAutoOrNull,
-    PositiveOrAuto,
-    PositiveOrNull,
-    Seconds,
-    Shards,
-    Sources,
-    UpToEight,
-    empty,
-    expected,
-    joined,
-    refused,
-)
+from chunkvisor.config import values
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, refused
 
 RESERVED_NAMES = frozenset(
     {
@@ -127,7 +100,13 @@ def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConf
 class Section(BaseModel):
     """What all sections have in common: unknown keys are refused, nothing changes after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -138,28 +117,20 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """`model`: which model makes the vectors."""
 
-    encoder: Encoder = Field(
-        default=SENTENCE_TRANSFORMERS, description='"sentence-transformers", or "package.module:factory" of a plug-in.'
-    )
-    name: Annotated[Name, expected("the name of a model or of a local folder", text=True)] = Field(
-        description="Hub id or local folder; a plug-in gets it as it stands."
-    )
-    revision: Annotated[Name | None, expected("a branch, tag or commit hash, or null", text=True)] = Field(
-        default=None,
-        description="Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch.",
-    )
-    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Field(
-        default=Dtype.AUTO, description="Type of the weights on the device; auto = the checkpoint's own."
-    )
-    max_length: PositiveOrNull = Field(
-        default=None, description="Longer texts are cut after so many tokens; null = the model's own limit."
-    )
-    trust_remote_code: Flag = Field(
-        default=False, description="Run code that comes with the model; only for models you trust."
-    )
-    kwargs: PlainValues = Field(
-        default={}, description="More arguments for the model's constructor, such as attn_implementation."
-    )
+    encoder: values.Encoder = SENTENCE_TRANSFORMERS
+    """"sentence-transformers", or "package.module:factory" of a plug-in."""
+    name: Annotated[values.Name, expected("the name of a model or of a local folder", text=True)]
+    """Hub id or local folder; a plug-in gets it as it stands."""
+    revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
+    """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
+    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
+    """Type of the weights on the device; auto = the checkpoint's own."""
+    max_length: values.PositiveOrNull = None
+    """Longer texts are cut after so many tokens; null = the model's own limit."""
+    trust_remote_code: values.Flag = False
+    """Run code that comes with the model; only for models you trust."""
+    kwargs: values.PlainValues = {}
+    """More arguments for the model's constructor, such as attn_implementation."""
 
     @property
     def is_plugin(self) -> bool:
@@ -188,21 +159,20 @@ class ModelConfig(Section):
 class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
-    batch_size: PositiveOrAuto = Field(
-        default="auto", description="Rows in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in)."
-    )
-    batch_tokens: PositiveAutoOrNull = Field(
-        default="auto",
-        description="Padded tokens in a batch, at most; null = rows alone decide (then batch_size auto is 32).",
-    )
-    normalize: Flag = Field(default=False, description="Scale every vector to length 1.")
-    prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = Field(
-        default=None, description="Put before every text; not together with prompt_name."
-    )
-    prompt_name: Annotated[Name | None, expected("the name of one of the model's prompts, or null", text=True)] = Field(
-        default=None, description="One of the model's own prompts, by name; not together with prompt."
-    )
-    truncate_dim: PositiveOrNull = Field(default=None, description="Keep only so many leading dimensions; null = all.")
+    batch_size: values.PositiveOrAuto = "auto"
+    """Rows in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in)."""
+    batch_tokens: values.PositiveAutoOrNull = "auto"
+    """Padded tokens in a batch, at most; null = rows alone decide (then batch_size auto is 32)."""
+    normalize: values.Flag = False
+    """Scale every vector to length 1."""
+    prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = None
+    """Put before every text; not together with prompt_name."""
+    prompt_name: Annotated[
+        values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
+    ] = None
+    """One of the model's own prompts, by name; not together with prompt."""
+    truncate_dim: values.PositiveOrNull = None
+    """Keep only so many leading dimensions; null = all."""
 
     @field_validator("prompt_name")
     @classmethod
@@ -215,18 +185,17 @@ class EncodeConfig(Section):
 class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
-    size: PositiveOrAuto = Field(
-        default=1000, description="Distinct texts in a chunk; auto = as many as a worker does in about 40 s."
-    )
-    keep: Flag = Field(default=False, description="Keep the chunk files once the final file is verified.")
+    size: values.PositiveOrAuto = 1000
+    """Distinct texts in a chunk; auto = as many as a worker does in about 40 s."""
+    keep: values.Flag = False
+    """Keep the chunk files once the final file is verified."""
 
 
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: PositiveAutoOrNull = Field(
-        default=None, description="Distinct texts in a chunk of this output; null = chunk.size."
-    )
+    size: values.PositiveAutoOrNull = None
+    """Distinct texts in a chunk of this output; null = chunk.size."""
 
 
 class WorkersConfig(Section):
@@ -237,89 +206,78 @@ class WorkersConfig(Section):
         description="fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the "
         "model; auto = warm where that works. A retry is always fresh.",
     )
-    standby: UpToEight = Field(
-        default=1, description="Workers prepared ahead, per device: the next chunk need not wait for imports."
-    )
-    per_device: OneToSixteen = Field(default=1, description="Workers that compute on one device at a time.")
+    standby: values.UpToEight = 1
+    """Workers prepared ahead, per device: the next chunk need not wait for imports."""
+    per_device: values.OneToSixteen = 1
+    """Workers that compute on one device at a time."""
 
 
 class EngineConfig(Section):
     """`engine`: where workers run."""
 
-    kind: Annotated[EngineKind, expected('"local" or "ray"')] = Field(
-        default=EngineKind.LOCAL, description="local = on this machine; ray = on the nodes of a Ray cluster."
-    )
-    address: Annotated[Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = Field(
-        default="auto", description="Address of the Ray cluster; auto = the one that this machine belongs to."
-    )
-    shared: Flag = Field(
-        default=False, description="The nodes see the workdir under the same path: nothing is sent to and fro."
-    )
+    kind: Annotated[EngineKind, expected('"local" or "ray"')] = EngineKind.LOCAL
+    """local = on this machine; ray = on the nodes of a Ray cluster."""
+    address: Annotated[values.Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
+    """Address of the Ray cluster; auto = the one that this machine belongs to."""
+    shared: values.Flag = False
+    """The nodes see the workdir under the same path: nothing is sent to and fro."""
 
 
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
-    attempts: Positive = Field(
-        default=3, description="Tries of a chunk for one cause; halving after GPU OOM is counted apart."
-    )
-    min_batch_size: Positive = Field(default=1, description="Halving after GPU OOM stops at so many rows.")
-    startup_timeout: Seconds = Field(
-        default=600.0, description="Seconds from the start of a worker to its first batch."
-    )
-    stall_timeout: Seconds = Field(default=300.0, description="Seconds without progress after which a worker is ended.")
-    wait_timeout: Seconds = Field(default=600.0, description="Seconds to wait for a busy GPU, a full disk or the hub.")
-    on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = Field(
-        default=OnBadRow.QUARANTINE, description="quarantine = the row becomes NaN and is listed; fail = the run halts."
-    )
-    max_bad_rows: NotNegative = Field(
-        default=100,
-        description="More quarantined rows than this are the config's fault, not the data's: the run halts.",
-    )
+    attempts: values.Positive = 3
+    """Tries of a chunk for one cause; halving after GPU OOM is counted apart."""
+    min_batch_size: values.Positive = 1
+    """Halving after GPU OOM stops at so many rows."""
+    startup_timeout: values.Seconds = 600.0
+    """Seconds from the start of a worker to its first batch."""
+    stall_timeout: values.Seconds = 300.0
+    """Seconds without progress after which a worker is ended."""
+    wait_timeout: values.Seconds = 600.0
+    """Seconds to wait for a busy GPU, a full disk or the hub."""
+    on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
+    """quarantine = the row becomes NaN and is listed; fail = the run halts."""
+    max_bad_rows: values.NotNegative = 100
+    """More quarantined rows than this are the config's fault, not the data's: the run halts."""
 
 
 class IngestConfig(Section):
     """`ingest`: how sources are read."""
 
-    memory_limit: Memory = Field(
-        default=ByteSize(1 << 30), description='Memory for reading the sources, in bytes or like "1GiB".'
-    )
+    memory_limit: values.Memory = ByteSize(1 << 30)
+    """Memory for reading the sources, in bytes or like "1GiB"."""
 
 
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
-    textfile: FilePath | None = Field(
-        default=None, description="File kept up to date in Prometheus' text format; null = none."
-    )
+    textfile: values.FilePath | None = None
+    """File kept up to date in Prometheus' text format; null = none."""
 
 
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: Sources = Field(
-        description="File, glob pattern or list of them: .csv .tsv .jsonl .ndjson .parquet .txt, plain or .gz or .zst."
-    )
-    template: Annotated[Name | None, expected("a template: text with columns in braces", text=True)] = Field(
-        default=None,
-        description='Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text.',
-    )
-    sql: Annotated[Name | None, expected("an SQL expression over the columns", text=True)] = Field(
-        default=None, description="SQL expression over the columns, in DuckDB's dialect."
-    )
+    source: values.Sources
+    """File, glob pattern or list of them: .csv .tsv .jsonl .ndjson .parquet .txt, plain or .gz or .zst."""
+    template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
+    """Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text."""
+    sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
+    """SQL expression over the columns, in DuckDB's dialect."""
     # After the other two, so that its validator sees them.
-    column: Annotated[Name | None, expected("the name of a column", text=True)] = Field(
-        default=None,
-        validate_default=True,
-        description="Column whose text is encoded; a .txt source has one, called text.",
+    column: Annotated[values.Name | None, expected("the name of a column", text=True)] = Field(
+        default=None, validate_default=True
     )
-    skip_blank: Flag = Field(default=False, description="Blank lines of a .txt source are no rows.")
-    shards: Shards = Field(
-        default=None,
-        description="Number of files to spread the rows over, in a folder of the output's name; null = one file.",
-    )
-    encode: EncodeConfig = Field(default=EncodeConfig(), description="Overrides of encode.* for this output.")
-    chunk: OutputChunkConfig = Field(default=OutputChunkConfig(), description="Override of chunk.size for this output.")
+    """Column whose text is encoded; a .txt source has one, called text."""
+    skip_blank: values.Flag = False
+    """Blank lines of a .txt source are no rows."""
+    shards: values.Shards = None
+    """Number of files to spread the rows over, in a folder of the output's name; null = one file."""
+    encode: EncodeConfig = EncodeConfig()
+    """Overrides of encode.* for this output."""
+    chunk: OutputChunkConfig = OutputChunkConfig()
+    """Override of chunk.size for this output."""
 
     @field_validator("column")
     @classmethod
@@ -340,30 +298,32 @@ class OutputConfig(Section):
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
-    workdir: Folder = Field(description="Folder of all state and all final files.")
-    model: ModelConfig = Field(description="Which model makes the vectors.")
-    encode: EncodeConfig = Field(default=EncodeConfig(), description="How texts become vectors.")
-    chunk: ChunkConfig = Field(default=ChunkConfig(), description="The unit of work that one worker process does.")
-    device: Devices = Field(
-        default=("cuda",),
-        description="cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself.",
-    )
-    workers: WorkersConfig = Field(default=WorkersConfig(), description="How worker processes are started.")
-    engine: EngineConfig = Field(default=EngineConfig(), description="Where workers run.")
-    recovery: RecoveryConfig = Field(
-        default=RecoveryConfig(), description="What is tried before rows or the run are given up."
-    )
-    env: Annotated[dict[EnvName, EnvValue], BeforeValidator(empty)] = Field(
-        default={}, description="More environment for the workers."
-    )
-    ingest: IngestConfig = Field(default=IngestConfig(), description="How sources are read.")
-    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Figures for a monitoring system.")
-    notify: Addresses = Field(
-        default=(), description="Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."
-    )
-    outputs: Annotated[dict[OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)] = Field(
-        description="The final files, one entry each."
-    )
+    workdir: values.Folder
+    """Folder of all state and all final files."""
+    model: ModelConfig
+    """Which model makes the vectors."""
+    encode: EncodeConfig = EncodeConfig()
+    """How texts become vectors."""
+    chunk: ChunkConfig = ChunkConfig()
+    """The unit of work that one worker process does."""
+    device: values.Devices = ("cuda",)
+    """cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself."""
+    workers: WorkersConfig = WorkersConfig()
+    """How worker processes are started."""
+    engine: EngineConfig = EngineConfig()
+    """Where workers run."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """What is tried before rows or the run are given up."""
+    env: Annotated[dict[values.EnvName, values.EnvValue], BeforeValidator(empty)] = {}
+    """More environment for the workers."""
+    ingest: IngestConfig = IngestConfig()
+    """How sources are read."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Figures for a monitoring system."""
+    notify: values.Addresses = ()
+    """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
+    outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
+    """The final files, one entry each."""
 
     def effective_encode(self, output: str) -> EncodeConfig:
         """`encode` with the overrides of that output; an own prompt replaces a general prompt_name, and vice versa."""

@@ -1,7 +1,6 @@
 """The config's JSON Schema, for editors: they complete keys, show descriptions and mark what is wrong.
 
-It never refuses what the loader takes. What only the loader can know, such as two keys that exclude each other, it
-leaves to it.
+It takes all that the loader takes, and more: what only the loader can know, such as two keys that exclude each other.
 """
 
 from collections.abc import Callable

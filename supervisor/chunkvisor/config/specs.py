@@ -1,10 +1,18 @@
-"""What a config says of a model and of its use, in the form in which worker processes get it.
-
-Pure: it never resolves a model.
-"""
+"""What a config says of a model, of its use and of its batches, in the form in which workers get it. Pure."""
 
 from chunkvisor.config.model import EncodeConfig, ModelConfig
-from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+AUTO_ROWS = 32
+"""Rows of a batch where no token budget holds, as sentence-transformers has it."""
+
+AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
+"""Padded tokens of a batch for `encode.batch_tokens: auto`. On a CPU more of them fall out of the cores' caches; on a
+GPU this is 64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches before."""
+
+PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
+"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured (docs/performance.md), on
+a GPU the ten milliseconds or so in which it waits for the kernels of a deep model to be launched."""
 
 
 def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:
@@ -24,3 +32,17 @@ def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> Mo
 def encode_spec(encode: EncodeConfig) -> EncodeSpec:
     """What shapes the vectors; batches do not."""
     return EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim)
+
+
+def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
+    """Limits of one output's batches, `auto` resolved for the device; what a run learns narrows them later.
+
+    A plug-in batches by rows alone, since its tokens cannot be counted.
+    """
+    rows = None if encode.batch_size == "auto" else int(encode.batch_size)
+    if plugin or encode.batch_tokens is None:
+        return Limits(rows or AUTO_ROWS)
+    measured = encode.batch_tokens == "auto" and device_kind == "cuda"
+    tokens = AUTO_TOKENS[device_kind] if encode.batch_tokens == "auto" else int(encode.batch_tokens)
+    # No text has less than one token, so a row cap of as many rows as tokens caps nothing.
+    return Limits(rows or tokens, tokens, padding=PADDING_TOKENS[device_kind], measured=measured)

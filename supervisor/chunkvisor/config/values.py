@@ -1,7 +1,7 @@
 """The kinds of value that config keys hold, each with the one sentence that says what would be right.
 
-It never names a key, reads a file, or asks the machine anything but whether a path exists. A wrong value is an error of
-type `expected` (context: `what` would be right), `too_large` (`most`) or `refused` (a `sentence` of its own).
+A wrong value is an error of type `expected` (context: `what` would be right), `too_large` (`most`) or `refused` (a
+`sentence` of its own).
 """
 
 import glob
@@ -21,6 +21,7 @@ from pydantic import (
     JsonValue,
     SecretStr,
     StrictBool,
+    StrictInt,
     StrictStr,
     ValidationError,
     ValidationInfo,
@@ -164,22 +165,17 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 Name = Annotated[StrictStr, Field(min_length=1)]
 Flag = Annotated[StrictBool, expected("true or false")]
-_Count = Annotated[int, Field(strict=True, ge=1, le=_MOST), BeforeValidator(number)]
+_AS_WRITTEN = BeforeValidator(number)
+_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _AS_WRITTEN]
 Positive = Annotated[_Count, expected("a positive whole number")]
 PositiveOrNull = Annotated[_Count | None, expected("a positive whole number or null")]
 PositiveOrAuto = Annotated[_Count | Literal["auto"], expected('a positive whole number or "auto"')]
 PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected('a positive whole number, "auto" or null')]
-NotNegative = Annotated[
-    int, Field(strict=True, ge=0, le=_MOST), BeforeValidator(number), expected("a whole number, 0 or more")
-]
-UpToEight = Annotated[
-    int, Field(strict=True, ge=0, le=8), BeforeValidator(number), expected("a whole number from 0 to 8")
-]
-OneToSixteen = Annotated[
-    int, Field(strict=True, ge=1, le=16), BeforeValidator(number), expected("a whole number from 1 to 16")
-]
+NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
+UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
+OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]
 Shards = Annotated[
-    Annotated[int, Field(strict=True, ge=1, le=MOST_SHARDS), BeforeValidator(number)] | None,
+    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _AS_WRITTEN] | None,
     expected("a whole number from 1 to 10,000, or null"),
 ]
 Seconds = Annotated[

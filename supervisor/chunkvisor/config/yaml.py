@@ -1,6 +1,6 @@
-"""YAML text as plain values that remember their lines.
+"""YAML text as plain values that remember their lines: mappings, lists, text, numbers, true, false and null.
 
-It never builds anything but mappings, lists, text, numbers, true, false and null, and knows no key of the config.
+Why PyYAML, and no more of it than its parser: docs/how-it-works.md, "Decisions".
 """
 
 import re
@@ -34,20 +34,22 @@ _PLAIN_WORDS: list[tuple[str, str, list[str]]] = [
 YAML 1.1 as PyYAML reads it, less what surprises in a config (dates, 010 = 8, 1:30 = 90), and with 1e3 as a number.
 """
 
-
-def _float(text: str) -> float:
-    return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-
-
 _VALUE_OF: dict[str, Callable[[str], Any]] = {
     "str": str,
     "null": lambda _: None,
-    "bool": lambda text: {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}[
-        text.lower()
-    ],
+    "bool": lambda text: {"yes": 1, "true": 1, "on": 1, "no": 0, "false": 0, "off": 0}[text.lower()] == 1,
     "int": lambda text: int(text.replace("_", "")),
-    "float": lambda text: _float(text.lower()),
+    "float": lambda text: float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan")),
 }
+
+_SYNTAX = (
+    ("'\\t'", "a tab stands where YAML takes only spaces"),
+    ("mapping values are not allowed", 'a ": " too many, or wrong indentation; text that holds ": " needs quotes'),
+    ("alias", "text that begins with * needs quotes"),
+    ("cannot start any token", "text that begins with this character needs quotes"),
+    ("another document", "a second document begins here; a config is one"),
+)
+"""What PyYAML says, and what it means in a config; the first that fits."""
 
 
 class YamlError(Exception):
@@ -76,8 +78,7 @@ def parse(text: str) -> Document:
     """The document in the text. Raises YamlError."""
     document = Document()
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        node = _Loader(text).get_single_node()
         if node is not None:
             document.value = _Reader(document).value_of(node, (), 0)
     except RecursionError:
@@ -113,20 +114,21 @@ class _Reader:
             raise YamlError(_line(node), f"more than {_MOST_VALUES:,} values, each use of an alias (*name) counted")
         if level > _MOST_LEVELS:
             raise YamlError(_line(node), f"nested more than {_MOST_LEVELS} levels deep, aliases (*name) followed")
-        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+        kind = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._mapping(node, key, level)
-        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
             items = []
             for position, item in enumerate(node.value):
                 self.document.lines[*key, position] = _line(item)
                 items.append(self.value_of(item, (*key, position), level + 1))
             return items
-        if isinstance(node, yaml.ScalarNode) and node.tag.removeprefix(_TAG) in _VALUE_OF:
+        if isinstance(node, yaml.ScalarNode) and kind in _VALUE_OF:
             self.document.written[key] = node.value
             try:
-                return _VALUE_OF[node.tag.removeprefix(_TAG)](node.value)
+                return _VALUE_OF[kind](node.value)
             except (ValueError, KeyError):  # an explicit tag such as !!int on other text, or thousands of digits
-                self._problem(node, f"{_short(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}")
+                self._problem(node, f"{_short(node.value)} cannot be read as {kind}")
                 return node.value
         self._problem(node, f"the tag {_short(node.tag.replace(_TAG, '!!'))} has no place in a config")
         return None
@@ -134,30 +136,31 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, key: Key, level: int) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
-        for name_node, value_node in node.value:
+        # What is merged first, so that a key's own place and spelling are noted over it.
+        for name_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
             if name_node.tag == _TAG + "merge":
-                sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                for source in reversed(sources):  # the first one wins
-                    values = self.value_of(source, key, level + 1)
-                    merged.update(values if isinstance(values, dict) else {})
-                    if not isinstance(values, dict):
-                        self._problem(source, "<< takes a mapping")
-        for name_node, value_node in node.value:
-            if name_node.tag == _TAG + "merge":
-                continue
-            if not isinstance(name_node, yaml.ScalarNode):
+                merged |= self._merged(value_node, key, level)
+            elif not isinstance(name_node, yaml.ScalarNode):
                 self._problem(name_node, "a key must be a single word or text")
-                continue
-            name, line = name_node.value, _line(name_node)
-            if name in first_lines:
-                before = first_lines[name]
-                dotted = ".".join(str(part) for part in (*key, name))
-                self._problem(name_node, f"{dotted}: this key stands twice, in lines {before} and {line}; keep one")
-            first_lines[name] = line
-            self.document.lines[*key, name] = line
-            own[name] = self.value_of(value_node, (*key, name), level + 1)
+            else:
+                name, line = name_node.value, _line(name_node)
+                if name in own:
+                    before, dotted = self.document.lines[*key, name], ".".join(map(str, (*key, name)))
+                    self._problem(name_node, f"{dotted}: this key stands twice, in lines {before} and {line}; keep one")
+                self.document.lines[*key, name] = line
+                own[name] = self.value_of(value_node, (*key, name), level + 1)
         return {**merged, **own}
+
+    def _merged(self, node: yaml.Node, key: Key, level: int) -> dict[str, Any]:
+        """What `<<: node` brings in; of several mappings, the first one wins."""
+        merged: dict[str, Any] = {}
+        for source in reversed(node.value if isinstance(node, yaml.SequenceNode) else [node]):
+            values = self.value_of(source, key, level + 1)
+            if isinstance(values, dict):
+                merged |= values
+            else:
+                self._problem(source, "<< takes a mapping")
+        return merged
 
     def _problem(self, node: yaml.Node, sentence: str) -> None:
         self.document.problems.append((_line(node), sentence))
@@ -178,20 +181,12 @@ def _syntax_error(text: str, error: yaml.MarkedYAMLError) -> YamlError:
     if "stream end" in problem or "end of stream" in problem:
         mark = error.context_mark or mark
         problem = "a quote, bracket or brace that begins here is not closed"
-    elif r"'\t'" in problem:
-        problem = "a tab stands where YAML takes only spaces"
-    elif "mapping values are not allowed" in problem:
-        problem = 'a ": " too many, or wrong indentation; text that holds ": " needs quotes'
-    elif "alias" in (error.context or "") or "undefined alias" in problem:
-        problem = "text that begins with * needs quotes"
-    elif "cannot start any token" in problem:
-        problem = "text that begins with this character needs quotes"
-    elif "another document" in problem:
-        problem = "a second document begins here; a config is one"
     elif "could not find expected ':'" in problem:
         mark = error.context_mark or mark
         problem = 'a key without ": " after it'
+    else:
+        said = f"{problem} {error.context or ''}"
+        problem = next((meaning for words, meaning in _SYNTAX if words in said), problem)
     line = (mark.line if mark else 0) + 1
-    lines = text.split("\n")
-    offending = lines[line - 1] if line <= len(lines) else ""
+    offending = "".join(text.split("\n")[line - 1 : line])
     return YamlError(line, f"not valid YAML: {problem}" + (f": {_short(offending)}" if offending.strip() else ""))

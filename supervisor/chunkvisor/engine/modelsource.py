@@ -5,8 +5,10 @@ It never loads a model, and asks the hub only in a child process: workers run of
 
 import hashlib
 import json
+import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
+
+_REMEDY = "check model.name: the folder of a model (relative to the config file), or its hub id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,7 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     """
     folder = Path(model.name)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
-    if not any(path.name == "config.json" or path.name == "modules.json" for path in files):
-        raise config_error(
-            f"{folder} holds no model: it has neither config.json nor modules.json",
-            remedy="check model.name: the folder of a model, or its hub id",
-        )
+    _require_model(model.name, {path.name for path in files})
     known = _known_stamps(cache)
     stamps = {}
     for path in files:
@@ -92,42 +92,49 @@ def resolve_hub(
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
     waited_s = 0.0
     while True:
-        found, verdict = fetch_model(model.name, revision, backend, scratch, on_wait)
-        if found is not None:
-            write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
-            return ModelSource(found["path"], found["revision"])
-        assert verdict is not None
-        step = decide(verdict, History(waited_s=waited_s), budget)
+        found = fetch_model(model.name, revision, backend, scratch, on_wait)
+        if isinstance(found, ModelSource):
+            snapshot = Snapshot(model.name, model.revision, str(found.path), str(found.revision))
+            write_sealed(cache, asdict(snapshot))
+            return found
+        step = decide(found, History(waited_s=waited_s), budget)
         if not isinstance(step, Wait):
             raise Halt(
-                ExitCode(verdict.exit_code or ExitCode.CONFIG),
+                ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be had",
-                why=verdict.reason,
-                remedy=verdict.remedy,
+                why=found.reason,
+                remedy=found.remedy,
                 log=AttemptFiles(scratch).log,
             )
-        pause(step.delay_s, verdict.reason)
+        pause(step.delay_s, found.reason)
         waited_s += step.delay_s
 
 
 def fetch_model(
-    name: str, revision: str | None, backend: str, scratch: Path, on_wait: Callable[[], None]
-) -> tuple[dict[str, str] | None, Verdict | None]:
-    """(`path` and `revision` of the snapshot, None), or (None, why the child that asks the hub has none).
+    name: str,
+    revision: str | None,
+    backend: str,
+    scratch: Path,
+    on_wait: Callable[[], None],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = math.inf,
+) -> ModelSource | Verdict:
+    """The snapshot, or why the child that asks the hub has none.
 
-    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, TimeoutError, and what `on_wait`
+    raises.
     """
     files = AttemptFiles(scratch)
     scratch.mkdir(mode=0o700, exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
-    returncode = run_child(command, files.log, on_wait)
+    returncode = run_child(command, files.log, on_wait, environment, timeout_s)
     try:
         found = json.loads(read_bounded(files.result) or b"")
-        return {"path": str(found["path"]), "revision": str(found["revision"])}, None
+        return ModelSource(str(found["path"]), str(found["revision"]))
     except (ValueError, KeyError, TypeError):
-        return None, judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
+        return judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
@@ -139,6 +146,29 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     if snapshot is None or (snapshot.name, snapshot.asked) != (model.name, model.revision):
         return None
     return ModelSource(snapshot.path, snapshot.revision)
+
+
+def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
+    """Where the model's files are, if that can be told without asking the hub or reading them; else None.
+
+    Raises Halt (78) where `model.name` is a path without a model.
+    """
+    if os.path.isdir(model.name):  # noqa: PTH112 - Path.is_dir raises for long names
+        try:
+            names = set(os.listdir(model.name))  # noqa: PTH208 - the names alone are wanted
+        except OSError as error:
+            raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
+        _require_model(model.name, names)
+        return ModelSource(model.name, model.revision)
+    if model.name.startswith(("/", "./", "../", "~")):
+        raise config_error(f"there is no model folder {model.name}", remedy=_REMEDY)
+    pinned = pinned_source(cache, model)
+    return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
+
+
+def _require_model(folder: str, names: Set[str]) -> None:
+    if names.isdisjoint({"config.json", "modules.json"}):
+        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=_REMEDY)
 
 
 def _known_stamps(cache: Path) -> dict[str, Stamp]:

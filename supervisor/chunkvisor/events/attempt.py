@@ -100,8 +100,6 @@ class AttemptInterrupted(FailureEvent):
 
 @event("{output} chunk {chunk}: the worker crashed after its work was done, which counts", Severity.CARE)
 class LateCrash(ChunkEvent):
-    """The worker crashed after it had committed its result."""
-
     returncode: Signed = 0
 
 
@@ -142,16 +140,12 @@ class BatchesKept(ChunkEvent):
 
 @event("{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow", Severity.CARE)
 class ChunkSplit(ChunkEvent):
-    """Texts of the chunk are tried in smaller groups."""
-
     texts: int = 0
     parts: int = 0
 
 
 @event("{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}", Severity.LOSS)
 class Quarantined(Event):
-    """A text that fails alone gets no vector."""
-
     output: str
     row: int
     place: str = ""
@@ -161,13 +155,9 @@ class Quarantined(Event):
 
 @event("{output} chunk {chunk} is given up for this run: {reason}", Severity.LOSS)
 class ChunkSetAside(ChunkEvent):
-    """The chunk has failed too often for this run."""
-
     reason: str = ""
 
 
 @event("{output} chunk {chunk} is damaged and will be computed again: {why}", Severity.CARE)
 class ChunkDamaged(ChunkEvent):
-    """A committed chunk does not hold any more."""
-
     why: str = ""

@@ -1,7 +1,4 @@
-"""Makes events out of names and plain values: a journal's lines, a node's reports, what the loop tells.
-
-Pure. What comes from another version, or is damaged, is passed over; what our own code tells has to be right.
-"""
+"""Makes events of a journal's lines and a node's reports; what is damaged or of another version is passed over."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -43,20 +40,6 @@ def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
     return kind(*values)
 
 
-def event_told(event: Event | str, details: Mapping[str, Any]) -> Event:
-    """The event that our own code tells, by itself or by name. Raises ValueError for what no event has."""
-    if isinstance(event, Event):
-        return event
-    found = event_of(event, details)
-    known = {field.name: field.read for field in _fields_of(event)} if event in KINDS else {}
-    wrong = [
-        key for key, value in details.items() if key not in known or (value is not None and known[key](value) is None)
-    ]
-    if found is None or wrong:
-        raise ValueError(f"there is no event {event} with {dict(details)!r}; wrong: {wrong or 'name or missing field'}")
-    return found
-
-
 @functools.cache
 def _fields_of(name: str) -> tuple[_Field, ...]:
     hints, found = get_type_hints(KINDS[name], include_extras=True), []
@@ -66,32 +49,33 @@ def _fields_of(name: str) -> tuple[_Field, ...]:
     return tuple(found)
 
 
+def _reader(kinds: Any, least: float = 0) -> Read:
+    """Reads numbers of these types from `least` on; NaN and a truth value are none."""
+
+    def read(value: Any) -> Any:
+        return value if isinstance(value, kinds) and type(value) is not bool and least <= value < _MOST else None
+
+    return read
+
+
+_count, _signed, _any_number = _reader(int), _reader(int, -_MOST), _reader(int | float, -_MOST)
+
+
+def _number(value: object) -> float | None:
+    return None if _any_number(value) is None else float(_any_number(value))
+
+
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
 def _flag(value: object) -> bool | None:
-    return value if type(value) is bool else None
-
-
-def _signed(value: object) -> int | None:
-    return value if isinstance(value, int) and type(value) is not bool and -_MOST < value < _MOST else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and type(value) is not bool and 0 <= value < _MOST else None
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and type(value) is not bool and -_MOST < value < _MOST  # NaN is not
-    return float(value) if usable else None
+    return value if isinstance(value, bool) else None
 
 
 def _all_of(read: Read) -> Read:
     def read_all(values: object) -> tuple[Any, ...] | None:
-        if not isinstance(values, list | tuple):
-            return None
-        found = tuple(read(value) for value in values)
+        found = tuple(read(value) for value in values) if isinstance(values, list | tuple) else (None,)
         return None if None in found else found
 
     return read_all
@@ -104,8 +88,6 @@ def _seconds(values: object) -> dict[str, float] | None:
 
 
 def _tier(value: object) -> Tier | None:
-    if isinstance(value, Tier):
-        return value
     if not isinstance(value, dict):
         return None
     least, rows = _count(value.get("min_length")), _count(value.get("rows"))

@@ -14,15 +14,11 @@ class LookingForGpus(Event):
     Severity.CARE,
 )
 class GpusGuessed(Event):
-    """Some GPUs are known by their device files alone."""
-
     count: int
 
 
 @event("a GPU has fallen off the bus, and the others are taken; nvidia-smi says: {why}", Severity.LOSS)
 class GpuLost(Event):
-    """nvidia-smi tells of a lost GPU before the run begins."""
-
     why: str = ""
 
 
@@ -42,8 +38,6 @@ class DevicesChecked(Event):
 
 @event("node {node} works from now on, on {device}")
 class NodeJoined(Event):
-    """A node of the cluster works from now on."""
-
     node: str
     device: str
     """All its devices, with commas."""
@@ -53,8 +47,6 @@ class NodeJoined(Event):
 
 @event("node {node} is lost, {left} devices go on; its chunks are done elsewhere: {why}", Severity.CARE)
 class NodeLost(Event):
-    """A node is gone."""
-
     node: str
     left: int = 0
     """Devices that still work."""
@@ -72,8 +64,6 @@ class NodeSetAside(Event):
 
 @event("{device} is left out from now on, {left} go on: {why}", Severity.LOSS)
 class DeviceDropped(Event):
-    """A device cannot do the job."""
-
     device: str
     left: int = 0
     why: str = ""
@@ -81,8 +71,6 @@ class DeviceDropped(Event):
 
 @event("{device}: waiting, {why}", Severity.CARE)
 class GpuBusy(Event):
-    """Somebody else uses the GPU."""
-
     device: str
     why: str = ""
 
@@ -126,6 +114,4 @@ class TemplateFailed(TemplateEvent):
 
 @event("from now on every worker is a new interpreter; the template process failed: {reason}", Severity.CARE)
 class WarmGivenUp(TemplateEvent):
-    """Every worker is started fresh from now on."""
-
     reason: str = ""

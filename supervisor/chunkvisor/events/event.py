@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 KINDS: dict[str, type["Event"]] = {}
 """By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
@@ -68,11 +68,8 @@ def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type
     return make
 
 
-class Emit(Protocol):
-    """Tells an event to the journal and to the observers."""
-
-    def __call__(self, event: Event | str, /, **details: Any) -> None:
-        """The event itself; or its name and details, which have to be those of its class."""
+Emit: TypeAlias = Callable[[Event], None]
+"""Tells an event to the journal and to the observers."""
 
 
 def plain(text: str) -> str:

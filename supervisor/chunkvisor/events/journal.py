@@ -1,6 +1,6 @@
 """The journal: what happened, one JSON object a line, in order.
 
-It never decides anything: a lost, torn or damaged journal costs the story, not a single row.
+Nothing is decided by it: with a lost, torn or damaged journal what happened is forgotten, not a single row.
 
 Now and then a line holds the state that all lines before it come to, so that `status` reads the end alone, however long
 the journal is.

@@ -5,15 +5,11 @@ from chunkvisor.events.event import Event, Severity, event
 
 @event("{output}: reading its source")
 class Staging(Event):
-    """Its source is being read."""
-
     output: str
 
 
 @event("{output}: {rows:,} rows, {distinct:,} distinct texts")
 class Staged(Event):
-    """Its source has been read."""
-
     output: str
     rows: int
     distinct: int
@@ -35,8 +31,6 @@ class OutputOpened(Event):
 
 @event("{output}: complete already, {rows:,} rows x {dimension}, {path}")
 class OutputAlreadyComplete(Event):
-    """An earlier run has made its final file."""
-
     output: str
     rows: int
     dimension: int = 0
@@ -45,24 +39,18 @@ class OutputAlreadyComplete(Event):
 
 @event("{output}: joining {chunks:,} chunks")
 class Assembling(Event):
-    """Its chunks are being joined."""
-
     output: str
     chunks: int = 0
 
 
 @event("{output}: waiting for disk space: {reason}", Severity.CARE)
 class WaitingToJoin(Event):
-    """There is no room for its final file."""
-
     output: str
     reason: str
 
 
 @event("{output}: complete, {rows:,} rows x {dimension}, {path}")
 class OutputComplete(Event):
-    """It has its final file."""
-
     output: str
     rows: int
     dimension: int = 0

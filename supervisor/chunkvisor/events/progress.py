@@ -1,7 +1,4 @@
-"""What the state of a run is made of: how far outputs, workers and devices are, as plain values that go into JSON.
-
-Pure: `state` keeps them.
-"""
+"""What the state of a run is made of: how far outputs, workers and devices are, as plain values that go into JSON."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -18,8 +18,6 @@ class Invoked(Event):
 
 @event("ended {count} processes that an earlier run had left behind")
 class OrphansEnded(Event):
-    """Processes of an earlier run were still there."""
-
     count: int
     pids: tuple[int, ...] = ()
 
@@ -50,8 +48,6 @@ class Note(Event):
 
 @event("asking the hub for {model}")
 class Resolving(Event):
-    """The hub is asked for the model."""
-
     model: str
 
 
@@ -64,15 +60,11 @@ class CheckingModel(Event):
 
 @event("waiting for {who}, which prepares or joins what belongs to all slices")
 class WaitingForTurn(Event):
-    """Another slice prepares or joins."""
-
     who: str
 
 
 @event("nothing is started for {delay_s:.0f} s: {reason}", Severity.CARE)
 class Waiting(Event):
-    """Nothing is started for a while."""
-
     delay_s: float
     reason: str
     outcome: str = ""
@@ -102,8 +94,6 @@ class LimitsWidened(LimitsEvent):
 
 @event("{signal}: finishing the chunks under way; once more stops at once")
 class Draining(Event):
-    """Somebody has asked the run to stop."""
-
     signal: str = ""
 
 
@@ -112,8 +102,6 @@ class Draining(Event):
     "the last slice joins them, or a run without --slice"
 )
 class SliceDone(Event):
-    """The share of a slice that is not the last one is done."""
-
     slice: str
     done: int
     chunks: int

@@ -1,7 +1,4 @@
-"""A file of lines that stays small however long a run lasts: every second line goes when there are too many.
-
-It never raises for a disk that is full: a line that cannot be written is lost.
-"""
+"""A file of lines that stays small however long a run lasts: every second line goes when there are too many."""
 
 import contextlib
 import os

@@ -1,17 +1,17 @@
-"""What a run tells on standard error without a terminal: one line per change of state, and a heartbeat of progress.
+"""What a run tells on standard error without a terminal: lines for people, or one JSON object for each event.
 
-It never raises: a closed terminal must not end an unattended run. It never writes a control character.
+Nothing here raises: a closed terminal must not end an unattended run.
 """
 
 import contextlib
+import json
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
-from chunkvisor.events.decode import event_of
+from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event, Severity, plain
-from chunkvisor.events.run import Halted, RunEnded
+from chunkvisor.events.run import Halted, Note, RunEnded
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
@@ -21,7 +21,7 @@ from chunkvisor.units import human_moment
 
 
 class Console(Observer):
-    """Turns events into lines."""
+    """A line for each change of state, without control characters, and a heartbeat of progress."""
 
     def __init__(
         self, stream: TextIO | None = None, *, last_words: bool = False, least: Severity = Severity.NEWS
@@ -34,15 +34,7 @@ class Console(Observer):
         self._last_words = last_words
         self._least = least
         self._state = RunState()
-        self._seen = RunState()
-        """Of events that come by name."""
         self._began_s = self._said_s = time.monotonic()
-
-    def told(self, name: str, details: Mapping[str, Any]) -> None:
-        """Show an event that is known by name and details, as `on_event` of the Python interface hands it on."""
-        if (event := event_of(name, details)) is not None:
-            self._seen.apply(event, time.time())
-            self.event(event, self._seen)
 
     def event(self, event: Event, state: RunState) -> None:
         """Show the event, if a person needs to know it."""
@@ -71,6 +63,39 @@ class Console(Observer):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{human_moment(time.time())} {text}\n")
-            self._stream.flush()
+        _write_line(self._stream, f"{human_moment(time.time())} {text}")
+
+
+class JsonLines(Observer):
+    """Turns events into objects with `t` (seconds since the epoch), `event`, and the details of the journal."""
+
+    def __init__(self, stream: TextIO | None = None, *, least: Severity = Severity.NEWS) -> None:
+        """`least`: pass over what matters less, but for the end."""
+        self._stream = stream or sys.stderr
+        self._least = least
+        self._halted = False
+
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+        """One line."""
+        self._tell(event)
+
+    def say(self, text: str) -> None:
+        """A note."""
+        self._tell(Note(text))
+
+    def last_words(self, halt: Halt) -> None:
+        """The end, as an object; once, since a run that has begun tells it itself."""
+        if not self._halted:
+            self._tell(Halted(**halt.details()))
+
+    def _tell(self, event: Event) -> None:
+        self._halted |= isinstance(event, Halted)
+        if event.severity >= self._least or isinstance(event, Halted | RunEnded):
+            line = json.dumps({"t": round(time.time(), 3), "event": event.name, **event.details()})
+            _write_line(self._stream, line)
+
+
+def _write_line(stream: TextIO, line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(f"{line}\n")
+        stream.flush()

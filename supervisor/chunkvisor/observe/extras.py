@@ -1,7 +1,4 @@
-"""Refuses a config that asks for what is not installed, or for notices to addresses that nobody understands.
-
-It never imports what it looks for, and never repeats an address.
-"""
+"""Refuses a config that asks for what is not installed, or for notices to addresses that nobody understands."""
 
 import json
 import subprocess

@@ -1,7 +1,4 @@
-"""The distribution of text lengths: bins, quantiles, what a limit cuts, and the longest.
-
-Pure: it never reads a file; lengths are handed in.
-"""
+"""The distribution of text lengths: bins, quantiles, what a limit cuts, and the longest."""
 
 import itertools
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ class Distribution:
     count: int
     median: int
     p95: int
-    """95 of 100 texts have at most so many."""
+    """95 of 100 texts are not longer."""
     longest: int
     bins: tuple[Bin, ...]
     """Each twice as wide as the one before; `max_length` always ends one."""

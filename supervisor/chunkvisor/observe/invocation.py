@@ -1,7 +1,4 @@
-"""The folder of one invocation of `run`: finds its number, makes it, and keeps their count within bounds.
-
-It never writes what is in it, and never touches a folder that a person has renamed.
-"""
+"""The folder of one invocation of `run`: finds its number, makes it, and keeps their count within bounds."""
 
 import contextlib
 import os
@@ -14,7 +11,7 @@ from pathlib import Path
 from chunkvisor.store.layout import InvocationFiles, Layout
 
 KEPT = 50
-"""So many folders stay; older ones are removed, but for those that a person has renamed."""
+"""Folders that stay; older ones are removed, but for those that a person has renamed."""
 
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that somebody has put in front, not one of ours."""
@@ -37,7 +34,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     """Make the folder of the next invocation, with an empty log, and let `latest` point to it; remove old ones.
 
     The caller holds the workdir's lock, hence no number is given twice. None where the disk does not let us: a run is
-    worth more than its story.
+    worth more than what it leaves to read.
     """
     try:
         layout.invocations.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,4 @@
-"""Delivers one notice: `python -P -m chunkvisor.observe.messenger`, with the order as JSON on standard input.
-
-It never outlives its time limit, and never writes an address anywhere: addresses hold credentials.
-"""
+"""Delivers one notice: `python -P -m chunkvisor.observe.messenger`, with the order as JSON on standard input."""
 
 import json
 import signal

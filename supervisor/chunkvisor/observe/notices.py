@@ -1,6 +1,6 @@
 """Tells people elsewhere when a run ends, stalls, or meets the first text that cannot be encoded.
 
-It never waits for a notifier while the run lives, and ten seconds at most at its end; what addresses say stays here.
+Nobody waits for a notifier while the run lives, and ten seconds at most at its end. Addresses hold passwords.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.attempt import ChunkCommitted, Quarantined
 from chunkvisor.events.event import Event
-from chunkvisor.events.output import Assembling, OutputComplete, OutputOpened
+from chunkvisor.events.output import Assembling, OutputOpened
 from chunkvisor.events.run import Halted, RunEnded
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.boundedlines import BoundedLines
@@ -35,11 +35,9 @@ class Notices(Observer):
         self._urls = list(urls)
         self._layout = layout
         self._record = BoundedLines(files.notices, 1000) if files is not None else None
-        self._under_way: list[tuple[str, float, subprocess.Popen[bytes]]] = []
+        self._under_way: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._pace = Pace()
-        self._begun_s = time.monotonic()
-        self._quarantined = self._stalled = False
-        self._rows: dict[str, int] = {}
+        self._stalled = False
 
     def event(self, event: Event, state: RunState) -> None:
         """Send a notice, if it is worth one."""
@@ -50,17 +48,15 @@ class Notices(Observer):
             case ChunkCommitted():
                 self._pace.committed(now_s)
                 self._stalled = False
-            case OutputComplete():
-                self._rows[event.output] = event.rows
-            case Quarantined() if not self._quarantined:
-                self._quarantined = True
+            case Quarantined() if state.quarantined == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
             case RunEnded() if state.worked:
-                rows = [f"{name}: {rows:,} rows" for name, rows in self._rows.items()]
+                made = ((name, each.rows) for name, each in state.outputs.items() if each.complete and each.distinct)
+                rows = [f"{name}: {count:,} rows" for name, count in made]
                 joined = self._layout.slice is None or rows
                 what = "complete" if joined else f"slice {self._layout.slice} is done"
-                self._send(what, "\n".join([*rows, f"after {human_time(now_s - self._begun_s)}"]))
+                self._send(what, "\n".join([*rows, f"after {human_time(state.told_s - state.began_s)}"]))
             # Who pressed Ctrl-C knows.
             case Halted() if event.code != ExitCode.INTERRUPTED:
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
@@ -78,7 +74,7 @@ class Notices(Observer):
     def close(self) -> None:
         """Wait a little for what is under way, and end the rest."""
         deadline_s = time.monotonic() + END_S
-        for _, _, child in self._under_way:
+        for _, child in self._under_way:
             try:
                 child.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -103,13 +99,13 @@ class Notices(Observer):
                 child.stdin.write(json.dumps(order).encode())
         except OSError:
             child.kill()
-        self._under_way.append((what, time.monotonic(), child))
+        self._under_way.append((what, child))
 
     def _collect(self) -> None:
         waiting = []
-        for what, since_s, child in self._under_way:
+        for what, child in self._under_way:
             if child.poll() is None:
-                waiting.append((what, since_s, child))
+                waiting.append((what, child))
             else:
                 self._note(what, "delivered" if child.returncode == 0 else "not delivered to all")
         self._under_way = waiting

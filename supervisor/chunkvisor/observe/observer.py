@@ -1,11 +1,11 @@
 """Observers: whoever wants to know what a run does while it does it.
 
-They never decide anything, and none of them can end a run unless it was made to.
+They decide nothing, and one that is guarded cannot end a run.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -27,55 +27,39 @@ class Observer:
         """The run is over; called once, after the last event."""
 
 
-class Guarded(Observer):
-    """An observer that may fail: from its first exception on it is left out, and standard error says so once."""
+class Observers(Observer):
+    """Several as one; the guarded ones are told first.
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+    From its first exception on, a guarded one is left out, and standard error says so once.
+    """
+
+    def __init__(self, *observers: Observer, guarded: Iterable[Observer] = ()) -> None:
+        self._observers = [*((each, True) for each in guarded), *((each, False) for each in observers)]
 
     def event(self, event: Event, state: RunState) -> None:
-        """As `Observer.event`."""
-        self._try(lambda observer: observer.event(event, state))
+        """Tell each, in order."""
+        self._tell(lambda observer: observer.event(event, state))
 
     def tick(self) -> None:
-        """As `Observer.tick`."""
-        self._try(lambda observer: observer.tick())
+        """Tell each, in order."""
+        self._tell(lambda observer: observer.tick())
 
     def say(self, text: str) -> None:
-        """As `Observer.say`."""
-        self._try(lambda observer: observer.say(text))
-
-    def close(self) -> None:
-        """As `Observer.close`."""
-        self._try(lambda observer: observer.close())
-
-    def _try(self, call: Callable[[Observer], None]) -> None:
-        try:
-            call(self._observer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
-            name, self._observer = type(self._observer).__name__, Observer()
-            line = f"chunkvisor: {name} is left out from now on, the run goes on: {type(error).__name__}: {error}\n"
-            with contextlib.suppress(OSError, ValueError):  # a closed terminal
-                sys.stderr.write(line)
-
-
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def event(self, event: Event, state: RunState) -> None:
         """Tell each, in order."""
-        for observer in self._observers:
-            observer.event(event, state)
-
-    def tick(self) -> None:
-        """Tell each, in order."""
-        for observer in self._observers:
-            observer.tick()
+        self._tell(lambda observer: observer.say(text))
 
     def close(self) -> None:
         """Tell each, in order."""
-        for observer in self._observers:
-            observer.close()
+        self._tell(lambda observer: observer.close())
+
+    def _tell(self, call: Callable[[Observer], None]) -> None:
+        for place, (observer, guarded) in enumerate(self._observers):
+            try:
+                call(observer)
+            except Exception as error:
+                if not guarded:
+                    raise
+                self._observers[place] = (Observer(), True)
+                name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
+                with contextlib.suppress(OSError, ValueError):  # a closed terminal
+                    sys.stderr.write(f"chunkvisor: {name} is left out from now on, the run goes on: {why}\n")

@@ -1,7 +1,4 @@
-"""How long it usually takes from one committed chunk to the next, and when the wait for one is too long.
-
-Pure: it is told the time, and never looks at a clock.
-"""
+"""How long it usually takes from one committed chunk to the next, and when the wait for one is too long."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,7 @@
-"""A snapshot as one line of text: the heartbeat of a run without a terminal, and the closing line of any run.
-
-Pure: it never decides when a line is due but by the figures it is given.
-"""
+"""A snapshot as one line of text: the heartbeat of a run without a terminal, and the closing line of any run."""
 
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.units import human_time
+from chunkvisor.units import counted, human_time
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
 
@@ -32,8 +29,11 @@ def closing_line(snapshot: Snapshot) -> str | None:
     """What a run has done, at its end; None where it has computed nothing."""
     if not snapshot.chunks_here:
         return None
-    chunks = f"{snapshot.chunks_here:,} chunk{'s' * (snapshot.chunks_here != 1)}"
-    parts = [f"{chunks} computed in {human_time(snapshot.elapsed_s)}", *rates(snapshot), snapshot.health.words]
+    parts = [
+        f"{counted(snapshot.chunks_here, 'chunk')} computed in {human_time(snapshot.elapsed_s)}",
+        *rates(snapshot),
+        snapshot.health.words,
+    ]
     return ", ".join(parts)
 
 

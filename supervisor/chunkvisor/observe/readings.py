@@ -1,14 +1,11 @@
-"""What the journal does not tell of a live run: the workers' beats and the newest line of the sensors.
+"""What the journal does not tell of a live run: the workers' beats, and the lines of the sensors."""
 
-It never writes, and never waits: what cannot be read is not there.
-"""
-
-import json
+import functools
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from chunkvisor.events.progress import AttemptKey
 from chunkvisor.events.state import RunState
@@ -17,7 +14,51 @@ from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import Beat, read_message
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 _TAIL_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """Of a GPU; what it does not tell is None."""
+
+    device: int
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    utilization: float | None = None
+    """Percent."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """Of a worker, or of the supervisor."""
+
+    pid: int = 0
+    rss_bytes: float = 0.0
+    peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """Of the machine."""
+
+    available_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SensorLine:
+    """A line of `sensors.jsonl`, as far as anything is made of it."""
+
+    t: float = 0.0
+    """Seconds since the epoch."""
+    gpus: tuple[GpuReading, ...] = ()
+    workers: tuple[ProcessReading, ...] = ()
+    parent: ProcessReading = ProcessReading()
+    host: HostReading = HostReading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +67,7 @@ class Readings:
 
     beats: dict[AttemptKey, tuple[Beat, float]] = field(default_factory=dict)
     """The last beat, and how many seconds it is old by the file's time."""
-    sensors: dict[str, Any] = field(default_factory=dict)
-    """As `sensors.jsonl` has it; empty where nothing was measured lately."""
+    sensors: SensorLine = SensorLine()
 
 
 def layout_of(state: RunState) -> Layout | None:
@@ -38,14 +78,12 @@ def layout_of(state: RunState) -> Layout | None:
 
 def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> Readings:
     """Read what is there of the attempts under way, and of the machine."""
-    now = time.time()
     beats = {}
-    for worker in state.workers.values():
-        key = worker.key
+    for key in (worker.key for worker in state.workers.values()):
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
         if (beat := read_message(Beat, path)) is not None:
             try:
-                beats[key] = (beat, max(0.0, now - path.stat().st_mtime))
+                beats[key] = (beat, max(0.0, time.time() - path.stat().st_mtime))
             except OSError:
                 continue
     if not sensors or not state.invocation:
@@ -53,19 +91,27 @@ def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> R
     return Readings(beats, last_line(InvocationFiles(layout.invocations / state.invocation).sensors))
 
 
-def last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON objects; empty where there is none."""
+@functools.cache
+def _kind() -> "TypeAdapter[SensorLine]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(SensorLine)
+
+
+def read_line(line: bytes) -> SensorLine | None:
+    """A line of the sensors; None for what is none. By pydantic, which is ten times as fast as `from_json`."""
+    try:
+        return _kind().validate_json(line)
+    except ValueError:
+        return None
+
+
+def last_line(path: Path) -> SensorLine:
+    """The last whole line of the sensors; an empty one where there is none."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+            whole, ended, _ = file.read(_TAIL_BYTES).rpartition(b"\n")
     except OSError:
-        return {}
-    for line in reversed(lines):
-        if line.endswith(b"\n"):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                return {}
-            return found if isinstance(found, dict) else {}
-    return {}
+        return SensorLine()
+    return (read_line(whole.rpartition(b"\n")[2]) if ended else None) or SensorLine()

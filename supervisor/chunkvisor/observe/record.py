@@ -1,7 +1,4 @@
-"""Fills the folder of an invocation: what the terminal showed, config, surroundings, and the summary at the end.
-
-It never fails for want of disk space: what cannot be written is missing, and the run goes on.
-"""
+"""Fills the folder of an invocation: log, config, surroundings, summary; what the disk does not take is missing."""
 
 import contextlib
 import json
@@ -16,8 +13,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.secretless import without_secrets
-from chunkvisor.observe.surroundings import surroundings
+from chunkvisor.observe.surroundings import surroundings, without_secrets
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.modelfacts import read_facts
 from chunkvisor_worker.contract.files import write_atomic
@@ -57,14 +53,17 @@ class Record(Observer):
         self._console.close()
         with contextlib.suppress(OSError):
             self._log.close()
-        seconds = time.time() - self._started_at
-        head = {"invocation": self._files.name, "run": self._run_id}
-        times = {
+        ended_at = time.time()
+        summary = {
+            "invocation": self._files.name,
+            "run": self._run_id,
+            **ending_of(self._state),
             "started_at": round(self._started_at, 3),
-            "ended_at": round(self._started_at + seconds, 3),
-            "seconds": round(seconds, 3),
+            "ended_at": round(ended_at, 3),
+            "seconds": round(ended_at - self._started_at, 3),
+            **figures_of(self._state),
         }
-        self._write_json(self._files.summary, {**head, **ending_of(self._state), **times, **figures_of(self._state)})
+        self._write_json(self._files.summary, summary)
 
     def _describe(self) -> None:
         self._surroundings = surroundings()

@@ -1,18 +1,17 @@
-"""What there is to see of a run now: its state, its workers' beats and the sensors, put together into a snapshot.
+"""What there is to see of a run now: its state, its workers' beats and the sensors, put together into a snapshot."""
 
-Pure: it never reads a clock or a file; readings are handed in.
-"""
+from collections.abc import Mapping, Sequence
 
-from collections.abc import Mapping
-from typing import Any
-
+from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
 from chunkvisor.events.state import COMPUTING, STOPPING, RunState
-from chunkvisor.observe.health import health_of
 from chunkvisor.observe.readings import Readings
-from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
+from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
+from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import Phase
 
+_SILENCE_S = 60.0
+"""No batch of a sensible model takes as long."""
 _PHASES = {
     Phase.START: "starting",
     Phase.IMPORT: "importing",
@@ -87,8 +86,7 @@ def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputSt
 
 def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerState:
     beat, silent_s = readings.beats.get(worker.key, (None, 0.0))
-    processes = _mappings(readings.sensors.get("workers"))
-    process = next((each for each in processes if each.get("pid") == worker.pid), {})
+    held = (each.rss_bytes for each in readings.sensors.workers if each.pid == worker.pid)
     phase = _PHASES[beat.phase] if beat else "starting"
     if worker.computing and phase == "ready":  # its beat has not told of the `go` yet
         phase = "computing"
@@ -99,7 +97,7 @@ def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerState:
         texts=beat.rows_total if beat else 0,
         texts_done=min(beat.rows_done, beat.rows_total) if beat else 0,
         batch_rows=(beat.batch_rows if beat else 0) or worker.limit_rows,
-        rss_bytes=_whole(process.get("rss_bytes")),
+        rss_bytes=next(held, None),
         silent_s=silent_s if worker.computing else 0.0,
     )
 
@@ -108,34 +106,39 @@ def _device_states(
     state: RunState, workers: Mapping[AttemptKey, WorkerState], readings: Readings
 ) -> tuple[DeviceState, ...]:
     """All devices in order, each with its workers, those that compute first."""
-    measured = {str(gpu.get("device")): gpu for gpu in _mappings(readings.sensors.get("gpus"))}
+    gpus = {str(gpu.device): gpu for gpu in readings.sensors.gpus}
     working: dict[str, list[WorkerState]] = {}
-    for worker in state.workers.values():
+    for worker in sorted(state.workers.values(), key=lambda worker: not worker.computing):
         working.setdefault(str(worker.device), []).append(workers[worker.key])
-    found = []
-    for number, label in state.devices.items():
-        gpu = measured.get(number, {})
-        found.append(
-            DeviceState(
-                label,
-                tuple(sorted(working.get(number, []), key=lambda worker: not worker.computing)),
-                _whole(gpu.get("memory_used_bytes")),
-                _whole(gpu.get("memory_total_bytes")),
-                _number(gpu.get("utilization")),
-                _number(gpu.get("temperature_c")),
-                _number(gpu.get("power_w")),
-            )
-        )
-    return tuple(found)
+    return tuple(
+        DeviceState(label, tuple(working.get(number, ())), gpus.get(number)) for number, label in state.devices.items()
+    )
 
 
-def _mappings(values: object) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, live: bool) -> RunHealth:
+    """Whether to worry: the gravest matter of the moment."""
+    if live and state.waits_for:
+        left_s = state.waits_until_s - now_s
+        doing = f"waiting for {human_time(left_s)}, then it goes on by itself" if left_s > 0 else "trying again"
+        return RunHealth(Severity.CARE, f"{doing}: {state.waits_for}")
+    silent = max((worker for worker in workers if live), key=lambda worker: worker.silent_s, default=None)
+    if silent is not None and silent.silent_s > _SILENCE_S:
+        for_long = human_time(silent.silent_s)
+        words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, it is tried anew by itself"
+        return RunHealth(Severity.CARE, words)
+    lost = []
+    if state.quarantined:
+        none = f"{counted(state.quarantined, 'text')} could not be encoded"
+        lost.append(f"{none} and {'will be NaN' if live else 'got no vector'}")
+    if state.set_aside:
+        lost.append(f"{counted(state.set_aside, 'chunk')} given up for now, running again tries them anew")
+    if state.dropped:
+        lost.append(f"{counted(state.dropped, 'device')} left out")
+    if lost:
+        return RunHealth(Severity.LOSS, "; ".join(lost))
+    if state.failed:
+        several = state.failed > 1
+        tried = ("are" if several else "is") if live else ("were" if several else "was")
+        words = f"{counted(state.failed, 'attempt')} failed and {tried} tried again; nothing is lost"
+        return RunHealth(Severity.CARE, words)
+    return RunHealth(Severity.NEWS, "all is well" if live else "without a fault")

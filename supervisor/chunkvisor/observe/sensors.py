@@ -1,7 +1,4 @@
-"""Notes every few seconds what the run takes: memory, processor time and GPUs, one JSON object a line.
-
-It never waits for an answer, and the loop that calls it does not feel it.
-"""
+"""Notes every few seconds what the run takes: memory, processor time and GPUs, one JSON object a line."""
 
 import json
 import time

@@ -1,11 +1,9 @@
-"""What there is to see of a run at one moment, as plain frozen values.
-
-It never says how it is shown: `view` draws it, `progress` puts it into a line.
-"""
+"""What there is to see of a run at one moment, as plain frozen values."""
 
 from dataclasses import dataclass
 
 from chunkvisor.events.event import Severity
+from chunkvisor.observe.readings import GpuReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class WorkerState:
     texts_done: int = 0
     batch_rows: int = 0
     """Texts in the batch under way, or at most in one; 0 = not known yet."""
-    rss_bytes: int | None = None
+    rss_bytes: float | None = None
     silent_s: float = 0.0
     """Since its last sign of progress."""
 
@@ -34,12 +32,7 @@ class DeviceState:
 
     label: str
     workers: tuple[WorkerState, ...] = ()
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    utilization: float | None = None
-    """Percent."""
-    temperature_c: float | None = None
-    power_w: float | None = None
+    gpu: GpuReading | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""How far a workdir is, read from its folder alone.
-
-It never takes the lock and never writes: it works beside a live run, after one, and after one that was killed.
-"""
+"""How far a workdir is, read from its folder alone, without the lock: beside a live run or after any end."""
 
 import os
 from collections import Counter
@@ -13,14 +10,12 @@ from typing import Any
 
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.errors import no_workdir
-from chunkvisor.events.journal import read_state
 from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.events.state import RunState
+from chunkvisor.observe.follow import RunFollower
 from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
-from chunkvisor.store.lock import Holder, read_holder
 from chunkvisor.store.plan import Plan
-from chunkvisor.store.runfolders import all_desks, latest, lives
+from chunkvisor.store.runfolders import all_desks, latest
 from chunkvisor.store.seal import DamagedError
 
 
@@ -88,104 +83,84 @@ class Status:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _RunFolder:
-    """One who works, or worked, in the workdir."""
-
-    layout: Layout
-    holder: Holder | None
-    told: RunState
-    running: bool
-
-    @property
-    def done(self) -> bool:
-        """Whether it has come to the end of its work."""
-        return self.told.ending is not None and self.told.ending.code in (0, 3)
-
-    @property
-    def halted(self) -> bool:
-        """Whether its last word was that it cannot go on.
-
-        After code 3 all was complete: since then, `retry` has made rows pending.
-        """
-        ending = self.told.ending
-        return not self.running and ending is not None and ending.code not in (0, 3, 130, 143)
+_DONE = (0, 3)
+"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
+_STOPPED = (*_DONE, 130, 143)
 
 
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
-    folders = [_read_folder(folder) for folder in all_desks(layout)]
-    if not layout.outputs.exists() and all(folder.holder is None for folder in folders):
+    runs = [RunFollower(folder) for folder in all_desks(layout)]
+    if not layout.outputs.exists() and all(run.holder is None for run in runs):
         raise no_workdir(workdir)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: read_output(layout.output(name)) for name in names}
     now = latest(layout)
-    last = [folder for folder in folders if folder.layout in now]
-    newest = max(last, key=lambda folder: folder.told.told_s)
-    running = [folder for folder in last if folder.running]
-    wanted = newest.told.wanted or outputs
+    last = [run for run in runs if run.layout in now]
+    newest = max(last, key=lambda run: run.state.told_s)
+    running = [run for run in last if run.alive]
+    wanted = newest.state.wanted or outputs
     if running:
         state = State.RUNNING
     elif bool(outputs) and all(name in outputs and outputs[name].complete for name in wanted):
         state = State.COMPLETE
     else:
-        state = State.HALTED if any(folder.halted for folder in last) else State.STOPPED
-    told = running or [newest]
-    rate = sum(folder.told.texts_per_s or 0.0 for folder in told)
+        state = State.HALTED if any(_halted(run) for run in last) else State.STOPPED
+    shown = running or [newest]
+    rate = sum(run.state.texts_per_s or 0.0 for run in shown)
     rows = sum(output.rows for output in outputs.values())
     distinct = sum(output.distinct_texts for output in outputs.values())
-    etas = [folder.told.eta_s for folder in running]
+    etas = [run.state.eta_s for run in running]
     known = [eta_s for eta_s in etas if eta_s is not None]
-    counts = (each for folder in folders for each in (folder.told.attempts_before, folder.told.attempts))
-    attempts = sum(map(Counter, counts), Counter[str]())
+    attempts = Counter[str]()
+    for each in (counts for run in runs for counts in (run.state.attempts_before, run.state.attempts)):
+        attempts.update(each)
     return Status(
         state,
-        told[0].holder.pid if told[0].holder else None,
+        shown[0].holder.pid if shown[0].holder else None,
         outputs,
         dict(attempts),
         round(rate * rows / distinct, 3) if rate and distinct else None,
         max(known) if known and len(known) == len(etas) and not _some_to_come(last) else None,
-        {_place(folder, number): device for folder in last for number, device in folder.told.device_times.items()},
-        [line for folder in last if folder.halted for line in _last_words(folder)] if state is State.HALTED else [],
-        [_read_slice(folder) for folder in last if folder.layout.slice is not None],
+        {_place(run, number): device for run in last for number, device in run.state.device_times.items()},
+        [line for run in last if _halted(run) for line in _last_words(run)] if state is State.HALTED else [],
+        [_read_slice(run) for run in last if run.layout.slice is not None],
     )
 
 
-def _read_folder(layout: Layout) -> _RunFolder:
-    holder, told = read_holder(layout.lock), read_state(layout.events)[0]
-    # A run that has said its last word is over, though its process may take a moment to end.
-    return _RunFolder(layout, holder, told, told.ending is None and lives(layout, holder, told.told_s))
+def _halted(run: RunFollower) -> bool:
+    """Whether its last word was that it cannot go on."""
+    return run.code is not None and run.code not in _STOPPED
 
 
-def _read_slice(folder: _RunFolder) -> SliceStatus:
-    told = folder.told
-    ended = State.COMPLETE if folder.done else State.HALTED if folder.halted else State.STOPPED
+def _read_slice(run: RunFollower) -> SliceStatus:
+    ended = State.COMPLETE if run.code in _DONE else State.HALTED if _halted(run) else State.STOPPED
     return SliceStatus(
-        str(folder.layout.slice),
-        State.RUNNING if folder.running else ended,
-        folder.holder.pid if folder.holder else None,
-        folder.holder.host if folder.holder else None,
-        sum(share.chunks for share in told.shares.values()),
-        sum(share.chunks_done for share in told.shares.values()),
-        told.texts_per_s,
-        told.eta_s if folder.running else None,
+        str(run.layout.slice),
+        State.RUNNING if run.alive else ended,
+        run.holder.pid if run.holder else None,
+        run.holder.host if run.holder else None,
+        sum(share.chunks for share in run.state.shares.values()),
+        sum(share.chunks_done for share in run.state.shares.values()),
+        run.state.texts_per_s,
+        run.state.eta_s if run.alive else None,
     )
 
 
-def _some_to_come(folders: Sequence[_RunFolder]) -> bool:
-    """Whether there are slices that are neither at work nor done: how long they take cannot be told."""
-    of = folders[0].layout.slice
-    return of is not None and of.count > sum(folder.running or folder.done for folder in folders)
+def _some_to_come(runs: Sequence[RunFollower]) -> bool:
+    """Whether there are slices that are neither at work nor done: how long they take cannot be known."""
+    of = runs[0].layout.slice
+    return of is not None and of.count > sum(run.alive or run.code in _DONE for run in runs)
 
 
-def _place(folder: _RunFolder, device: str) -> str:
-    return device if folder.layout.slice is None else f"{device} of slice {folder.layout.slice}"
+def _place(run: RunFollower, device: str) -> str:
+    return device if run.layout.slice is None else f"{device} of slice {run.layout.slice}"
 
 
-def _last_words(folder: _RunFolder) -> list[str]:
-    lines = folder.told.ending.last_words if folder.told.ending is not None else []
-    return lines if folder.layout.slice is None else [f"slice {folder.layout.slice}:", *lines]
+def _last_words(run: RunFollower) -> list[str]:
+    lines = run.state.ending.last_words if run.state.ending is not None else []
+    return lines if run.layout.slice is None else [f"slice {run.layout.slice}:", *lines]
 
 
 def read_output(layout: OutputLayout) -> OutputStatus:

@@ -1,7 +1,4 @@
-"""The screen of `chunkvisor status`: state, progress, whether to worry, what to do, in a few plain lines.
-
-Pure: it never reads the folder; `status` and `follow` do.
-"""
+"""The screen of `chunkvisor status`: state, progress, whether to worry, what to do, in a few plain lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +7,15 @@ from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.progress import percent, rates
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
-from chunkvisor.units import human_time
+from chunkvisor.units import counted, human_time, listed
+
+_MOST_SLICES = 16
+_STOPPED = {
+    None: "its process was killed, or the machine went down; nothing that is done is lost",
+    3: "rows that had no vector are pending again",
+    130: "somebody asked it to (SIGINT)",
+    143: "somebody asked it to (SIGTERM)",
+}
 
 
 def status_screen(
@@ -22,13 +27,14 @@ def status_screen(
     """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
-        lines[0] = f"running{_by(status)}: {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
+        by = "" if status.slices else f" (pid {status.pid})"
+        lines[0] = f"running{by}: {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
         lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
     else:
-        lines += [f"  {line}" for line in _devices(status)]
+        lines += [_device(number, device) for number, device in status.devices.items() if device.busy_s]
     lines += [f"  {line}" for line in _slices(status.slices)]
     if status.attempts:
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
@@ -36,21 +42,13 @@ def status_screen(
     if status.state is State.RUNNING:
         lines += [f"  {snapshot.health.marked}", f"  to look on: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
-        lines += [f"  {line}" for line in _complete(status, workdir)]
+        lines.append(f"  {_complete(status, workdir)}")
     else:
         lines += [f"  {line}" for line in again(status, begun)]
         if status.state is State.STOPPED:
             why = _STOPPED.get(ending, f"the last run ended with code {ending}")
             lines[0] += f": {'no slice is at work' if status.slices else why}"
     return lines
-
-
-_STOPPED = {
-    None: "its process was killed, or the machine went down; nothing that is done is lost",
-    3: "rows that had no vector are pending again",
-    130: "somebody asked it to (SIGINT)",
-    143: "somebody asked it to (SIGTERM)",
-}
 
 
 def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
@@ -62,20 +60,16 @@ def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
         lines = ["run the slices that are left, or the same command without --slice; what is done stays done"]
     if not chunks:
         return lines
-    rest = chunks - kept
-    lines.append(f"it would keep {kept:,} of {chunks:,} chunks and compute the other {rest:,}" if rest else "")
-    lines[-1] = lines[-1] or f"it would keep all {chunks:,} chunks and join them"
+    if rest := chunks - kept:
+        lines.append(f"it would keep {kept:,} of {chunks:,} chunks and compute the other {rest:,}")
+    else:
+        lines.append(f"it would keep all {chunks:,} chunks and join them")
     if begun:
         several = len({output for output, _ in begun}) > 1
-        names = ", ".join(f"{output} {chunk}" if several else str(chunk) for output, chunk in begun[:10])
-        more = f" and {len(begun) - 10} more" if len(begun) > 10 else ""
+        names = listed([f"{output} {chunk}" if several else str(chunk) for output, chunk in begun], 10)
         noun = "chunk" if len(begun) == 1 else "chunks"
-        lines.append(f"under way at the end, and tried afresh unless their result is there: {noun} {names}{more}")
+        lines.append(f"under way at the end, and tried afresh unless their result is there: {noun} {names}")
     return lines
-
-
-def _by(status: Status) -> str:
-    return "" if status.slices else f" (pid {status.pid})"
 
 
 def _slices(slices: Sequence[SliceStatus]) -> list[str]:
@@ -86,12 +80,8 @@ def _slices(slices: Sequence[SliceStatus]) -> list[str]:
     if len(others) > _MOST_SLICES:
         lines.append(f"and {len(others) - _MOST_SLICES:,} more slices")
     if done:
-        more = f" and {len(done) - _MOST_SLICES:,} more" if len(done) > _MOST_SLICES else ""
-        lines.append(f"done with their share: {', '.join(done[:_MOST_SLICES])}{more}")
+        lines.append(f"done with their share: {listed(done, _MOST_SLICES)}")
     return lines
-
-
-_MOST_SLICES = 16
 
 
 def _slice(each: SliceStatus) -> str:
@@ -120,19 +110,15 @@ def _running(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _devices(status: Status) -> list[str]:
-    return [_device(number, device) for number, device in status.devices.items() if device.busy_s]
-
-
 def _device(number: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
-    return f"device {number}: {device.texts_per_s or 0:,.0f} texts/s{tokens}, idle {idle:.1f} % between chunks"
+    return f"  device {number}: {device.texts_per_s or 0:,.0f} texts/s{tokens}, idle {idle:.1f} % between chunks"
 
 
-def _complete(status: Status, workdir: Path) -> list[str]:
+def _complete(status: Status, workdir: Path) -> str:
     quarantined = sum(output.quarantined for output in status.outputs.values())
-    if quarantined:
-        rows = f"{quarantined:,} row{'s' * (quarantined != 1)}"
-        return [f"{rows} without a vector, listed in the manifests; after a mend: chunkvisor retry {workdir}"]
-    return [f"nothing to do; the files are in {workdir}"]
+    if not quarantined:
+        return f"nothing to do; the files are in {workdir}"
+    rows = counted(quarantined, "row")
+    return f"{rows} without a vector, listed in the manifests; after a mend: chunkvisor retry {workdir}"

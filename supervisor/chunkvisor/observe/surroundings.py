@@ -1,6 +1,6 @@
-"""What a run found around it: versions, host, kernel, driver, variables of note.
+"""What a run found around it (versions, host, kernel, driver, variables of note), and how secrets are left out of it.
 
-It never imports what it names, never starts a process, and leaves secrets out.
+Nothing is imported to learn its version, and no process is started.
 """
 
 import os
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
-from chunkvisor.observe.secretless import without_secrets
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import read_bounded
 
@@ -28,6 +28,17 @@ _OF_NOTE = re.compile(
 )
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+
+LEFT_OUT = "(left out)"
+
+_SECRET_WORDS = frozenset(
+    {"apikey", "auth", "cookie", "credential", "credentials", "key", "passwd", "password", "pat", "pwd", "secret"}
+    | {"token"}  # not tokens: encode.batch_tokens
+)
+_ADDRESS_KEYS = frozenset({"notify"})
+"""Their values are addresses with the secret somewhere in the path; only the scheme is harmless."""
+
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
 
 
 def surroundings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -59,3 +70,26 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def is_secret(name: str) -> bool:
+    """Whether a key or a variable of this name probably holds a secret."""
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Plain values once more, with the secrets replaced; `name` is the key that the value stands under."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item, str(key)) for key, item in value.items()}
+    if value is None or isinstance(value, bool | float):
+        return value
+    if is_secret(name):
+        return LEFT_OUT
+    if isinstance(value, int):
+        return value
+    if isinstance(value, list | tuple):
+        return [without_secrets(item, name) for item in value]
+    if name in _ADDRESS_KEYS:
+        scheme = urlsplit(str(value)).scheme  # none where pydantic has hidden the whole of it
+        return f"{scheme}://{LEFT_OUT}" if scheme else LEFT_OUT
+    return _CREDENTIALS.sub(rf"\1{LEFT_OUT}@", str(value))

@@ -1,6 +1,6 @@
 """Tells a service manager how the run is: ready, alive, how far, stopping (sd_notify(3)).
 
-It never works from a thread of its own: when the loop is stuck, the signs of life stop, as they should.
+It has no thread of its own: when the loop is stuck, the signs of life stop, as they should.
 """
 
 import os
@@ -18,7 +18,7 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.units import human_time
 
 _STATUS_S = 5.0
-"""Progress is told at most so often."""
+"""Between two words of progress, at least."""
 
 _READY = (AttemptStarted, Assembling, RunEnded)
 """Before them, a model may be fetched for an hour, which no sign of life interrupts.

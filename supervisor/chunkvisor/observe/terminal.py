@@ -1,35 +1,14 @@
-"""Chooses how a command shows a run: the live view, lines, or JSON.
-
-It never shows anything itself.
-"""
+"""Chooses how a command shows a run: the live view, lines, or JSON."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO, TypeVar
-
-import click
+from collections.abc import Iterator
+from typing import TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.observer import Guarded, Observer
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def options(function: _Function) -> _Function:
-    """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
-    quiet = click.option(
-        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
-    )
-    log_format = click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="json: one object for each event on standard error, the last words included.",
-    )
-    return quiet(log_format(function))
+from chunkvisor.observe.observer import Observer, Observers
 
 
 @contextlib.contextmanager
@@ -37,7 +16,7 @@ def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
     """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
     least = Severity.LOSS if quiet else Severity.NEWS
     if log_format == "json":
-        from chunkvisor.observe.jsonlines import JsonLines
+        from chunkvisor.observe.console import JsonLines
 
         lines = JsonLines(least=least)
         try:
@@ -54,7 +33,7 @@ def choose(least: Severity) -> Observer:
     if least is Severity.NEWS and can_draw(sys.stderr):
         from chunkvisor.observe.live import Live
 
-        return Guarded(Live())
+        return Observers(guarded=[Live()])
     from chunkvisor.observe.console import Console
 
     return Console(least=least)

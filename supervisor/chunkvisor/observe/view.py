@@ -1,7 +1,4 @@
-"""Draws a snapshot as lines of a terminal.
-
-Pure: it never reads a clock, a file or the terminal's size; whoever shows the lines says how much room there is.
-"""
+"""Draws a snapshot as lines of a terminal, in the room that it is given."""
 
 from dataclasses import dataclass
 
@@ -9,6 +6,7 @@ from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
 from chunkvisor.observe.progress import percent, rates
+from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
 from chunkvisor.units import human_bytes, human_time
 
@@ -16,7 +14,7 @@ _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
 _AIRY = 12
-"""So many lines leave one empty between the news and the view."""
+"""With as many lines as this, one stays empty between the news and the view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +116,14 @@ def _device(device: DeviceState, snapshot: Snapshot, room: Room) -> Text:
 
 def _memory(device: DeviceState, worker: WorkerState | None, *, wide: bool = False) -> list[str]:
     """GPU and host memory, the more important first."""
-    fields = []
-    if device.memory_used_bytes is not None and device.memory_total_bytes:
-        used, total = device.memory_used_bytes / (1 << 30), device.memory_total_bytes / (1 << 30)
-        fields.append(f"{_GAP}{used:.0f}/{total:.0f} GiB")
+    gpu, fields = device.gpu or GpuReading(0), []
+    if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+        fields.append(f"{gpu.memory_used_bytes / (1 << 30):.0f}/{gpu.memory_total_bytes / (1 << 30):.0f} GiB")
     if worker is not None and worker.rss_bytes is not None:
-        fields.append(f"{_GAP}RAM {human_bytes(worker.rss_bytes)}")
-    if wide and device.utilization is not None:
-        fields.append(f"{_GAP}{device.utilization:.0f} % busy")
-    if wide and device.temperature_c is not None:
-        fields.append(f"{_GAP}{device.temperature_c:.0f} °C")
-    if wide and device.power_w is not None:
-        fields.append(f"{_GAP}{device.power_w:.0f} W")
-    return fields
+        fields.append(f"RAM {human_bytes(worker.rss_bytes)}")
+    others = ((gpu.utilization, "% busy"), (gpu.temperature_c, "°C"), (gpu.power_w, "W"))
+    fields += [f"{value:.0f} {unit}" for value, unit in others if wide and value is not None]
+    return [f"{_GAP}{field}" for field in fields]
 
 
 def _ahead(device: DeviceState, snapshot: Snapshot) -> Text | None:

@@ -1,7 +1,4 @@
-"""`chunkvisor status --watch`: looks on until the run ends, in a terminal, in a pipe, or for a program.
-
-It never ends or slows the run that it looks at, and ends by itself when that has ended.
-"""
+"""`chunkvisor status --watch`: looks on until the run ends, in a terminal, in a pipe, or for a program."""
 
 import contextlib
 import json
@@ -14,10 +11,8 @@ from pathlib import Path
 import click
 
 from chunkvisor.observe.follow import Follower
-from chunkvisor.observe.followslices import SlicesFollower
-from chunkvisor.observe.live import REFRESH_S
+from chunkvisor.observe.live import REFRESH_S, Screen
 from chunkvisor.observe.progress import heartbeat_s, progress_line
-from chunkvisor.observe.screen import Screen
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.observe.terminal import can_draw
 from chunkvisor.units import human_moment
@@ -46,7 +41,7 @@ def _pause(seconds: float) -> None:
         raise KeyboardInterrupt
 
 
-def watch_view(follower: Follower | SlicesFollower) -> None:
+def watch_view(follower: Follower) -> None:
     """The live view, or lines where nothing can be drawn; returns at the end of the run, at once where none lives."""
     if not follower.alive:
         return
@@ -65,7 +60,7 @@ def watch_view(follower: Follower | SlicesFollower) -> None:
         screen.leave(follower.news if not follower.alive else ())
 
 
-def _watch_lines(follower: Follower | SlicesFollower) -> None:
+def _watch_lines(follower: Follower) -> None:
     said_s = -float("inf")
     while True:
         snapshot = follower.look()

@@ -13,10 +13,9 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.join import Final, assemble
 from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
-from chunkvisor.config.batchlimits import resolve_limits
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource

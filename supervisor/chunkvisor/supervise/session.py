@@ -10,17 +10,15 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 from chunkvisor.assemble.finished import discard_final
 from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.events.decode import event_told
 from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
-from chunkvisor.observe.defaults import standing_observers
+from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
@@ -55,15 +53,14 @@ def run(request: Request, observer: Observer) -> ExitCode:
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         invocation = open_invocation(layout)
-        observers = Observers([*standing_observers(config, layout, invocation, run_id), observer])
+        observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
         signals = stack.enter_context(Signals().listen())
         stack.callback(observers.close)
 
-        def emit(event: Event | str, /, **details: Any) -> None:
-            told = event_told(event, details)
-            journal.write(told)
-            observers.event(told, journal.state)
+        def emit(event: Event, /) -> None:
+            journal.write(event)
+            observers.event(event, journal.state)
 
         # What a worker has started, and has put out of its own group, ends with the run as well.
         stack.callback(end_orphans, run_id)

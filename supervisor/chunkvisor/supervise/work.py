@@ -22,7 +22,8 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.engine.modelfolder import gpu_need_bytes
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
@@ -163,7 +164,9 @@ class Work:
         )
         patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
         lessons, engine = self._lessons(source), self._engine(outputs)
-        given_up = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick).run()
+        need_bytes = gpu_need_bytes(config.model, source.path)
+        driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
+        given_up = driver.run()
         if run.signals.draining:
             raise stopped(run.signals)
         if given_up:
@@ -198,10 +201,9 @@ class Work:
             if Path(model.name).is_dir():
                 self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
+            source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
-        if model.name.startswith(("/", "./", "../", "~")):
-            raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
         self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.commands.planning.draw import WIDTH, bar, draw
+from chunkvisor.commands.planning.draw import WIDTH, draw
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
     final_bytes,
     gpu_bytes,
     last_rate,
-    loaded_bytes,
     memory_bytes,
     scaled,
     stride,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.commands.planning.modelfolder import read_model_folder
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelfolder import ModelFolder, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
 from chunkvisor.events.run import Note
@@ -96,7 +96,7 @@ def test_sizes() -> None:
 )
 def test_weights_in_memory(stored: str | None, asked: str, factor: float) -> None:
     """Weights grow and shrink with the dtype asked for, where the stored one is known."""
-    assert loaded_bytes(1000, stored, asked) == 1000 * factor
+    assert ModelFolder(dtype=stored, weights_bytes=1000).loaded_bytes(asked) == 1000 * factor
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,29 @@ def test_weights_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"x" * 20)
     found = read_model_folder(tmp_path)
     assert (found.weights_bytes, found.dtype) == (50, "float16")
+    (tmp_path / "model.fp16.safetensors").write_bytes(b"x" * 25)  # the same once more, under a name that nobody loads
+    assert read_model_folder(tmp_path).weights_bytes == 50
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "needed"),
+    [
+        ({}, {"dtype": "float16"}, (1 << 28) + 100),
+        ({"dtype": "float32"}, {"dtype": "float16"}, (1 << 28) + 200),
+        ({"kwargs": {"backend": "onnx"}}, {}, 0),
+        ({"kwargs": {"model_kwargs": {"device_map": "auto"}}}, {}, 0),
+        ({}, {"quantization_config": {"bits": 4}}, 0),
+    ],
+)
+def test_what_a_gpu_has_to_have_free(
+    tmp_path: Path, model: dict[str, Any], stored: dict[str, Any], needed: int
+) -> None:
+    """Context and weights, as far as the files on disk tell; of a plug-in, and of a folder without weights, nothing."""
+    config = ModelConfig(name=str(tmp_path), **model)
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert gpu_need_bytes(config, None) == gpu_need_bytes(config, str(tmp_path)) == 0
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    assert gpu_need_bytes(config, str(tmp_path)) == needed
 
 
 def output(**changes: Any) -> OutputForecast:
@@ -261,14 +284,24 @@ def test_drawing(blocks: bool) -> None:
     marked = next(number for number, line in enumerate(lines) if "max_length 512" in line)
     assert "257 - 512" in lines[marked - 1]
     assert "513 - 1,024" in lines[marked + 1]
+    bars = [line[21:60].strip() for line in lines if " - " in line]
+    assert [len(bar) for bar in bars if bar] == [39, 1], "the one long text of a thousand still shows"
 
 
 @pytest.mark.parametrize(
     ("changed", "changes", "expected"),
     [
         ({"dimension": None, "final_bytes": None, "disk_bytes": None}, {}, "the dimension is unknown until a run"),
-        ({}, {"peak_disk_bytes": None}, "disk    unknown: the model's dimension is; 100.0 GiB are free"),
-        ({}, {"host_memory_bytes": None, "weights_bytes": None}, "memory  unknown: the size of the weights is"),
+        (
+            {},
+            {"peak_disk_bytes": None},
+            "disk    unknown until a run has made a chunk; 100.0 GiB are free",
+        ),
+        (
+            {},
+            {"host_memory_bytes": None, "weights_bytes": None},
+            "memory  unknown until a run has downloaded the weights",
+        ),
         ({}, {"gpu_memory_bytes": None, "per_gpu": False}, "        and 1.0 GiB for the largest batch"),
         ({}, {"texts_per_s": None, "time_s": None}, "time    unknown until a run has a rate"),
         ({}, {"time_s": 0.0}, "time    nothing is left to be done"),
@@ -284,13 +317,3 @@ def test_what_is_unknown_is_said(changed: dict[str, Any], changes: dict[str, Any
         changes = {}
         changed = changed | {"lengths": distribution(lengths_of(*[10] * 999, 5000), 8000)}
     assert expected in "\n".join(draw(forecast(output(**changed), **changes)))
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0, ""), (1, "████████"), (0.5, "████"), (0.0001, "▏"), (0.55, "████▍")],
-)
-def test_bar(share: float, expected: str) -> None:
-    """Eighths of a character; the smallest share still shows."""
-    assert bar(share, 8) == expected
-    assert len(bar(share, 8, blocks=False)) == max(round(share * 8), share > 0)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor_worker.batching import cut, padded_tokens, waste
+from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import Limits
 
 LENGTHS = st.lists(st.integers(0, 600), max_size=80)
@@ -78,15 +78,3 @@ def test_rows_below_one_are_refused() -> None:
     """A limit of no rows cannot be met."""
     with pytest.raises(ValueError, match=r"limits\.rows is 0"):
         cut([1], Limits(0))
-
-
-@given(LENGTHS, LIMITS)
-def test_waste_is_a_share(lengths: list[int], limits: Limits) -> None:
-    """Waste lies in [0, 1) and is 0 where every text has a batch of its own."""
-    assert 0 <= waste(lengths, cut(lengths, limits)) < 1
-    assert waste(lengths, cut(lengths, Limits(1))) == 0
-
-
-def test_waste_of_a_known_case() -> None:
-    """Two texts of 10 and 5 tokens padded to 10 waste a quarter."""
-    assert waste([10, 5], cut([10, 5], Limits(2))) == 0.25

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor_worker.gpuquestions import GpuQuestions
+from chunkvisor_worker.taint import GpuQuestions
 
 
 @pytest.fixture

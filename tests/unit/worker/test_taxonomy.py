@@ -364,7 +364,7 @@ def test_table_has_every_rule_that_an_exception_can_meet() -> None:
 OWN = [
     ("chunkvisor_worker.plugin.BadOutputError", "bad-output", FORWARD, Outcome.BAD_OUTPUT),
     ("chunkvisor_worker.plugin.PluginError", "setting-impossible", Phase.IMPORT, Outcome.SETUP),
-    ("chunkvisor_worker.texts.TextsDamagedError", "texts-damaged", TOKENIZE, Outcome.CRASHED),
+    ("chunkvisor_worker.job.TextsDamagedError", "texts-damaged", TOKENIZE, Outcome.CRASHED),
     ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "tokenizer-mismatch", LOAD, Outcome.SETUP),
     ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "token-out-of-range", TOKENIZE, Outcome.BAD_INPUT),
 ]
@@ -725,5 +725,17 @@ def test_rule_is_complete(rule: Any) -> None:
 
 
 def test_handbook_is_up_to_date() -> None:
-    """docs/failures.md is what the tables give; `python -m chunkvisor_worker.contract.handbook` writes it."""
-    assert (ROOT / "docs" / "failures.md").read_text("utf-8") == handbook()
+    """The entries are what the tables give: `python -m chunkvisor_worker.contract.handbook docs/failures.md`."""
+    page = (ROOT / "docs" / "failures.md").read_text("utf-8")
+
+    assert handbook(page) == page
+
+
+def test_the_page_on_gpus_names_rules_as_they_are() -> None:
+    """docs/gpu.md lists faults with the outcome and the evidence of their rules."""
+    rules = {rule.name: rule for rule in RULES}
+    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    lines = re.findall(r"\(failures\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
+    assert len(lines) >= 14
+    for name, outcome, evidence in lines:
+        assert (outcome, evidence) == (rules[name].outcome, rules[name].evidence), name

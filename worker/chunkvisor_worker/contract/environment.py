@@ -1,7 +1,4 @@
-"""Environment variables by which the supervisor marks and ties its workers.
-
-It never reads them: each side does so where it needs them.
-"""
+"""Environment variables by which the supervisor marks and ties its workers."""
 
 RUN_ID = "CHUNKVISOR_RUN_ID"
 """Marks every process that a run starts, so that a later run can tell them from anybody else's."""

@@ -1,7 +1,4 @@
-"""Exit codes of a worker, and the outcomes that an attempt can have.
-
-It never decides which of them an attempt gets: `taxonomy` does for a fault, the supervisor's `outcome` for an attempt.
-"""
+"""The outcomes that an attempt can have, and the exit codes of a worker."""
 
 from enum import IntEnum, StrEnum
 
@@ -66,18 +63,9 @@ class WorkerExit(IntEnum):
 
 
 EXIT_OF_OUTCOME: dict[Outcome, WorkerExit] = {
-    Outcome.GPU_OOM: WorkerExit.GPU_OOM,
-    Outcome.DEVICE_FAULT: WorkerExit.DEVICE_FAULT,
-    Outcome.HARDWARE_FAULT: WorkerExit.HARDWARE_FAULT,
-    Outcome.GPU_BUSY: WorkerExit.GPU_BUSY,
-    Outcome.SETUP: WorkerExit.SETUP,
-    Outcome.HOST_OOM: WorkerExit.HOST_OOM,
     Outcome.CRASHED: WorkerExit.UNKNOWN,
-    Outcome.BAD_INPUT: WorkerExit.BAD_INPUT,
-    Outcome.BAD_OUTPUT: WorkerExit.BAD_OUTPUT,
-    Outcome.DISK_FULL: WorkerExit.DISK_FULL,
-    Outcome.HUB: WorkerExit.HUB,
     Outcome.INTERRUPTED: WorkerExit.ORPHANED,
+    **{outcome: WorkerExit[outcome.name] for outcome in Outcome if outcome.name in WorkerExit.__members__},
 }
 """The exit code with which a worker reports a fault of each outcome that a fault can have."""
 

@@ -1,7 +1,4 @@
-"""Files of an attempt folder, and how a file is written so that a reader sees all of it or nothing.
-
-It never interprets what the files say: `messages` does.
-"""
+"""Files of an attempt folder, and how a file is written so that a reader sees all of it or nothing."""
 
 import contextlib
 import errno
@@ -11,9 +8,21 @@ import stat
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
+from typing import Any
 
 READ_LIMIT_BYTES = 8 << 20
 """No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
+
+
+class FileIn:
+    """An attribute: the path of a file in the `folder` of the object that has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, _kind: type) -> Path:
+        folder: Path = owner.folder
+        return folder / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,55 +31,26 @@ class AttemptFiles:
 
     folder: Path
 
-    @property
-    def spec(self) -> Path:
-        """What to do; written by the supervisor."""
-        return self.folder / "spec.json"
-
-    @property
-    def texts(self) -> Path:
-        """The chunk's texts, one JSON string a line; written by the supervisor."""
-        return self.folder / "texts.jsonl"
-
-    @property
-    def beat(self) -> Path:
-        """Phase and progress; rewritten by the worker's own work loop, so that a hang shows."""
-        return self.folder / "beat.json"
-
-    @property
-    def log(self) -> Path:
-        """Standard output and standard error of the worker."""
-        return self.folder / "worker.log"
-
-    @property
-    def vectors(self) -> Path:
-        """float32 array of shape (texts, dimension), by `numpy.save`."""
-        return self.folder / "embeddings.npy"
-
-    @property
-    def partial(self) -> Path:
-        """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
-        return self.folder / "embeddings.partial.npy"
-
-    @property
-    def batches(self) -> Path:
-        """A line for each batch that began, and one for each that is written."""
-        return self.folder / "batches.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Written last, and only when the vectors are on disk."""
-        return self.folder / "result.json"
-
-    @property
-    def fault(self) -> Path:
-        """Why there is no result."""
-        return self.folder / "fault.json"
-
-    @property
-    def verdict(self) -> Path:
-        """What the supervisor made of the attempt; its presence says that the attempt is judged."""
-        return self.folder / "verdict.json"
+    spec = FileIn("spec.json")
+    """What to do; written by the supervisor."""
+    texts = FileIn("texts.jsonl")
+    """The chunk's texts, one JSON string a line; written by the supervisor."""
+    beat = FileIn("beat.json")
+    """Phase and progress; rewritten by the worker's own work loop, so that a hang shows."""
+    log = FileIn("worker.log")
+    """Standard output and standard error of the worker."""
+    vectors = FileIn("embeddings.npy")
+    """float32 array of shape (texts, dimension), by `numpy.save`."""
+    partial = FileIn("embeddings.partial.npy")
+    """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
+    batches = FileIn("batches.jsonl")
+    """A line for each batch that began, and one for each that is written."""
+    result = FileIn("result.json")
+    """Written last, and only when the vectors are on disk."""
+    fault = FileIn("fault.json")
+    """Why there is no result."""
+    verdict = FileIn("verdict.json")
+    """What the supervisor made of the attempt; its presence says that the attempt is judged."""
 
 
 def sync_folder(folder: Path) -> None:

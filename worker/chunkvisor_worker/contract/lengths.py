@@ -1,11 +1,12 @@
 """What the supervisor asks and hears about the lengths of texts in tokens, before any run.
 
-It never holds a text: texts and lengths lie in files of their own.
+Texts and lengths lie in files of their own.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor_worker.contract.files import FileIn
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
 
@@ -22,7 +23,7 @@ class LengthsTask:
     chunk_size: int
     """Texts in a chunk; batches never reach beyond one."""
     every: int
-    """Every so-manieth chunk is looked at, beginning with the first; 1 = all."""
+    """Of how many chunks one is looked at, beginning with the first; 1 = all."""
     encode: EncodeSpec
     limits: Limits
 
@@ -66,25 +67,14 @@ class LengthsFiles:
 
     folder: Path
 
-    @property
-    def request(self) -> Path:
-        """A LengthsRequest, written by the supervisor."""
-        return self.folder / "request.json"
-
-    @property
-    def answer(self) -> Path:
-        """A LengthsAnswer, written last."""
-        return self.folder / "answer.json"
-
-    @property
-    def fault(self) -> Path:
-        """A Fault: why there is no answer."""
-        return self.folder / "fault.json"
-
-    @property
-    def log(self) -> Path:
-        """Standard output and standard error of the child."""
-        return self.folder / "lengths.log"
+    request = FileIn("request.json")
+    """A LengthsRequest, written by the supervisor."""
+    answer = FileIn("answer.json")
+    """A LengthsAnswer, written last."""
+    fault = FileIn("fault.json")
+    """A Fault: why there is no answer."""
+    log = FileIn("lengths.log")
+    """Standard output and standard error of the child."""
 
     def lengths(self, task: int) -> Path:
         """int32 array of shape (texts looked at,), by `numpy.save`: tokens before any cut, special ones included."""

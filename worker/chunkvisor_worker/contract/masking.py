@@ -1,7 +1,4 @@
-"""Takes passwords and tokens out of text before it goes into a record, a report or a message.
-
-It never raises, and never changes a text without any.
-"""
+"""Takes passwords and tokens out of text before it goes into a record, a report or a message."""
 
 import re
 

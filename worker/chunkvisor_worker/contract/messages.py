@@ -1,6 +1,6 @@
 """Messages on the wire, as frozen dataclasses with one JSON form each.
 
-It never trusts what it reads: a message that is missing, torn or of the wrong shape is None, never an exception.
+A message that is missing, torn or of the wrong shape is None, not an exception.
 """
 
 import functools
@@ -65,7 +65,7 @@ class Tier:
     """Narrower bounds for batches of long texts, learnt from one that did not fit into memory."""
 
     min_length: int
-    """It holds for batches whose longest text has at least so many tokens; 0 = for all."""
+    """It holds for batches whose longest text has at least this many tokens; 0 = for all."""
     rows: int
     tokens: int | None = None
 
@@ -86,7 +86,7 @@ class Limits:
     """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
 
     def of_length(self, longest: int) -> tuple[int, int | None]:
-        """(rows, tokens) of a batch whose longest text has so many tokens."""
+        """(rows, tokens) of a batch whose longest text has `longest` tokens."""
         rows, tokens = self.rows, self.tokens
         for tier in self.tiers:
             if longest >= tier.min_length:
@@ -256,18 +256,15 @@ def _build(kind: Any, value: Any) -> Any:
             return None
         (kind,) = (option for option in typing.get_args(kind) if option is not type(None))
         return _build(kind, value)
+    form = list if origin is tuple else dict if origin is dict or is_dataclass(kind) else None
+    if form is not None and not isinstance(value, form):
+        raise TypeError(value)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(value)
         return tuple(_build(typing.get_args(kind)[0], item) for item in value)
     if origin is dict:
-        if not isinstance(value, dict):
-            raise TypeError(value)
         item_kind = typing.get_args(kind)[1]
         return value if item_kind is Any else {key: _build(item_kind, item) for key, item in value.items()}
     if is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise TypeError(value)
         hints = _hints_of(typing.cast("type", kind))
         given = {item.name: value[item.name] for item in fields(kind) if item.name in value}
         return kind(**{name: _build(hints[name], item) for name, item in given.items()})  # type: ignore[operator]  # a class

@@ -1,7 +1,4 @@
-"""Reads the figures in torch's out-of-memory message: whether others hold the GPU, or what we want is larger than it.
-
-It never asks the GPU: what NVML said when the message was made is in the message.
-"""
+"""Reads the figures in torch's out-of-memory message, which tell whether others hold the GPU."""
 
 import re
 from dataclasses import dataclass

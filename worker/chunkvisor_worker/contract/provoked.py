@@ -1,7 +1,4 @@
-"""A fault that an integration test has asked for (`chunkvisor.testing`), as its worker reads it.
-
-It never brings a fault about: `chunkvisor_worker.provoked` does, in the worker.
-"""
+"""A fault that an integration test has asked for (`chunkvisor.testing`), as its worker reads it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +19,7 @@ class ProvokedFault:
     output: str | None = None
     """None = any."""
     times: int = 1
-    """In so many attempts."""
+    """In how many attempts."""
 
 
 def fault_file(folder: Path) -> Path:

@@ -1,12 +1,11 @@
-"""One entry of the taxonomy of faults: how a fault is recognised, what it means and what to do about it.
-
-It never looks at a fault as a whole: `taxonomy` walks the chain and the tables.
-"""
+"""One entry of the taxonomy of faults: how a fault is recognised, what it means and what to do about it."""
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
+from typing import Any
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Phase
@@ -34,16 +33,26 @@ class Evidence(StrEnum):
     """How far the signs of a rule are confirmed."""
 
     CARD = "seen on a card"
-    NULL_GPU = "run on the null GPU"
-    """torch's own CUDA build over a runtime without a device; what fails and how it is reported is genuine."""
+    NULL_GPU = "run on the null GPU, torch 2.13.0, 2026-11-22"
+    """torch's own CUDA build over a runtime without a device; what fails and how it is reported is genuine. With which
+    torch, and when, tests/nullgpu/test_faults.py last saw the faults of these rules."""
     RUN = "produced here; it needs no GPU"
-    STUB = "a stub that returned the code"
     READ = "read in released binaries, headers or sources"
     REPORTED = "reported by others"
 
 
-NULL_GPU_TORCH = "torch 2.13.0, 2026-11-22"
-"""With what, and when, tests/nullgpu/test_faults.py last saw the faults of the rules that say so."""
+class Hint(Flag):
+    """What can have to do with a fault, or help against it."""
+
+    SMALLER_BATCH = auto()
+    NEW_PROCESS = auto()
+    """The same work in a new process can succeed."""
+    ROW = auto()
+    """A row of the input can be the cause: bisecting the chunk makes sense."""
+
+
+NO = Hint(0)
+SMALLER_BATCH, NEW_PROCESS, ROW = Hint.SMALLER_BATCH, Hint.NEW_PROCESS, Hint.ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +105,25 @@ class Rule:
     phases: tuple[Phase, ...] = ()
     """The rule holds in these only; empty = any."""
     log: re.Pattern[str] | None = None
-    """Searched in the end of the log of a worker that left no record."""
+    """Searched in the end of the log of a worker that left no record, `^` and `$` line by line."""
     returncodes: tuple[int, ...] = ()
     """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
     exit_code: int | None = None
     """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
-    smaller_batch_helps: bool = False
-    fresh_process_helps: bool = False
-    """The same work in a new process can succeed."""
-    row_can_cause: bool = False
-    """A row of the input can be the cause: bisecting the chunk makes sense."""
+    exit_code_alone: int | None = None
+    """Of a GPU that had no room for the model: with which it ends where nobody else is on that GPU."""
+    hints: Hint = NO
     evidence: Evidence = Evidence.READ
-    seen: str = ""
-    """With what, and when: `torch 2.13.0, 2026-11-21`."""
+
+    @property
+    def smaller_batch_helps(self) -> bool:
+        """Whether the same work can succeed in smaller batches."""
+        return SMALLER_BATCH in self.hints
+
+    @property
+    def row_can_cause(self) -> bool:
+        """Whether a row of the input can be the cause."""
+        return ROW in self.hints
 
     def matches(self, cause: Cause, phase: Phase, head: str) -> bool:
         """Whether one exception of a fault in `phase` falls under the rule; `head` as in `Sign.matches`."""
@@ -128,3 +143,30 @@ def error(pattern: str, *classes: str) -> Sign:
 def of_class(*classes: str) -> Sign:
     """The class says it all."""
     return Sign(classes=classes)
+
+
+def family(**usual: Any) -> Callable[..., Rule]:
+    """What makes rules that have most in common: name, cause, remedy and signs, and by name what is not `usual`."""
+
+    def rule(name: str, cause: str, remedy: str, *signs: Sign, log: str | None = None, **unusual: Any) -> Rule:
+        pattern = re.compile(log, re.MULTILINE) if log else None
+        return Rule(name=name, cause=cause, remedy=remedy, signs=signs, log=pattern, **(usual | unusual))
+
+    return rule
+
+
+# The families, by outcome; `setup` is the machine's, `misconfigured` the config's.
+crashed = family(outcome=Outcome.CRASHED, hints=NEW_PROCESS, evidence=Evidence.RUN)
+misconfigured = family(outcome=Outcome.SETUP, exit_code=CONFIG, evidence=Evidence.RUN)
+setup = family(outcome=Outcome.SETUP, exit_code=MACHINE, evidence=Evidence.NULL_GPU)
+gpu_busy = family(outcome=Outcome.GPU_BUSY, exit_code=PASSING, evidence=Evidence.NULL_GPU)
+gpu_oom = family(outcome=Outcome.GPU_OOM, hints=SMALLER_BATCH | ROW, evidence=Evidence.NULL_GPU)
+device_fault = family(outcome=Outcome.DEVICE_FAULT, hints=NEW_PROCESS, evidence=Evidence.NULL_GPU)
+hardware_fault = family(outcome=Outcome.HARDWARE_FAULT, exit_code=MACHINE, evidence=Evidence.NULL_GPU)
+disk_full = family(outcome=Outcome.DISK_FULL, exit_code=DISK, evidence=Evidence.RUN)
+host_oom = family(outcome=Outcome.HOST_OOM, exit_code=MACHINE, evidence=Evidence.RUN)
+hub = family(outcome=Outcome.HUB, exit_code=PASSING, evidence=Evidence.RUN)
+bad_input = family(outcome=Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, hints=ROW, evidence=Evidence.RUN)
+
+SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
+"""The class of safetensors' errors, by the names that it has borne."""

@@ -1,7 +1,4 @@
-"""Tells what a fault is, by the tables of `rules`.
-
-It never decides what happens next: the supervisor's policy does, from the rule and the history.
-"""
+"""Tells what a fault is, by the tables of `rules`."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 
 HEAD_CHARS = 16 << 10
-"""Of a message so much is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
+"""How much of a message is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
 TAIL_CHARS = 32 << 10
 """Of the end of a log: behind the reason of an abort come torch's C++ stack, Python's own, and the list of extension
 modules, 15,000 characters with the smallest of models."""

@@ -1,6 +1,6 @@
 """What a supervisor and its template process say to each other, one JSON message a datagram.
 
-It never touches the socket, a SOCK_SEQPACKET one: each side does so itself. Descriptors travel beside the messages.
+The socket is a SOCK_SEQPACKET one; descriptors travel beside the messages.
 """
 
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Report:
     """From the template; one of them."""
 
     loaded_s: float | None = None
-    """It took so long to load, and forks from now on."""
+    """How long it took to load; it forks from now on."""
     unfit: str | None = None
     """It is no template to fork from, and why; fault.json in its folder may say more."""
     forked: int | None = None

@@ -1,11 +1,25 @@
 """The doctor: says whether this machine can do the job, check by check, with the mend for each fault.
 
-It never mends anything itself, and never imports torch: what needs it is done in child processes with time limits.
+`gather` reads the machine; `examine` judges what was read, and is pure.
 """
 
 from chunkvisor.commands.doctor.facts import gather
-from chunkvisor.commands.doctor.finding import Finding, State, exit_code
-from chunkvisor.commands.doctor.findings import examine
-from chunkvisor.commands.doctor.report import render, to_json
+from chunkvisor.commands.doctor.finding import Blame, Finding, State, exit_code, render, to_json
+from chunkvisor.commands.doctor.gpus import check_gpus
+from chunkvisor.commands.doctor.machine import check_cluster, check_machine
+from chunkvisor.commands.doctor.modelcheck import check_model
+from chunkvisor.commands.doctor.readings import Readings
+from chunkvisor.commands.doctor.torchbuild import check_torch
+from chunkvisor.commands.doctor.variables import check_variables
 
 __all__ = ["Finding", "State", "examine", "exit_code", "gather", "render", "to_json"]
+
+
+def examine(readings: Readings) -> list[Finding]:
+    """What the readings mean, in the order in which it is shown; at least one finding a check that could be made."""
+    findings = []
+    if readings.config_problem is not None:
+        findings.append(Finding("config", State.FAULT, *readings.config_problem, Blame.CONFIG))
+    for check in (check_cluster, check_gpus, check_torch, check_variables, check_machine, check_model):
+        findings.extend(check(readings))
+    return findings

@@ -1,24 +1,33 @@
 """Gathers all readings: asks the driver, the machine and, in child processes, torch and a worker.
 
-It never judges (`findings` does), and raises nothing for a fault of the machine: a fault is a reading.
+A fault of the machine is a reading, too, and raises nothing. The doctor itself never imports torch.
 """
 
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from chunkvisor.commands.doctor.children import environment_of, run_probe
+from chunkvisor.child import run_child
 from chunkvisor.commands.doctor.host import read_host, read_hub
-from chunkvisor.commands.doctor.jobfacts import read_job
-from chunkvisor.commands.doctor.readings import Readings, Wanted
+from chunkvisor.commands.doctor.job import read_job
+from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
+from chunkvisor.commands.trial import environment_of
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import EngineKind
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.engine.ray.survey import Survey, survey
+from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
+from chunkvisor.store.attempt import read_tail
+from chunkvisor_worker.contract.messages import read_message
+from chunkvisor_worker.contract.probe import ProbeReport
+
+_PROBE_TIMEOUT_S = 180.0
+"""The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
@@ -27,14 +36,13 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     Raises OSError where not even a temporary folder or a child process is to be had.
     """
     loaded: LoadedConfig | None = None
-    config_problem = no_device = None
+    config_problem = no_device = cluster = None
+    devices: tuple[Device, ...] = ()
     if config_path is not None:
         try:
             loaded = load(config_path)
         except Halt as halt:
             config_problem = (halt.what, halt.remedy)
-    devices: tuple[Device, ...] = ()
-    cluster: Survey | None = None
     if loaded is not None:
         if loaded.config.engine.kind is EngineKind.RAY:
             say("asking the cluster")
@@ -50,11 +58,13 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     smi, driver = read_smi(), read_driver()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
         say("asking torch")
-        folder = Path(scratch)
-        probe = run_probe(environment, folder)
-        job = read_job(loaded, devices, environment, folder, say) if loaded is not None else None
+        probe = _probe(environment, Path(scratch))
+        job = read_job(loaded, devices, environment, Path(scratch), say) if loaded is not None else None
+    wanted = Wanted.ANYTHING
+    if loaded is not None and (devices or cluster is None):
+        wanted = Wanted.CPU if "cpu" in loaded.config.device else Wanted.CUDA
     return Readings(
-        wanted=_wanted(loaded) if devices or cluster is None else Wanted.ANYTHING,
+        wanted=wanted,
         chosen=tuple(device.uuid for device in devices if device.uuid),
         no_device=no_device,
         config_problem=config_problem,
@@ -71,7 +81,11 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     )
 
 
-def _wanted(loaded: LoadedConfig | None) -> Wanted:
-    if loaded is None:
-        return Wanted.ANYTHING
-    return Wanted.CPU if "cpu" in loaded.config.device else Wanted.CUDA
+def _probe(environment: Mapping[str, str], folder: Path) -> ProbeReading:
+    """What `chunkvisor_worker.probe` finds out in that environment. Raises OSError."""
+    out, log = folder / "probe.json", folder / "probe.log"
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
+    returncode: int | None = None
+    with suppress(TimeoutError):  # the report says how far it came
+        returncode = run_child(command, log, environment=environment, timeout_s=_PROBE_TIMEOUT_S)
+    return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))

@@ -1,13 +1,12 @@
-"""One result of the doctor, and the exit code of them all.
+"""One result of the doctor; all of them as lines, as plain values, and as an exit code."""
 
-It never looks at the machine.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from chunkvisor.errors import ExitCode
+from chunkvisor.units import counted
 
 
 class State(StrEnum):
@@ -43,9 +42,42 @@ class Finding:
     blame: Blame = Blame.MACHINE
 
 
+_WIDTH = max(len(state) for state in State)
+
+
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
     """COMPLETE without a fault; MACHINE where one of the faults is the machine's, else CONFIG."""
     blamed = {finding.blame for finding in findings if finding.state is State.FAULT}
     if Blame.MACHINE in blamed:
         return ExitCode.MACHINE
     return ExitCode.CONFIG if blamed else ExitCode.COMPLETE
+
+
+def render(findings: Sequence[Finding]) -> list[str]:
+    """Lines: one a finding, what to do below it, and a last one that sums up."""
+    indent = " " * (_WIDTH + 2)
+    lines = []
+    for finding in findings:
+        first, *others = finding.meaning.splitlines() or [""]
+        lines.append(f"{finding.state:<{_WIDTH}}  {finding.check}: {first}")
+        lines += [indent + other for other in others]
+        if finding.mend:
+            lines.append(f"{indent}do: {finding.mend}")
+    faults, warnings = (sum(each.state is state for each in findings) for state in (State.FAULT, State.WARNING))
+    end = "mend the faults before a run" if faults else "nothing stands in the way"
+    return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Key `ok`: no fault was found; key `findings`: an object each."""
+    rows = [
+        {
+            "check": each.check,
+            "state": str(each.state),
+            "meaning": each.meaning,
+            "mend": each.mend,
+            "blame": str(each.blame) if each.state is State.FAULT else None,
+        }
+        for each in findings
+    ]
+    return {"ok": all(each.state is not State.FAULT for each in findings), "findings": rows}

@@ -1,7 +1,4 @@
-"""Findings on driver and GPUs, as nvidia-smi and the kernel show them.
-
-Pure: it never runs nvidia-smi; what torch says of the same GPUs is `torchbuild`'s.
-"""
+"""Findings on driver and GPUs, by nvidia-smi and the kernel. Pure; `torchbuild` has what torch says of them."""
 
 from collections.abc import Iterator
 
@@ -9,7 +6,7 @@ from chunkvisor.commands.doctor.finding import Finding, State
 from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted
 from chunkvisor.devices.gpu import Device, select_visible
 from chunkvisor.devices.health import asks_for_recovery
-from chunkvisor.units import human_bytes
+from chunkvisor.units import counted, human_bytes, listed
 
 _GIVE_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
 _REBOOT = "reboot, or unload and load the nvidia kernel modules"
@@ -27,7 +24,7 @@ _SMI_TEXTS = {
     "version mismatch": ("the driver's libraries and its kernel module are of different versions", _REBOOT),
     "Unknown Error": (
         "the container has lost its access to the GPU",
-        "create the container anew; on the host: " + _REBOOT,
+        f"create the container anew; on the host: {_REBOOT}",
     ),
     "Insufficient Permissions": _SMI_CODES[4],
     "couldn't communicate with the NVIDIA driver": _SMI_CODES[9],
@@ -35,7 +32,6 @@ _SMI_TEXTS = {
 _OTHERS_BYTES = 512 << 20
 """Less than this, held by others, does not matter: a desktop or the driver itself."""
 _LARGE_SHARE = 0.5
-_NAMES_SHOWN = 5
 _NO_GPU_CODES = (4, 6, 8, 9, 15)
 """Of those above: CUDA will not work either. With the others NVML alone is broken, and runs complete."""
 
@@ -54,7 +50,7 @@ def check_gpus(readings: Readings) -> Iterator[Finding]:
         return
     found = [*_check_driver(readings), *_check_visible(readings)]
     yield from found
-    if readings.no_device is not None and all(finding.state is not State.FAULT for finding in found):
+    if readings.no_device is not None and State.FAULT not in {finding.state for finding in found}:
         yield Finding("gpu", State.FAULT, *readings.no_device)
     for gpu in readings.smi.gpus:
         if gpu.uuid in readings.chosen or not any(uuid.startswith("GPU-") for uuid in readings.chosen):
@@ -84,7 +80,7 @@ def _check_driver(readings: Readings) -> Iterator[Finding]:
 def _check_nvml(readings: Readings) -> Finding:
     smi = readings.smi
     if smi.returncode == 0:
-        return Finding("nvml", State.OK, f"nvidia-smi answers, and lists {_count(len(smi.gpus), 'GPU')}")
+        return Finding("nvml", State.OK, f"nvidia-smi answers, and lists {counted(len(smi.gpus), 'GPU')}")
     if smi.returncode is None and smi.line:
         mend = "reboot; if it comes again, have the GPU checked"
         meaning = f"nvidia-smi hangs ({smi.line}): the driver is stuck"
@@ -96,12 +92,12 @@ def _check_nvml(readings: Readings) -> Finding:
         meaning, mend = next(texts, None) or _SMI_CODES.get(smi.returncode, unknown)
         meaning += f" (nvidia-smi: {smi.line})" if smi.line else ""
     report = readings.probe.report
-    blind = "nobody can see who holds the GPU's memory, and up to torch 2.13 running out of it looks like an NVML "
-    blind += "assertion"
+    blind = (
+        "nobody can see who holds the GPU's memory, and torch up to 2.13 reports running out of it as an NVML assertion"
+    )
     if report is not None and report.gpus:
         return Finding("nvml", State.WARNING, f"{meaning}; CUDA works all the same, but {blind}", mend)
-    hangs = smi.returncode is None and smi.line
-    if readings.driver.nodes and not hangs and smi.returncode not in _NO_GPU_CODES:
+    if readings.driver.nodes and not (smi.returncode is None and smi.line) and smi.returncode not in _NO_GPU_CODES:
         return Finding("nvml", severity(readings.wanted, State.WARNING), f"{meaning}; CUDA may work, but {blind}", mend)
     return Finding("nvml", severity(readings.wanted), meaning, mend)
 
@@ -120,14 +116,12 @@ def _check_visible(readings: Readings) -> Iterator[Finding]:
         meaning = f"CUDA_VISIBLE_DEVICES={value} names a GPU twice: CUDA then shows none"
         yield Finding(check, severity(wanted), meaning, mend)
     elif len({_kind(entry) for entry in entries}) > 1:
-        meaning = (
-            f"CUDA_VISIBLE_DEVICES={value} mixes numbers and ids: torch stops reading at the first of another kind"
-        )
+        meaning = f"CUDA_VISIBLE_DEVICES={value} mixes numbers and ids: torch reads no further than the first kind"
         yield Finding(check, State.WARNING, meaning, mend)
     else:
         seen = select_visible([Device("cuda", gpu.uuid, gpu.name) for gpu in gpus], value)
         if len(seen) == len(entries):
-            yield Finding(check, State.OK, f"CUDA_VISIBLE_DEVICES={value} shows {_count(len(seen), 'GPU')}")
+            yield Finding(check, State.OK, f"CUDA_VISIBLE_DEVICES={value} shows {counted(len(seen), 'GPU')}")
         else:
             bad = entries[len(seen)]
             state = State.WARNING if seen else severity(wanted)
@@ -141,11 +135,10 @@ def _check_mig(gpu: GpuReading, readings: Readings) -> Iterator[Finding]:
     name = _name(gpu)
     if gpu.mig_slices == 0:
         mend = "create one (nvidia-smi mig -cgi … -C), or turn MIG off (nvidia-smi -mig 0); both need root"
-        yield Finding(
-            "mig", severity(readings.wanted), f"{name} is in MIG mode, but has no slice: CUDA sees no GPU", mend
-        )
+        meaning = f"{name} is in MIG mode, but has no slice: CUDA sees no GPU"
+        yield Finding("mig", severity(readings.wanted), meaning, mend)
     elif not readings.own.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        meaning = f"{name} is in MIG mode: its memory is that of one slice, and which one CUDA takes is its own choice"
+        meaning = f"{name} is in MIG mode: a job has the memory of one slice, and CUDA chooses which"
         mend = "set CUDA_VISIBLE_DEVICES to the MIG-… id of one slice, as `nvidia-smi -L` lists them"
         yield Finding("mig", State.WARNING, meaning, mend)
     else:
@@ -176,18 +169,15 @@ def _ailments(gpu: GpuReading) -> Iterator[tuple[State, str]]:
     if gpu.remap_pending:
         yield State.WARNING, "a faulty row of its memory waits for a reset to be replaced"
     if gpu.ecc_uncorrectable:
-        yield (
-            State.WARNING,
-            f"{_count(gpu.ecc_uncorrectable, 'uncorrectable memory error')} since the driver was loaded",
-        )
+        errors = counted(gpu.ecc_uncorrectable, "uncorrectable memory error")
+        yield State.WARNING, f"{errors} since the driver was loaded"
 
 
 def _check_memory(gpu: GpuReading, wanted: Wanted) -> Iterator[Finding]:
     check, name = "gpu-memory", _name(gpu)
     if "Prohibited" in gpu.compute_mode:
-        yield Finding(
-            check, severity(wanted), f"{name}: its compute mode forbids CUDA", "nvidia-smi -c DEFAULT, as root"
-        )
+        meaning = f"{name}: its compute mode forbids CUDA"
+        yield Finding(check, severity(wanted), meaning, "nvidia-smi -c DEFAULT, as root")
         return
     used = f"{human_bytes(gpu.used_bytes)} of {human_bytes(gpu.total_bytes)}"
     if gpu.processes and "Exclusive" in gpu.compute_mode:
@@ -200,7 +190,9 @@ def _check_memory(gpu: GpuReading, wanted: Wanted) -> Iterator[Finding]:
     else:
         who = _who(gpu) if gpu.processes else "processes that cannot be seen from here (of a container, or of its host)"
         state = State.WARNING if gpu.used_bytes > _LARGE_SHARE * gpu.total_bytes else State.NOTE
-        mend = "end what is not needed (nvidia-smi shows it), choose another GPU (`device: cuda:N`), or smaller batches"
+        mend = (
+            "end what is not needed (nvidia-smi shows it), or choose another GPU (`device: cuda:N`) or smaller batches"
+        )
         yield Finding(check, state, f"{name}: {used} in use before a run begins, by {who}", mend)
 
 
@@ -211,8 +203,7 @@ def _who(gpu: GpuReading) -> str:
         + (f" ({human_bytes(process.used_bytes)})" if process.used_bytes else "")
         for process in sorted(gpu.processes, key=lambda process: -(process.used_bytes or 0))
     ]
-    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
-    return ", ".join(shown[:_NAMES_SHOWN]) + more
+    return listed(shown, 5)
 
 
 def _kind(entry: str) -> str:
@@ -221,7 +212,3 @@ def _kind(entry: str) -> str:
 
 def _name(gpu: GpuReading) -> str:
     return f"{gpu.name or 'GPU'} ({gpu.uuid[:12]})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + "s" * (number != 1)

@@ -1,12 +1,9 @@
-"""Findings on the machine beside its GPUs: memory, disk, shared memory, limits of processes and files.
-
-Pure: it never asks the system.
-"""
+"""Findings on memory, disk, and limits of processes and files, and on the Ray cluster. Pure."""
 
 from collections.abc import Iterator
 
-from chunkvisor.commands.doctor.finding import Finding, State
-from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Whereabouts
+from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Wanted, Whereabouts
 from chunkvisor.store.diskneed import need_bytes
 from chunkvisor.units import human_bytes
 
@@ -20,6 +17,23 @@ _THREADS_OF_ITS_OWN = 32
 """Of a worker, beside one for every CPU in each of two pools: OpenMP's and the tokenizer's."""
 _FEW_FILES, _VERY_FEW_FILES = 1024, 128
 """A worker with CUDA opens a hundred or two; 1024 is the usual soft limit."""
+
+
+def check_cluster(readings: Readings) -> Iterator[Finding]:
+    """Finding `cluster`: whether the config's Ray cluster answers, and has devices for the job."""
+    cluster = readings.cluster
+    if cluster is None:
+        return
+    if cluster.problem:
+        mend = "start it: ray start --head; or correct engine.address; or, without Ray: pip install 'chunkvisor[ray]'"
+        yield Finding("cluster", State.FAULT, f"no Ray cluster answers: {cluster.problem}", mend, Blame.MACHINE)
+        return
+    what = f"{cluster.nodes} nodes with {cluster.processors} processors and {cluster.gpus} GPUs"
+    if readings.wanted is not Wanted.CPU and not cluster.gpus:
+        mend = "start a node on a machine with a GPU: ray start --address; or write device: cpu"
+        yield Finding("cluster", State.WARNING, f"{what}; a run would wait for a GPU", mend)
+        return
+    yield Finding("cluster", State.OK, f"{what}; the other findings are about this machine")
 
 
 def check_machine(readings: Readings) -> Iterator[Finding]:
@@ -47,17 +61,16 @@ def check_folder(check: str, what: str, folder: FolderReading) -> Finding | None
 def _check_memory(host: HostReading, job: JobReading | None) -> Finding:
     free, total = host.memory_available_bytes, host.memory_bytes
     if free is None or total is None:
-        return Finding("memory", State.NOTE, "how much memory may be used cannot be told here")
+        return Finding("memory", State.NOTE, "this machine does not tell how much memory may be used")
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free"
     if job is not None and job.whereabouts is Whereabouts.PLUGIN:
-        return Finding("memory", State.OK, f"{text}; how much the plug-in encoder needs is its own matter")
+        return Finding("memory", State.OK, f"{text}; how much the plug-in encoder needs is not known")
     workers, weights_bytes = (job.workers, job.weights_bytes or 0) if job else (1, 0)
     each = _LIBRARIES_BYTES + weights_bytes
     if free < each:
         meaning = f"{text}; a worker needs about {human_bytes(each)}, and would be killed by the kernel"
-        return Finding(
-            "memory", State.FAULT, meaning, "free some, raise the container's limit, or take a smaller model"
-        )
+        mend = "free some, raise the container's limit, or take a smaller model"
+        return Finding("memory", State.FAULT, meaning, mend)
     if free < workers * each:
         meaning = f"{text}; {workers} workers at once need about {human_bytes(workers * each)}"
         return Finding("memory", State.WARNING, meaning, "set workers.standby lower, or free some memory")
@@ -69,7 +82,7 @@ def _check_disk(job: JobReading) -> Finding:
     if (bad := check_folder("disk", "the workdir", folder)) is not None:
         return bad
     if folder.free_bytes is None:
-        return Finding("disk", State.NOTE, f"how much space {folder.path} has cannot be told")
+        return Finding("disk", State.NOTE, f"the free space of {folder.path} is not known")
     text = f"{human_bytes(folder.free_bytes)} free for the workdir"
     dimension = max((sample.dimension for sample in job.samples), default=0) or job.dimension
     if job.rows is not None and dimension:

@@ -1,14 +1,11 @@
-"""Findings on the config's model: whether it is here, its tokenizer fits, and a worker makes sound vectors with it.
-
-Pure: it never loads a model; what a worker made of the sample is handed in.
-"""
+"""Findings on the config's model: whether it is here, and a worker makes sound vectors with it. Pure."""
 
 from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
-from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Whereabouts
+from chunkvisor.commands.doctor.torchbuild import before_a_run
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
@@ -57,29 +54,24 @@ def _check_hub(hub: HubReading, job: JobReading | None) -> Iterator[Finding]:
 
 def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
     check, size = "model", f", {human_bytes(job.weights_bytes)} of weights" if job.weights_bytes else ""
+    fetch = f"hf download {job.model}"
     match job.whereabouts:
         case Whereabouts.PLUGIN:
-            return Finding(check, State.OK, f"a plug-in encoder makes of {job.model!r} what it likes")
+            return Finding(check, State.OK, f"{job.model!r} is handed to the plug-in encoder as it stands")
         case Whereabouts.FOLDER:
             return Finding(check, State.OK, f"{job.model} is a local folder{size}")
         case Whereabouts.CACHED:
             return Finding(check, State.OK, f"{job.model} is in the local cache{size}")
         case Whereabouts.HUB if hub.offline:
             meaning = f"{job.model} is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
-            mend = (
-                f"unset HF_HUB_OFFLINE for the first run, or fetch it before, where there is a network: {_fetch(job)}"
-            )
+            mend = f"unset HF_HUB_OFFLINE for the first run, or fetch it before, where there is a network: {fetch}"
             return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG)
         case Whereabouts.HUB:
             meaning = f"{job.model} is not in the local cache: the first run downloads it, if the hub has it"
-            return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {_fetch(job)}")
+            return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {fetch}")
         case Whereabouts.NOWHERE:
             mend = "check model.name: the folder of a model (relative to the config file), or its hub id"
             return Finding(check, State.FAULT, job.problem, mend, Blame.CONFIG)
-
-
-def _fetch(job: JobReading) -> str:
-    return f"hf download {job.model}"
 
 
 def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
@@ -102,9 +94,9 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
     blame = Blame.CONFIG if is_plugin else Blame.MACHINE
     if sample.difference > _ROUNDING:
         text = f"the same text, encoded twice{who}, gives vectors that differ by {sample.difference:.2g} of their size"
-        mend = (
-            "a plug-in must be deterministic: eval() on its model, no dropout" if is_plugin else "have the GPU checked"
-        )
+        mend = "have the GPU checked"
+        if is_plugin:
+            mend = "make the plug-in encoder deterministic: eval() on its model, no dropout"
         yield Finding("encoding", State.FAULT, text, mend, blame)
     elif not sample.tells_apart:
         text = f"two different texts get the same vector{who}: the texts do not reach the model"

@@ -1,7 +1,4 @@
-"""What the sensors of the doctor read, as plain facts.
-
-It never reads anything itself (`facts` does) and never judges (`findings` does).
-"""
+"""What the doctor reads of a machine and a job, as plain facts: `facts` gathers them, the checks judge them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -189,7 +186,7 @@ class Readings:
     config_problem: tuple[str, str] | None = None
     """(what, mend) where the config cannot be read."""
     own: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the command; only variables that matter."""
+    """Environment of the command; only the variables that are looked at."""
     workers: Mapping[str, str] = field(default_factory=dict)
     """Environment that its workers get."""
     from_config: frozenset[str] = frozenset()

@@ -1,10 +1,8 @@
-"""Reads the NVIDIA driver: `nvidia-smi -q -x`, /proc and /dev.
-
-It never imports NVML or torch, and never judges; whatever a driver does not tell stays empty.
-"""
+"""Reads the NVIDIA driver: `nvidia-smi -q -x`, /proc and /dev; whatever a driver does not tell stays empty."""
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +10,7 @@ import psutil
 
 from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, SmiReading
 from chunkvisor.devices.gpu import ask_smi
+from chunkvisor.events.event import plain
 from chunkvisor_worker.contract.environment import RUN_ID
 
 _MODULE = Path("/proc/driver/nvidia/version")
@@ -22,9 +21,8 @@ _NAME_CHARS = 60
 def read_smi() -> SmiReading:
     """Ask nvidia-smi for everything at once; waits no longer than `gpu.ask_smi` does."""
     answer = ask_smi(("-q", "-x"))
-    line = next((line.strip() for line in answer.text.splitlines() if line.strip()), "")
     if answer.returncode != 0:
-        return SmiReading(answer.returncode, line[:200])
+        return SmiReading(answer.returncode, answer.text.strip().partition("\n")[0][:200])
     try:
         return parse(answer.text)
     except ElementTree.ParseError:
@@ -34,7 +32,7 @@ def read_smi() -> SmiReading:
 def parse(xml: str) -> SmiReading:
     """The answer to `nvidia-smi -q -x`, element names as of driver 575. Raises ElementTree.ParseError."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - the driver's own tool wrote it; expat loads no external entity
-    gpus = tuple(_gpu(node) for node in root.findall("gpu"))
+    gpus = tuple(map(_gpu, root.findall("gpu")))
     return SmiReading(0, "", _text(root, "driver_version"), _text(root, "cuda_version"), gpus)
 
 
@@ -74,15 +72,12 @@ def _gpu(node: ElementTree.Element) -> GpuReading:
 def _process(node: ElementTree.Element) -> GpuProcess:
     pid = _number(_text(node, "pid")) or 0
     name = Path(_text(node, "process_name").partition(" ")[0]).name[:_NAME_CHARS]
-    printable = "".join(sign if sign.isprintable() else "?" for sign in name)
-    return GpuProcess(pid, printable, _mebibytes(_text(node, "used_memory")), _is_worker(pid))
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        return RUN_ID in psutil.Process(pid).environ()
-    except (psutil.Error, OSError, ValueError):
-        return False  # another user's, or the host's, whose pids a container does not know
+    is_worker = False
+    with suppress(
+        psutil.Error, OSError, ValueError
+    ):  # another user's, or the host's, whose pids a container does not know
+        is_worker = RUN_ID in psutil.Process(pid).environ()
+    return GpuProcess(pid, plain(name), _mebibytes(_text(node, "used_memory")), is_worker)
 
 
 def _text(node: ElementTree.Element, path: str) -> str:

@@ -1,6 +1,6 @@
 """Findings on torch: whether it is here, computes, and was built for this driver and this generation of GPU.
 
-Pure: it never imports torch; the report of `chunkvisor_worker.probe` is handed in.
+Pure: the report of `chunkvisor_worker.probe` is handed in.
 """
 
 import re
@@ -9,20 +9,35 @@ from dataclasses import replace
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.gpus import severity
-from chunkvisor.commands.doctor.mends import before_a_run
 from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted, Whereabouts
 from chunkvisor.decide.outcome import describe_exit
-from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbeReport
-from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
+from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
+ALLOCATOR_RULE = "allocator-config"
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
-_REINSTALL = "install torch anew, in a build for this machine: https://pytorch.org/get-started/locally"
+_INSTALL = "https://pytorch.org/get-started/locally"
+_REINSTALL = f"install torch anew, in a build for this machine: {_INSTALL}"
+_OF_A_RUN = re.compile(
+    r"chunk is tried again|run goes on|(?:next|new) worker (?:runs|tries)|bisected|fault\.json|failed tries"
+    r"|chunkvisor doctor",
+    re.IGNORECASE,
+)
+
+
+def before_a_run(remedy: str) -> str:
+    """The clauses of a rule's remedy that a person can act on now; empty where there are none.
+
+    The others say what a run does by itself, which helps nobody who has not begun one.
+    """
+    clauses = (clause.strip() for clause in re.split(r";\s|(?<=[a-z)`])\.(?:\s|$)", remedy))
+    kept = (clause for clause in clauses if clause and not _OF_A_RUN.search(clause))
+    return "; ".join(re.sub(r"^if it (?:returns|comes back), ", "", clause, flags=re.IGNORECASE) for clause in kept)
 
 
 def check_torch(readings: Readings) -> Iterator[Finding]:
-    """Findings `torch`, and where a GPU may be used `torch-driver`, `torch-gpu` and `gpu-generation`.
+    """Findings `torch`, and where a GPU may be used `torch-driver`, `torch-gpu`, `allocator` and `gpu-generation`.
 
     A plug-in encoder may do without torch: what is wrong with it is then a warning, and the sample decides.
     """
@@ -31,23 +46,10 @@ def check_torch(readings: Readings) -> Iterator[Finding]:
         yield replace(finding, state=State.WARNING) if is_plugin and finding.state is State.FAULT else finding
 
 
-def _check_torch(readings: Readings) -> Iterator[Finding]:
-    report = readings.probe.report
-    if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
-        yield _broken(readings.probe)
-        return
-    build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
-    yield Finding("torch", State.OK, f"torch {report.versions.get('torch', '')} for {build} imports and computes")
-    if readings.wanted is Wanted.CPU:
-        return
-    if report.cuda is None:
-        state = {Wanted.CUDA: State.FAULT}.get(readings.wanted, State.WARNING if readings.smi.gpus else State.NOTE)
-        mend = "install a CUDA build of torch (https://pytorch.org/get-started/locally), or write `device: cpu`"
-        yield Finding("torch-gpu", state, f"this torch is a build for {build}: it cannot use an NVIDIA GPU", mend)
-        return
-    yield from _check_driver(report, readings)
-    yield from _check_gpu(report, readings)
-    yield from _check_generation(report, readings)
+def rule_of(probe: ProbeReading) -> str:
+    """Name of the rule by which the probe failed; empty where it did not, or by none that is known."""
+    diagnosis = _diagnosis(probe)
+    return diagnosis.rule.name if diagnosis is not None else ""
 
 
 def runs_on(capability: Sequence[int], arch_list: Sequence[str]) -> bool:
@@ -70,13 +72,32 @@ def runs_on(capability: Sequence[int], arch_list: Sequence[str]) -> bool:
     return False
 
 
+def _check_torch(readings: Readings) -> Iterator[Finding]:
+    report = readings.probe.report
+    if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
+        yield _broken(readings.probe)
+        return
+    build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
+    yield Finding("torch", State.OK, f"torch {report.versions.get('torch', '')} for {build} imports and computes")
+    if readings.wanted is Wanted.CPU:
+        return
+    if report.cuda is None:
+        state = {Wanted.CUDA: State.FAULT}.get(readings.wanted, State.WARNING if readings.smi.gpus else State.NOTE)
+        mend = f"install a CUDA build of torch ({_INSTALL}), or write `device: cpu`"
+        yield Finding("torch-gpu", state, f"this torch is a build for {build}: it cannot use an NVIDIA GPU", mend)
+        return
+    yield from _check_driver(report, readings)
+    yield from _check_gpu(report, readings)
+    yield from _check_generation(report, readings)
+
+
 def _broken(probe: ProbeReading) -> Finding:
     report = probe.report
-    step = "compute" if report is not None and report.phase is Phase.FORWARD else "be imported"
     if report is not None and "torch" not in report.versions:
         mend = "pip install 'chunkvisor[worker]', in the same environment as this command"
         return Finding("torch", State.FAULT, "torch is not installed, which sentence-transformers needs", mend)
-    meaning, mend, _ = _why(probe)
+    step = "compute" if report is not None and report.phase is Phase.FORWARD else "be imported"
+    meaning, mend = _why(probe)
     return Finding("torch", State.FAULT, f"torch is installed but cannot {step}: {meaning}", mend or _REINSTALL)
 
 
@@ -92,18 +113,21 @@ def _check_driver(report: ProbeReport, readings: Readings) -> Iterator[Finding]:
         meaning = f"{text}: compatible, but code that is translated at run time (Triton, torch.compile) may fail"
         yield Finding(check, State.NOTE, meaning, "if something fails, update the driver")
     else:
-        mend = f"update the driver, or install a torch built for CUDA {serves[0]}.x: "
-        mend += "https://pytorch.org/get-started/locally"
+        mend = f"update the driver, or install a torch built for CUDA {serves[0]}.x: {_INSTALL}"
         yield Finding(check, severity(readings.wanted), f"{text}: the driver is too old", mend)
 
 
 def _check_gpu(report: ProbeReport, readings: Readings) -> Iterator[Finding]:
-    check, wanted = "torch-gpu", readings.wanted
+    check, wanted, driver = "torch-gpu", readings.wanted, readings.driver
     if report.fault is not None or report.phase is Phase.CUDA_INIT:
-        if readings.driver.module is None and not readings.driver.nodes and not readings.smi.gpus:
+        if driver.module is None and not driver.nodes and not readings.smi.gpus:
             return  # there is no driver, which has been said
-        meaning, mend, blame = _why(readings.probe)
-        yield Finding(check, severity(wanted), f"torch cannot use the GPU: {meaning}", mend or _REINSTALL, blame)
+        meaning, mend = _why(readings.probe)
+        if rule_of(readings.probe) == ALLOCATOR_RULE:
+            blame = Blame.CONFIG if any("ALLOC_CONF" in name for name in readings.from_config) else Blame.MACHINE
+            yield Finding("allocator", severity(wanted), meaning, mend, blame)
+        else:
+            yield Finding(check, severity(wanted), f"torch cannot use the GPU: {meaning}", mend or _REINSTALL)
     elif not report.gpus:
         state = State.FAULT if wanted is Wanted.CUDA else State.NOTE
         yield Finding(check, state, "no GPU is visible to torch", "check CUDA_VISIBLE_DEVICES and: nvidia-smi -L")
@@ -113,8 +137,7 @@ def _check_gpu(report: ProbeReport, readings: Readings) -> Iterator[Finding]:
 
 def _check_generation(report: ProbeReport, readings: Readings) -> Iterator[Finding]:
     for gpu in report.gpus:
-        number = ".".join(map(str, gpu.capability))
-        text = f"{gpu.name} has compute capability {number}"
+        text = f"{gpu.name} has compute capability {'.'.join(map(str, gpu.capability))}"
         if runs_on(gpu.capability, report.arch_list):
             yield Finding("gpu-generation", State.OK, f"{text}, for which this torch has code")
         else:
@@ -124,22 +147,20 @@ def _check_generation(report: ProbeReport, readings: Readings) -> Iterator[Findi
             yield Finding("gpu-generation", severity(readings.wanted), meaning, mend)
 
 
-def _why(probe: ProbeReading) -> tuple[str, str, Blame]:
-    """(what happened, the mend, whose fault) of a probe that did not come to its end."""
+def _diagnosis(probe: ProbeReading) -> Diagnosis | None:
+    fault = probe.report.fault if probe.report is not None else None
+    return diagnose(fault) if fault is not None else diagnose_log(probe.log_tail, probe.returncode or 0)
+
+
+def _why(probe: ProbeReading) -> tuple[str, str]:
+    """(what happened, the mend) of a probe that did not come to its end."""
     fault = probe.report.fault if probe.report is not None else None
     if fault is None and probe.returncode is None:
-        return "it hangs", "if the GPU's driver is stuck, reboot; nvidia-smi would hang, too", Blame.MACHINE
-    diagnosis = diagnose(fault) if fault is not None else diagnose_log(probe.log_tail, probe.returncode or 0)
-    if diagnosis is None:
+        return "it hangs", "if the GPU's driver is stuck, reboot; nvidia-smi would hang, too"
+    if (diagnosis := _diagnosis(probe)) is None:
         last = next((line.strip() for line in reversed(probe.log_tail.splitlines()) if line.strip()), "")
-        return (
-            f"it ended with {describe_exit(probe.returncode or 0)}" + (f": {last}" if last else ""),
-            "",
-            Blame.MACHINE,
-        )
-    rule = diagnosis.rule
-    blame = Blame.CONFIG if rule.exit_code == ExitCode.CONFIG and rule.name == "allocator-config" else Blame.MACHINE
-    return f"{rule.cause.rstrip('.')}: {diagnosis.headline}", before_a_run(rule.remedy), blame
+        return f"it ended with {describe_exit(probe.returncode or 0)}" + (f": {last}" if last else ""), ""
+    return f"{diagnosis.rule.cause.rstrip('.')}: {diagnosis.headline}", before_a_run(diagnosis.rule.remedy)
 
 
 def _version(text: str | None) -> tuple[int, int] | None:

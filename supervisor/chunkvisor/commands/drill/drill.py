@@ -1,7 +1,4 @@
-"""The drill: one undisturbed run, then one for each fault, each held against the first.
-
-It never judges: `finding` does.
-"""
+"""The drill: one undisturbed run, then one for each fault, each held against the first; `finding` judges."""
 
 import os
 import resource
@@ -135,12 +132,14 @@ class Drill:
             final = Layout(workdir).output(self.scratch.output).final
         found = np.load(final, allow_pickle=False) if final.exists() else None
         struck = Layout(workdir).output(self.scratch.output).attempt(STRUCK_CHUNK, 1)
+        simulated = self.scratch.device.partition(":")[0] not in fault.real_on
+        simulated |= "chunkvisor drill: simulated" in read_tail(struck.log)
         record = read_message(Fault, struck.fault)
         good, took = self.good, took_s(runs, STRUCK_CHUNK)
         poisoned = good.poisoned if fault.place is Place.ROW else []
         return Finding(
             fault.name,
-            _provoked(fault, self.scratch.device, struck),
+            Provoked.SIMULATED if simulated else Provoked.REAL,
             seen,
             action(runs, record.batch_rows if record else 0) if fault.place is not Place.SUPERVISOR else "run again",
             None if took is None else max(0.0, took - good.took_s),
@@ -228,8 +227,3 @@ class Drill:
                 raise
             code, words = halt.code, f"{halt.what}; {halt.why}" if halt.why else halt.what
         return Run(int(code), words, witness.heard)
-
-
-def _provoked(fault: DrillFault, device: str, struck: AttemptFiles) -> Provoked:
-    simulated = device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in read_tail(struck.log)
-    return Provoked.SIMULATED if simulated else Provoked.REAL

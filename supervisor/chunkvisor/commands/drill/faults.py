@@ -1,15 +1,15 @@
 """The table of faults that a drill can provoke, and what has to come of each.
 
-Pure: it never provokes one. `chunkvisor_worker.sabotage` has those that strike in a worker, under the same names.
+`chunkvisor_worker.sabotage` provokes those that strike in a worker, under the same names.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.observe.status import State
+from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
 
 
@@ -93,7 +93,5 @@ def choose(names: Sequence[str]) -> list[DrillFault]:
     known = [fault.name for fault in FAULTS]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-            raise Halt(ExitCode.USAGE, f"there is no fault {name} to drill; {hint}")
+            raise Halt(ExitCode.USAGE, f"there is no fault {name} to drill; {did_you_mean(name, known)}")
     return [fault for fault in FAULTS if not names or fault.name in names]

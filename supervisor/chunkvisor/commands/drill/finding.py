@@ -1,15 +1,16 @@
 """Tells from the events of a drill's runs what the fault was taken for, what was done about it, and whether it helped.
 
-Pure: it never looks at a file, a process or a clock.
+Pure; the table of all findings is made here, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.commands.drill.faults import DrillFault, Provoked
+from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Provoked
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.attempt import (
     AttemptFailed,
@@ -22,14 +23,18 @@ from chunkvisor.events.attempt import (
 )
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import LimitsLowered, Waiting
+from chunkvisor.units import human_time
 
 Vectors = npt.NDArray[np.float32]
 
-TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
+_TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
 """Largest difference to the undisturbed vectors, as a share of their largest value, by the type of the weights: about
 ten units in the last place, since another batch is rounded otherwise."""
 
-TOLERANCE_FLOAT32 = 1e-5
+_TOLERANCE_FLOAT32 = 1e-5
+
+_NAME_WIDTH = max(len(fault.name) for fault in FAULTS)
+_ROW = f"{{:<{_NAME_WIDTH}}}  {{:<9}}  {{:<14}}  {{:<34}}  {{:>7}}  {{}}"
 
 _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 
@@ -150,7 +155,8 @@ def problem(
     lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
     if lost != list(poisoned):
         return f"rows {lost[:10]} have no vectors" + (f", rows {list(poisoned)[:10]} should not" if poisoned else "")
-    if (off := difference(good, found)) > limit(good, dtype):
+    most = _TOLERANCE.get(dtype, _TOLERANCE_FLOAT32) * max(1.0, float(np.abs(good).max(initial=0.0)))
+    if (off := difference(good, found)) > most:
         return f"vectors differ by up to {off:.1e}"
     return ""
 
@@ -161,6 +167,30 @@ def difference(good: Vectors, found: Vectors) -> float:
     return float(np.abs(good[there] - found[there]).max(initial=0.0))
 
 
-def limit(good: Vectors, dtype: str) -> float:
-    """How much vectors may differ."""
-    return TOLERANCE.get(dtype, TOLERANCE_FLOAT32) * max(1.0, float(np.abs(good).max(initial=0.0)))
+def header() -> str:
+    """The first line of the table."""
+    return _ROW.format("fault", "provoked", "seen as", "action", "extra", "vectors")
+
+
+def row(finding: Finding) -> str:
+    """One line of the table; a second one says what went wrong."""
+    if finding.provoked is Provoked.SKIPPED:
+        return _ROW.format(finding.fault, "skipped", "", finding.problem, "", "").rstrip()
+    extra_s, off = finding.extra_s, finding.difference
+    extra = "" if extra_s is None else f"+{extra_s:.1f} s" if extra_s < 90 else f"+{human_time(extra_s)}"
+    vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
+    line = _ROW.format(finding.fault, finding.provoked, finding.seen_as or "-", finding.action, extra, vectors)
+    return line if finding.recovered else f"{line}\n  NOT RECOVERED: {finding.problem}"
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    skipped = [each.fault for each in findings if each.provoked is Provoked.SKIPPED]
+    recovered = sum(each.recovered for each in findings)
+    rest = f"; skipped: {', '.join(skipped)}" if skipped else ""
+    return f"{recovered} of {len(findings) - len(skipped)} faults ended as they must{rest}"
+
+
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Plain values: seconds, and the largest difference as a number."""
+    return [{**asdict(each), "recovered": each.recovered} for each in findings]

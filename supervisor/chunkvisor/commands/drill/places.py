@@ -1,7 +1,4 @@
-"""Places with little room: a small file system, and a cgroup with a memory limit.
-
-It never leaves one behind, and never changes a cgroup that it has not made.
-"""
+"""Places with little room: a small file system, and a cgroup with a memory limit, gone when the context ends."""
 
 import contextlib
 import os

@@ -1,12 +1,9 @@
-"""The scratch folder of a drill: configs for its runs, and workdirs in which the source is read already.
-
-It never writes outside the scratch folder.
-"""
+"""The scratch folder of a drill: configs for its runs, and workdirs in which the source is read already."""
 
 import json
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ class Scratch:
     chunk_size: int = ROWS // CHUNKS
     stall_s: float | None = None
     """For the faults that have to be waited for; None = the config's."""
-    _source: Path | None = field(default=None)
+    _source: Path | None = None
 
     @property
     def output(self) -> str:
@@ -67,7 +64,7 @@ class Scratch:
 
     def victim(self, workdir: Path) -> list[str]:
         """The command line of a run there that is to be killed, without standby workers."""
-        module = [sys.executable, "-P", "-m", "chunkvisor.commands.drill.victim"]
+        module = [sys.executable, "-P", "-m", "chunkvisor.commands.drill.saboteur"]
         return [*module, str(self.loaded.path), *self._overrides(workdir, False, 0)]
 
     def _overrides(self, workdir: Path, stalls: bool, standby: int | None) -> list[str]:
@@ -87,7 +84,5 @@ class Scratch:
             "outputs": {self.output: output},
         }
         # JSON is YAML, but for escaped surrogate pairs.
-        return [
-            *self.loaded.overrides,
-            *(f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()),
-        ]
+        ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
+        return [*self.loaded.overrides, *ours]

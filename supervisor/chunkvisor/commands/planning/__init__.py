@@ -1,7 +1,4 @@
-"""What a run would do and need, found out without a run: for `chunkvisor plan`.
-
-It never starts a worker, never touches a GPU, and never writes into a workdir.
-"""
+"""What a run would do and need, found out without a worker or a GPU: for `chunkvisor plan`."""
 
 from chunkvisor.commands.planning.draw import draw
 from chunkvisor.commands.planning.forecast import Forecast

@@ -1,7 +1,4 @@
-"""A forecast as lines of plain text for a terminal or a pipe, 80 columns wide.
-
-Pure: it never prints and never colours.
-"""
+"""A forecast as lines of plain text for a terminal or a pipe, 80 columns wide. Pure."""
 
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +9,6 @@ from chunkvisor.units import human_bytes, human_time
 
 WIDTH = 80
 
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LABEL_CHARS, _COUNT_CHARS = 17, 20
 _WORDS = {Unit.TOKENS: "tokens", Unit.ESTIMATED_TOKENS: "tokens (estimated)", Unit.CHARACTERS: "characters"}
 
@@ -27,15 +23,6 @@ def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
         said.insert(2, ("GPU", _gpu_memory(forecast)))
     for label, text in [*said, *(("note", note) for note in forecast.notes)]:
         yield from textwrap.wrap(text, WIDTH, initial_indent=f"{label:8}", subsequent_indent=" " * 8)
-
-
-def bar(share: float, width: int, *, blocks: bool = True) -> str:
-    """A bar of `share` (0 to 1) of `width` characters; anything above 0 shows."""
-    if not blocks:
-        return "#" * max(round(share * width), share > 0)
-    eighths = max(round(share * width * 8), share > 0)
-    whole, rest = divmod(int(eighths), 8)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
 
 
 def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
@@ -74,7 +61,8 @@ def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator
 def _row(each: Bin, most: int, total: int, *, blocks: bool) -> str:
     label = f"{each.low:,} - {each.high:,}"
     width = WIDTH - 2 - _LABEL_CHARS - 2 - _COUNT_CHARS
-    drawn = bar(each.count / most if most else 0, width, blocks=blocks)
+    # What is there at all shows.
+    drawn = ("█" if blocks else "#") * (max(1, round(each.count / most * width)) if each.count else 0)
     return f"  {label:>{_LABEL_CHARS}}  {drawn:<{width}}{each.count:>12,}{_percent(each.count / total):>8}"
 
 
@@ -95,21 +83,21 @@ def _limits(output: OutputForecast) -> str:
 def _disk(forecast: Forecast) -> str:
     free = f"; {human_bytes(forecast.free_disk_bytes)} are free" if forecast.free_disk_bytes is not None else ""
     if forecast.peak_disk_bytes is None or forecast.final_disk_bytes is None:
-        return f"unknown: the model's dimension is{free}"
+        return f"unknown until a run has made a chunk{free}"
     peak, final = human_bytes(forecast.peak_disk_bytes), human_bytes(forecast.final_disk_bytes)
     return f"up to {peak} more on the way, {final} of final files{free}"
 
 
 def _memory(forecast: Forecast) -> str:
     if forecast.host_memory_bytes is None or forecast.weights_bytes is None:
-        return "unknown: the size of the weights is"
+        return "unknown until a run has downloaded the weights"
     each = " for each GPU" if forecast.per_gpu else ""
     need, total = human_bytes(forecast.host_memory_bytes), human_bytes(forecast.total_memory_bytes)
-    reckoning = f"{forecast.workers} x (1 GiB + {human_bytes(forecast.weights_bytes)} of weights)"
+    sum_of = f"{forecast.workers} x (1 GiB + {human_bytes(forecast.weights_bytes)} of weights)"
     batch = max((output.activation_bytes or 0 for output in forecast.outputs.values()), default=0)
     if batch and forecast.gpu_memory_bytes is None:
-        reckoning += f" and {human_bytes(batch)} for the largest batch"
-    return f"about {need} of {total}{each}, an estimate: {reckoning}"
+        sum_of += f" and {human_bytes(batch)} for the largest batch"
+    return f"about {need} of {total}{each}, an estimate: {sum_of}"
 
 
 def _gpu_memory(forecast: Forecast) -> str:

@@ -1,7 +1,4 @@
-"""Reckons disk, host memory and time from counts and sizes.
-
-Pure: it never asks the file system; who calls says what is there.
-"""
+"""Reckons disk, memory and time from counts and sizes. Pure."""
 
 from collections.abc import Iterable
 
@@ -16,7 +13,6 @@ CONTEXT_BYTES = 1 << 29
 """About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
 
 _HEADER_BYTES = 128
-_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def final_bytes(rows: int, dimension: int) -> int:
@@ -29,20 +25,8 @@ def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int) -> 
     return need_bytes(rows, texts_left, dimension) - RESERVE_BYTES + table_bytes
 
 
-def loaded_bytes(stored_bytes: int, stored_dtype: str | None, dtype: str) -> int:
-    """Size of weights in memory: as they are stored, unless another dtype is asked for and the stored one is known."""
-    if dtype == "auto" or stored_dtype not in _SIZES_BYTES:
-        return stored_bytes
-    return stored_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[stored_dtype]
-
-
-def element_bytes(dtype: str | None) -> int:
-    """Size of one number; 4 where the dtype is not known."""
-    return _SIZES_BYTES.get(dtype or "", 4)
-
-
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
-    """Host memory of so many workers, of which `computing` hold a batch there: none where that is on a GPU.
+    """Host memory of the workers, of which `computing` hold a batch there: none where that is on a GPU.
 
     Each loads the weights to host memory, before it moves them to its device.
     """
@@ -50,7 +34,7 @@ def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, comput
 
 
 def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int:
-    """Memory of one GPU on which so many workers compute at a time."""
+    """Memory of one GPU on which `per_device` workers compute at a time."""
     return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
 
 
@@ -64,7 +48,7 @@ def last_rate(entries: Iterable[Entry]) -> float | None:
 
 
 def stride(chunks: int, chunk_size: int, most_texts: int) -> int:
-    """Which chunks are looked at: every so-manieth, so that about `most_texts` texts are; 1 = all."""
+    """N, where every Nth chunk is to be looked at, so that about `most_texts` texts are; 1 = all."""
     return max(1, -(-chunks * chunk_size // most_texts)) if chunks > 1 else 1
 
 

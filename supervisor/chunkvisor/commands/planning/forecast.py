@@ -1,7 +1,4 @@
-"""What a run would do and need, as numbers; None where nobody can know yet.
-
-It never computes them: `survey` gathers, `estimate` reckons.
-"""
+"""What a run would do and need, as numbers; None where nobody can know yet."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum

@@ -1,7 +1,4 @@
-"""Lengths of the texts of staged tables: in tokens by a child with the model's tokenizer, or in characters.
-
-It never imports a tokenizer itself, and never keeps a text.
-"""
+"""Lengths of the texts of staged tables: in tokens by a child with the model's tokenizer, or in characters."""
 
 import os
 import sys
@@ -71,4 +68,4 @@ def _run(files: LengthsFiles) -> int:
     environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)]
-    return run_child(command, files.log, lambda: None, environment)
+    return run_child(command, files.log, environment=environment)

@@ -1,6 +1,6 @@
 """The texts to be measured of each output: an earlier run's table where it still fits, else one staged for the purpose.
 
-It never writes into the workdir, and so needs no lock and works beside a live run.
+The workdir is only read: this needs no lock, and works beside a live run.
 """
 
 from collections.abc import Callable
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.commands.planning.estimate import stride
-from chunkvisor.config.batchlimits import resolve_limits
 from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec
+from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
@@ -34,7 +33,7 @@ class Sample:
     table: StagedTable
     plan: Plan
     every: int
-    """Every so-manieth chunk."""
+    """Every Nth chunk is looked at."""
     encode: EncodeSpec
     limits: Limits
     begun: Fixed | None = None

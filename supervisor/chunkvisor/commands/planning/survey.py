@@ -1,11 +1,8 @@
-"""Gathers what a forecast is made of: tables, lengths, sizes, what earlier runs have left.
-
-It never writes into the workdir, and never asks a GPU anything.
-"""
+"""Gathers what a forecast is made of: tables, lengths, sizes, what earlier runs have left. It writes no workdir."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -14,30 +11,28 @@ from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
-    element_bytes,
     final_bytes,
     gpu_bytes,
     last_rate,
-    loaded_bytes,
     memory_bytes,
     scaled,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
-from chunkvisor.commands.planning.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
-from chunkvisor.engine.modelsource import pinned_source
-from chunkvisor.errors import config_error
+from chunkvisor.engine.modelfolder import ModelFolder, read_model_folder
+from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.attempt import free_bytes
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.lengths import LengthsReport
 from chunkvisor_worker.contract.messages import ModelSpec
 
@@ -78,23 +73,26 @@ class _Survey:
         model = read_model_folder(folder) if folder else ModelFolder()
         outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
         weights = self._weights(model)
-        per_gpu = "cuda" in config.device
+        on_cpu, per_gpu = "cpu" in config.device, "cuda" in config.device
         workers = (config.workers.per_device + config.workers.standby) * (1 if per_gpu else len(config.device))
         rate = last_rate(read_events(self._layout.events))
-        disk = [each.disk_bytes for each in outputs.values()]
-        finals = [each.final_bytes for each in outputs.values()]
         activations = self._activations(outputs.values())
+        nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
+        computing = config.workers.per_device if on_cpu else 0
+        on_gpu = None
+        if weights is not None and activations is not None and not on_cpu:
+            on_gpu = gpu_bytes(weights, activations, config.workers.per_device)
         return Forecast(
             outputs=outputs,
-            peak_disk_bytes=_sum(disk),
-            final_disk_bytes=_sum(finals),
-            free_disk_bytes=free_bytes(_nearest(config.workdir)),
+            peak_disk_bytes=_sum(each.disk_bytes for each in outputs.values()),
+            final_disk_bytes=_sum(each.final_bytes for each in outputs.values()),
+            free_disk_bytes=free_bytes(nearest),
             weights_bytes=weights,
             workers=workers,
             per_gpu=per_gpu,
-            host_memory_bytes=_host_memory(config, weights, activations, workers),
+            host_memory_bytes=None if weights is None else memory_bytes(weights, activations or 0, workers, computing),
             total_memory_bytes=int(psutil.virtual_memory().total),
-            gpu_memory_bytes=_gpu_memory(config, weights, activations),
+            gpu_memory_bytes=on_gpu,
             texts_per_s=rate,
             time_s=sum(each.texts_left for each in outputs.values()) / rate if rate else None,
             notes=tuple(self._notes),
@@ -125,27 +123,14 @@ class _Survey:
 
     def _model(self) -> ModelSpec:
         model = self._config.model
-        spec = model_spec(model, None, model.revision)
-        if Path(model.name).is_dir():
-            if not any((Path(model.name) / name).exists() for name in ("config.json", "modules.json")):
-                raise config_error(
-                    f"{model.name} holds no model: it has neither config.json nor modules.json",
-                    remedy="check model.name: the folder of a model, or its hub id",
-                )
-            return replace(spec, path=model.name)
-        if model.name.startswith(("/", "./", "../", "~")):
-            raise config_error(f"there is no model folder {model.name}", remedy="check model.name")
-        pinned = pinned_source(self._layout.model, model)
-        if pinned is not None and pinned.path and Path(pinned.path).is_dir():
-            return replace(spec, path=pinned.path, revision=pinned.revision)
-        return spec
+        source = source_at_hand(model, self._layout.model) or ModelSource(None, model.revision)
+        return model_spec(model, source.path, source.revision)
 
     def _weights(self, model: ModelFolder) -> int | None:
-        if model.weights_bytes is not None:
-            return loaded_bytes(model.weights_bytes, model.dtype, str(self._config.model.dtype))
-        if not self._config.model.is_plugin:
+        loaded = model.loaded_bytes(str(self._config.model.dtype))
+        if loaded is None and not self._config.model.is_plugin:
             self._notes.append("the size of the weights is unknown until a run has downloaded them")
-        return None
+        return loaded
 
     def _activations(self, outputs: Iterable[OutputForecast]) -> int | None:
         """Of the largest batch of all outputs; None where that of one of them is not known."""
@@ -162,15 +147,14 @@ class _Survey:
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
         done = self._done(name)
         texts_left = plan.distinct - plan.texts_in(done)
-        dimension = self._dimension(layout, sample, model)
+        facts = read_facts(layout)
+        dimension = facts.dimension if facts is not None else sample.encode.truncate_dim or model.dimension
         if count < plan.distinct:
             which = f"those of every {sample.every:,}th chunk"
             self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
         max_length = report.max_length if report else None
-        disk = None
-        if not texts_left:
-            disk = 0
-        elif dimension is not None:
+        disk = 0 if not texts_left else None
+        if texts_left and dimension is not None:
             disk = disk_bytes(table.rows, texts_left, dimension, self._table_bytes(table))
         return OutputForecast(
             rows=table.rows,
@@ -206,7 +190,7 @@ class _Survey:
         longest = min(int(measured.lengths.max()), max_length or int(measured.lengths.max()))
         rows, tokens = sample.limits.of_length(longest)
         rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
-        return activation_bytes(model.shape, element_bytes(model.dtype if dtype == "auto" else dtype), rows, longest)
+        return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest)
 
     def _done(self, name: str) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
@@ -221,33 +205,11 @@ class _Survey:
             finished = False  # a run may mend it
         return bytearray(b"\1") * sample.plan.count if finished else committed_chunks(layout, sample.plan)
 
-    def _dimension(self, layout: OutputLayout, sample: Sample, model: ModelFolder) -> int | None:
-        try:
-            facts = read_sealed(layout.facts)
-        except DamagedError:
-            facts = None
-        if facts is not None:
-            return int(facts["facts"]["dimension"])
-        return sample.encode.truncate_dim or model.dimension
-
     def _table_bytes(self, table: StagedTable) -> int:
         """Of a table that the run is still to stage."""
         if self._layout.outputs in table.folder.parents:
             return 0
         return sum(path.stat().st_size for path in table.folder.iterdir())
-
-
-def _host_memory(config: Config, weights: int | None, activations: int | None, workers: int) -> int | None:
-    if weights is None:
-        return None
-    computing = config.workers.per_device if "cpu" in config.device else 0
-    return memory_bytes(weights, activations or 0, workers, computing)
-
-
-def _gpu_memory(config: Config, weights: int | None, activations: int | None) -> int | None:
-    if weights is None or activations is None or "cpu" in config.device:
-        return None
-    return gpu_bytes(weights, activations, config.workers.per_device)
 
 
 def _long_texts(sample: Sample, lengths: Lengths) -> list[LongText]:
@@ -263,11 +225,11 @@ def _long_texts(sample: Sample, lengths: Lengths) -> list[LongText]:
     return found
 
 
-def _sum(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

@@ -1,4 +1,1 @@
-"""The report of a workdir: one HTML file with plots, made from the folder alone.
-
-It never takes the lock and changes nothing but the report: it works beside a live run, after it, and after a kill.
-"""
+"""The report of a workdir: one HTML file with plots, made from the folder alone, beside a live run or after any end."""

@@ -1,11 +1,8 @@
-"""What the journals of a workdir tell over time, as a report shows it.
+"""What the journals of a workdir tell over time, in bounded size: a journal can be long, damaged or a lie."""
 
-It never keeps more than a bounded part of it: a journal can be long, damaged or a lie.
-"""
-
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import device as of_device
@@ -13,22 +10,22 @@ from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Entry
-from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.observe.pace import Pace
-from chunkvisor.observe.report.attemptspans import Kind, kind_of
-from chunkvisor.observe.report.attempttracker import AttemptTracker
+from chunkvisor.observe.report.attempts import Attempts, Kind, remember
 from chunkvisor.observe.report.bins import Bins
-from chunkvisor.observe.report.ceiling import Ceiling, ceiling_of
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Tier
 
 _RUNS = 200
-_FAILURES = 40
+_KINDS = 40
+"""Of failures, and of phases."""
 _QUARANTINED = 200
 _CEILINGS = 400
-_NOTED = 200
+_NOTES = 200
+_IN_PARTS = 200
 _DAY_S = 86400.0
 
-_NOTES: dict[type[Event], str] = {
+_WORDS: dict[type[Event], str] = {
     of_run.Waiting: "waited {0.delay_s:.0f} s: {0.reason}",
     of_output.WaitingToJoin: "waited for disk space: {0.reason}",
     of_device.WarmGivenUp: "warm starts were given up: {0.reason}",
@@ -50,28 +47,29 @@ class Run:
     slice: str = ""
     """Such as 3/8; empty for a run of the whole."""
     device: str = ""
-    code: int | None = None
+    ending: of_run.Halted | None = None
     """None: it said no last word."""
-    what: str = ""
-    why: str = ""
-    remedy: str = ""
-    log: str = ""
 
 
 @dataclass(slots=True)
 class Failure:
     """Failed attempts of one kind."""
 
-    outcome: str
-    rule: str
-    count: int = 0
-    reason: str = ""
-    """Of the last one, like what follows."""
-    phase: str = ""
-    output: str = ""
-    chunk: int = 0
-    attempt: int = 0
+    last: of_attempt.FailureEvent
     at_s: float = 0.0
+    """Of the last one."""
+    count: int = 0
+
+
+class Ceiling(NamedTuple):
+    """Batch limits, as a `go` tells them."""
+
+    texts: int
+    """In a batch of short texts."""
+    tokens: int | None
+    texts_long: int
+    """In a batch of the longest texts, for which lessons were learnt."""
+    tokens_long: int | None
 
 
 @dataclass(slots=True)
@@ -84,25 +82,27 @@ class History:
     tokens: int = 0
     padded_tokens: int = 0
     texts_done: int = 0
-    chunks_done: int = 0
     pace: Pace = field(default_factory=Pace)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    attempts: AttemptTracker = field(default_factory=AttemptTracker)
-    ceilings: list[Ceiling] = field(default_factory=list)
+    attempts: Attempts = field(default_factory=Attempts)
+    ceilings: list[tuple[float, Ceiling]] = field(default_factory=list)
+    """(from when on, limits)."""
     phase_s: dict[str, float] = field(default_factory=dict)
-    startup_s: float = 0.0
-    idle_s: float = 0.0
-    busy_s: float = 0.0
+    times: DeviceTimes = field(default_factory=DeviceTimes)
+    """Of all devices together."""
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    """By outcome and rule."""
     quarantined: dict[tuple[str, int], of_attempt.Quarantined] = field(default_factory=dict)
     notes: list[tuple[float, str]] = field(default_factory=list)
     """What was waited for, given up or left out, newest last."""
-    outputs: list[str] = field(default_factory=list)
-    """Of the last run's config."""
-    _last_s: float | None = None
+    _last_s: float = 0.0
     """When a chunk was committed last, or the last run began, in whichever journal."""
     _in_parts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Texts of a chunk that was taken apart, as far as they are counted already."""
+
+    @property
+    def failed(self) -> int:
+        """Attempts, but for those that were interrupted."""
+        return sum(failure.count for failure in self.failures.values())
 
     def apply(self, entry: Entry, of_slice: str = "") -> None:
         """Take in one event of the journal, of that slice where it is one's."""
@@ -115,28 +115,26 @@ class History:
             case of_attempt.Go():
                 self._go(event, at_s)
             case of_attempt.WorkerEnded():
-                self._worker_ended(event, at_s)
+                self.times.add(event)
+                had_s = event.opening_s + event.busy_s
+                self.attempts.ended(_attempt_of(event), at_s, had_s, well=event.returncode == 0)
             case of_attempt.ChunkCommitted():
                 self._committed(event, at_s)
             case of_attempt.PartCommitted():
                 self._part_committed(event, at_s)
             case of_attempt.FailureEvent():
                 self._failed(event, at_s)
-            case of_attempt.Quarantined():
-                if len(self.quarantined) < _QUARANTINED:
-                    self.quarantined[event.output[:100], event.row] = event
+            case of_attempt.Quarantined() if len(self.quarantined) < _QUARANTINED:
+                self.quarantined[event.output[:100], event.row] = event
             case of_output.Assembling():
                 self._began(at_s)
             case of_run.RunStarted():
-                run.device, self.outputs = event.device[:200], [name[:100] for name in event.outputs]
+                run.device = event.device[:200]
             case of_run.RunEnded() | of_run.Halted():
-                run.code = event.code
-                if isinstance(event, of_run.Halted):
-                    words = (event.what, event.why, event.remedy, event.log)
-                    run.what, run.why, run.remedy, run.log = (each[:2000] for each in words)
+                run.ending = event if isinstance(event, of_run.Halted) else of_run.Halted(event.code)
                 self.attempts.cut_off(run.stop_s)
-            case _ if note := _NOTES.get(type(event)):
-                self.notes = [*self.notes[-_NOTED:], (at_s, note.format(event)[:300])]
+            case _ if words := _WORDS.get(type(event)):
+                self.notes = [*self.notes[1 - _NOTES :], (at_s, words.format(event)[:300])]
 
     def finish(self) -> None:
         """After the last event: what is still open was cut off, and what several journals told is put in order."""
@@ -144,8 +142,8 @@ class History:
             self.attempts.cut_off(self.runs[-1].stop_s)
         self.runs.sort(key=lambda run: run.start_s)
         self.notes.sort(key=lambda note: note[0])
-        self.ceilings.sort(key=lambda ceiling: ceiling.at_s)
-        self.pace.last_s = self._last_s
+        self.ceilings.sort(key=lambda ceiling: ceiling[0])
+        self.pace.last_s = self._last_s or None
 
     def _run(self, run_id: str, at_s: float, of_slice: str) -> Run:
         if not self.runs or self.runs[-1].run_id != run_id:
@@ -162,47 +160,35 @@ class History:
 
     def _began(self, at_s: float) -> None:
         self.pace.began(at_s)
-        self._last_s = max(at_s, self._last_s or at_s)
+        self._last_s = max(at_s, self._last_s)
 
     def _go(self, event: of_attempt.Go, at_s: float) -> None:
         self.attempts.go(_attempt_of(event), at_s)
-        ceiling = ceiling_of(event, at_s)
-        if not self.ceilings or replace(self.ceilings[-1], at_s=at_s) != ceiling:
-            self.ceilings.append(ceiling)
+        ceiling = ceiling_of(event)
+        if not self.ceilings or self.ceilings[-1][1] != ceiling:
+            self.ceilings.append((at_s, ceiling))
             if len(self.ceilings) > _CEILINGS:
                 self.ceilings = self.ceilings[:1] + self.ceilings[2::2]
 
-    def _worker_ended(self, event: of_attempt.WorkerEnded, at_s: float) -> None:
-        self.startup_s += event.startup_s
-        self.idle_s += event.idle_s
-        self.busy_s += event.busy_s
-        self.attempts.ended(_attempt_of(event), at_s, event.opening_s + event.busy_s, event.returncode == 0)
-
     def _committed(self, event: of_attempt.ChunkCommitted, at_s: float) -> None:
-        self.outcomes[Outcome.COMMITTED] += event.attempt_ok
-        self.texts_done, self.chunks_done = self.texts_done + event.texts, self.chunks_done + 1
         self.pace.committed(at_s)
-        self._last_s = max(at_s, self._last_s or at_s)
+        self._last_s = max(at_s, self._last_s)
+        self.texts_done += event.texts
         self.tokens += event.tokens
         self.padded_tokens += event.padded_tokens
         for phase, seconds in event.phase_s.items():
-            if len(self.phase_s) < _FAILURES or phase in self.phase_s:
-                self.phase_s[phase[:40]] = self.phase_s.get(phase[:40], 0.0) + seconds
-        place = (event.output[:100], event.chunk)
-        self._spread(place, event.texts - self._in_parts.pop(place, 0), at_s, attempt_ok=event.attempt_ok)
+            if len(self.phase_s) < _KINDS or phase in self.phase_s:
+                self.phase_s[phase] = self.phase_s.get(phase, 0.0) + seconds
+        self._spread(event, event.texts - self._in_parts.pop((event.output, event.chunk), 0), at_s, event.attempt_ok)
 
     def _part_committed(self, event: of_attempt.PartCommitted, at_s: float) -> None:
-        self.outcomes[Outcome.COMMITTED] += 1
-        texts = event.stop - event.start
-        place = (event.output[:100], event.chunk)
-        self._in_parts[place] = self._in_parts.get(place, 0) + texts
-        while len(self._in_parts) > _NOTED:
-            self._in_parts.pop(next(iter(self._in_parts)))
-        self._spread(place, texts, at_s, attempt_ok=True)
+        place, texts = (event.output, event.chunk), event.stop - event.start
+        remember(self._in_parts, place, self._in_parts.get(place, 0) + texts, _IN_PARTS)
+        self._spread(event, texts, at_s, attempt_ok=True)
 
-    def _spread(self, place: tuple[str, int], texts: int, at_s: float, *, attempt_ok: bool) -> None:
+    def _spread(self, event: of_attempt.ChunkEvent, texts: int, at_s: float, attempt_ok: bool) -> None:
         """Count texts while the attempt that made them had the device."""
-        span = self.attempts.last_of(place)
+        span = self.attempts.last_of(event.output, event.chunk)
         if texts <= 0:
             return
         if span is None or not attempt_ok:
@@ -212,20 +198,14 @@ class History:
         self.texts.spread(span.start_s, span.stop_s, texts)
 
     def _failed(self, event: of_attempt.FailureEvent, at_s: float) -> None:
-        outcome, rule = event.outcome[:40], event.rule[:80]
-        if outcome not in self.outcomes and len(self.outcomes) >= _FAILURES:
-            outcome = "other"  # a damaged journal
-        self.outcomes[outcome] += 1
-        self.attempts.judged(_attempt_of(event), kind_of(outcome), outcome)
+        self.attempts.judged(_attempt_of(event), event.outcome)
         if isinstance(event, of_attempt.AttemptInterrupted):
             return
-        if len(self.failures) >= _FAILURES and (outcome, rule) not in self.failures:
-            outcome, rule = "other", ""
-        failure = self.failures.setdefault((outcome, rule), Failure(outcome, rule))
-        failure.count += 1
-        failure.reason, failure.phase = event.reason[:2000], event.phase[:40]
-        failure.output, failure.at_s = event.output[:100], at_s
-        failure.chunk, failure.attempt = event.chunk, event.attempt
+        kind = event.outcome, event.rule
+        if len(self.failures) >= _KINDS and kind not in self.failures:
+            kind = "other", ""  # a damaged journal
+        failure = self.failures.setdefault(kind, Failure(event))
+        failure.last, failure.at_s, failure.count = event, at_s, failure.count + 1
 
 
 def read_history(entries: Iterable[tuple[Entry, str]]) -> History:
@@ -237,5 +217,17 @@ def read_history(entries: Iterable[tuple[Entry, str]]) -> History:
     return history
 
 
+def ceiling_of(event: of_attempt.Go) -> Ceiling:
+    """The limits of a `go`: its own, and those of the narrowest of its tiers."""
+    general: list[of_attempt.Go | Tier] = [event, *(tier for tier in event.tiers if not tier.min_length)]
+    known: list[of_attempt.Go | Tier] = [event, *event.tiers]
+    return Ceiling(
+        min((limits.rows for limits in general if limits.rows), default=1),
+        min((limits.tokens for limits in general if limits.tokens), default=None),
+        min((limits.rows for limits in known if limits.rows), default=1),
+        min((limits.tokens for limits in known if limits.tokens), default=None),
+    )
+
+
 def _attempt_of(event: of_attempt.AttemptEvent) -> AttemptKey:
-    return AttemptKey(event.output[:100], event.chunk, event.attempt)
+    return AttemptKey(event.output, event.chunk, event.attempt)

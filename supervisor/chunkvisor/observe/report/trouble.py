@@ -1,6 +1,6 @@
 """What failed, in words, with what can be done and the end of a log.
 
-It never reads a file outside the workdir, whatever the journal says, and never lets a token or a control character out.
+Whatever the journal says, no file outside the workdir is read, and no token or control character gets into the page.
 """
 
 import re
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.observe.report.attemptspans import Kind, kind_of
 from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
@@ -17,6 +16,7 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Cause, Fault, read_message
+from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 
 _LINES, _CHARS = 14, 180
@@ -28,15 +28,11 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\
 class Trouble:
     """Failed attempts of one kind."""
 
-    outcome: str
-    kind: Kind
-    count: int
-    rule: str
-    cause: str
+    failure: Failure
+    rule: Rule | None
+    """That knows the fault."""
     reason: str
     remedy: str
-    where: str
-    at_s: float
     log: str
     """Path of the last one's log, relative to the workdir; empty where it is gone."""
     excerpt: tuple[str, ...]
@@ -47,41 +43,33 @@ def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterat
     known = set(outputs)
     rules = {rule.name: rule for rule in RULES}
     for failure in sorted(history.failures.values(), key=lambda each: -each.count):
-        rule = rules.get(failure.rule)
-        files = layout.output(failure.output).attempt(failure.chunk, failure.attempt)
-        there = failure.output in known and files.folder.is_dir()
+        last, rule = failure.last, rules.get(failure.last.rule)
+        cause = rule.cause if rule else ""
+        files = layout.output(last.output).attempt(last.chunk, last.attempt)
+        there = last.output in known and files.folder.is_dir()
+        # The reason of an attempt begins with the cause that its rule gives.
+        reason = last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason
         yield Trouble(
-            outcome=failure.outcome,
-            kind=kind_of(failure.outcome),
-            count=failure.count,
-            rule=rule.name if rule else "",
-            cause=rule.cause if rule else "",
-            reason=clean(_without(failure.reason, rule.cause if rule else "")),
-            remedy=rule.remedy if rule else _remedy(failure),
-            where=f"{failure.output} chunk {failure.chunk}, attempt {failure.attempt}",
-            at_s=failure.at_s,
-            log=str(files.log.relative_to(layout.workdir)) if there else "",
-            excerpt=tuple(_excerpt(files)) if there else (),
+            failure,
+            rule,
+            reason,
+            rule.remedy if rule else _remedy(last.outcome, last.reason),
+            str(files.log.relative_to(layout.workdir)) if there else "",
+            tuple(_excerpt(files)) if there else (),
         )
 
 
-def clean(text: str, chars: int = 1000) -> str:
-    """Text of a log or a message as a page may show it: no tokens, no control characters, not endless."""
-    text = _CONTROLS.sub("", masked(text[: 16 * chars]).encode(errors="replace").decode())
+def clean(value: object, chars: int = 1000) -> str:
+    """Words of a log or a message as a page may show them: no tokens, no control characters, not endless."""
+    text = _CONTROLS.sub("", masked(str(value)[: 16 * chars]).encode(errors="replace").decode())
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
-def _remedy(failure: Failure) -> str:
+def _remedy(outcome: str, reason: str) -> str:
     try:
-        return last_remedy(Verdict(Outcome(failure.outcome), failure.reason))
+        return last_remedy(Verdict(Outcome(outcome), reason))
     except ValueError:
         return "Read the log."
-
-
-def _without(reason: str, cause: str) -> str:
-    """The reason of an attempt begins with the cause that its rule gives."""
-    rest = reason.removeprefix(cause.rstrip("."))
-    return reason if rest == reason else rest.lstrip(":. ")
 
 
 def _excerpt(files: AttemptFiles) -> list[str]:

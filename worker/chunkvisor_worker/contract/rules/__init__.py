@@ -1,20 +1,13 @@
-"""The tables of faults by family, and the one order in which they are tried.
-
-It never matches anything: `taxonomy` does.
-"""
+"""The tables of faults by family, and the one order in which they are tried."""
 
 from chunkvisor_worker.contract.rule import Rule
-from chunkvisor_worker.contract.rules.cuda import CUDA_RULES
-from chunkvisor_worker.contract.rules.disk import DISK_RULES
+from chunkvisor_worker.contract.rules.cuda import CUDA_RULES, HARDWARE_RULES
 from chunkvisor_worker.contract.rules.driver import DRIVER_RULES
 from chunkvisor_worker.contract.rules.gpu_memory import GPU_MEMORY_RULES
-from chunkvisor_worker.contract.rules.hardware import HARDWARE_RULES
-from chunkvisor_worker.contract.rules.host import HOST_RULES
-from chunkvisor_worker.contract.rules.hub import HUB_RULES
+from chunkvisor_worker.contract.rules.host import DISK_RULES, HOST_RULES
 from chunkvisor_worker.contract.rules.input import INPUT_RULES
-from chunkvisor_worker.contract.rules.model import MODEL_RULES
-from chunkvisor_worker.contract.rules.process import INTERRUPTION_RULES, PROCESS_RULES
-from chunkvisor_worker.contract.rules.unknown import UNKNOWN_RULES
+from chunkvisor_worker.contract.rules.model import HUB_RULES, MODEL_RULES
+from chunkvisor_worker.contract.rules.process import INTERRUPTION_RULES, PROCESS_RULES, UNKNOWN_RULES
 
 FAMILIES: dict[str, tuple[Rule, ...]] = {
     "Interruption": INTERRUPTION_RULES,

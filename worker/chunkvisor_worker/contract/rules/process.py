@@ -1,87 +1,114 @@
-"""Ends of a worker that show in its return code or its log alone.
+"""Ends of a worker that show in its return code or its log alone, and faults that no other rule knows.
 
-It never explains SIGKILL (-9): the kernel's OOM killer, our own kill and a person's look alike, so the supervisor asks
-the counters of the cgroup and itself.
+SIGKILL (-9) has no rule: the kernel's OOM killer, our own kill and a person's look alike, so the supervisor asks the
+counters of the cgroup and itself.
 """
 
-import re
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGSEGV, SIGTERM
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import CONFIG, MACHINE, Evidence, Rule, of_class
+from chunkvisor_worker.contract.rule import (
+    LOAD,
+    MACHINE,
+    NEW_PROCESS,
+    NO,
+    ON_TEXTS,
+    ROW,
+    SMALLER_BATCH,
+    Evidence,
+    Rule,
+    Sign,
+    crashed,
+    misconfigured,
+    of_class,
+)
 
 INTERRUPTION_RULES: tuple[Rule, ...] = (
-    Rule(
-        name="interrupted",
+    crashed(
+        "interrupted",
+        "Somebody asked the worker to stop.",
+        "Run the same command again to go on.",
+        of_class("builtins.KeyboardInterrupt"),
         outcome=Outcome.INTERRUPTED,
-        cause="Somebody asked the worker to stop.",
-        remedy="Run the same command again to go on.",
-        signs=(of_class("builtins.KeyboardInterrupt"),),
         returncodes=(-SIGINT, -SIGTERM, -SIGHUP),
-        evidence=Evidence.RUN,
+        hints=NO,
     ),
 )
 """Apart, since they go first: what fails while a worker is being stopped is no fault."""
 
 PROCESS_RULES: tuple[Rule, ...] = (
-    Rule(
-        name="worker-not-started",
-        outcome=Outcome.SETUP,
-        cause="The worker's interpreter or package is missing or broken, so that it never came to its first line.",
-        remedy="Install chunkvisor[worker] where the workers run; the log names what is missing.",
+    misconfigured(
+        "worker-not-started",
+        "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
+        "Install chunkvisor[worker] where the workers run; the log names what is missing.",
         # The last line of the log only: a traceback further up was survived.
-        log=re.compile(
-            r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z",
-            re.MULTILINE,
-        ),
+        log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z",
         returncodes=(126, 127),
-        exit_code=CONFIG,
-        evidence=Evidence.RUN,
     ),
-    Rule(
-        name="illegal-instruction",
-        outcome=Outcome.SETUP,
-        cause="The processor does not know an instruction of an installed package: the CPU is older than the build.",
-        remedy="Install builds for this CPU, or use another machine.",
-        log=re.compile(r"Fatal Python error: Illegal instruction"),
+    misconfigured(
+        "illegal-instruction",
+        "The processor does not know an instruction of an installed package: the CPU is older than the build.",
+        "Install builds for this CPU, or use another machine.",
+        log=r"Fatal Python error: Illegal instruction",
         returncodes=(-SIGILL,),
         exit_code=MACHINE,
         evidence=Evidence.REPORTED,
     ),
-    Rule(
+    crashed(
         # A page of a memory-mapped file that has no disk behind it: np.memmap on a full disk, truncated weights.
-        name="bus-error",
-        outcome=Outcome.CRASHED,
-        cause="The process touched a part of a mapped file that is not there: the disk is full, /dev/shm is too small, "
+        "bus-error",
+        "The process touched a part of a mapped file that is not there: the disk is full, /dev/shm is too small, "
         "or the weights were cut short while open.",
-        remedy="Check free space and the model's files; the chunk is tried again.",
-        log=re.compile(r"Fatal Python error: Bus error"),
+        "Check free space and the model's files; the chunk is tried again.",
+        log=r"Fatal Python error: Bus error",
         returncodes=(-SIGBUS,),
-        fresh_process_helps=True,
-        evidence=Evidence.RUN,
     ),
-    Rule(
-        name="segmentation-fault",
-        outcome=Outcome.CRASHED,
-        cause="Native code crashed: a bug or a clash of packages; the log has the Python stack.",
-        remedy="The chunk is tried again, then with a smaller batch, then bisected; if it returns, update torch and "
+    crashed(
+        "segmentation-fault",
+        "Native code crashed: a bug or a clash of packages; the log has the Python stack.",
+        "The chunk is tried again, then with a smaller batch, then bisected; if it returns, update torch and "
         "the packages on the stack.",
-        log=re.compile(r"Fatal Python error: (?:Segmentation fault|Floating.point exception)"),
+        log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception)",
         returncodes=(-SIGSEGV, -SIGFPE),
-        smaller_batch_helps=True,
-        fresh_process_helps=True,
-        row_can_cause=True,
-        evidence=Evidence.RUN,
+        hints=SMALLER_BATCH | NEW_PROCESS | ROW,
     ),
-    Rule(
-        name="aborted",
-        outcome=Outcome.CRASHED,
-        cause="Native code gave up; the log says why, above the Python stack.",
-        remedy="The chunk is tried again, then bisected.",
-        log=re.compile(r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active exception)"),
+    crashed(
+        "aborted",
+        "Native code gave up; the log says why, above the Python stack.",
+        "The chunk is tried again, then bisected.",
+        log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active exception)",
         returncodes=(-SIGABRT,),
-        fresh_process_helps=True,
-        row_can_cause=True,
-        evidence=Evidence.RUN,
+        hints=NEW_PROCESS | ROW,
     ),
 )
+
+UNKNOWN_RULES: tuple[Rule, ...] = (
+    misconfigured(
+        "import-failed",
+        "A package that the model or the plug-in needs is missing or broken.",
+        "Install it into the workers' environment; the message names it.",
+        of_class("builtins.ImportError", "builtins.SyntaxError"),
+    ),
+    misconfigured(
+        "unknown-at-load",
+        "Loading the model failed, before any text was touched; every worker would fail alike.",
+        "Read the traceback in the attempt's fault.json; `chunkvisor doctor CONFIG` repeats it without a run.",
+        Sign(),
+        phases=LOAD,
+    ),
+    crashed(
+        "unknown-on-texts",
+        "The encoder failed while it handled texts, with an error that no rule knows.",
+        "The chunk is tried again, then bisected; read the traceback in the attempt's fault.json.",
+        Sign(),
+        phases=ON_TEXTS,
+        hints=NEW_PROCESS | ROW,
+    ),
+    crashed(
+        "unknown",
+        "The worker failed with an error that no rule knows.",
+        "The chunk is tried again; read the traceback in the attempt's fault.json.",
+        Sign(),
+    ),
+)
+"""Last, since they take everything."""

@@ -1,0 +1,130 @@
+"""The commands for the time before a run: `plan`, `doctor`, `drill`."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from chunkvisor.cli.parameters import config_argument, set_option
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import printable
+
+
+def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from chunkvisor.commands.drill.faults import FAULTS
+
+    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
+
+
+@click.command("plan")
+@config_argument()
+@set_option("Override a key, e.g. chunk.size=200.")
+@click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, bytes and seconds.")
+def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
+    r"""Show what a run of CONFIG would do and need. It starts no GPU and writes nothing into the workdir.
+
+    \b
+    Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
+    """
+    from chunkvisor.commands.planning import draw, survey
+    from chunkvisor.config.load import load
+
+    # As an exception, so that children are ended and the temporary folder is removed.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
+    forecast = survey(load(config, overrides), max_rows, _say)
+    if as_json:
+        click.echo(json.dumps(forecast.to_json(), indent=2))
+    else:
+        click.echo(printable("\n".join(draw(forecast, blocks=_can_draw()))))
+
+
+@click.command("doctor")
+@config_argument(required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs: `ok`, and an object for each finding.")
+def doctor(config: Path | None, as_json: bool) -> None:
+    r"""Check what a run needs of this machine. Each check says how to mend what is wrong.
+
+    With CONFIG, its device, folders and model are checked as well, and a worker encodes a few words.
+
+    \b
+    Example: chunkvisor doctor embeddings.yaml
+    """
+    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
+
+    findings = examine(gather(config, _say))
+    click.echo(json.dumps(to_json(findings), indent=2) if as_json else printable("\n".join(render(findings))))
+    if code := exit_code(findings):
+        sys.exit(int(code))
+
+
+@click.command("drill")
+@config_argument()
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this fault; may be given more than once.",
+    shell_complete=_complete_fault,
+)
+@set_option("Override a key, e.g. device=cpu.")
+@click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds.")
+def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
+    r"""Provoke each fault here, and show that the run recovers. It takes CONFIG's model and a few rows.
+
+    \b
+    Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
+    """
+    from chunkvisor.commands.drill import finding
+    from chunkvisor.commands.drill.drill import Drill
+    from chunkvisor.commands.drill.faults import choose
+    from chunkvisor.commands.drill.scratch import Scratch
+    from chunkvisor.config.load import load
+
+    faults, loaded = choose(names), load(config, overrides)
+    beside = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
+    place = beside if os.access(beside, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
+    findings = []
+    try:
+        drill = Drill(Scratch(loaded, folder))
+        click.echo(f"one undisturbed run, then {len(faults)} with a fault each, in {folder}", err=True)
+        drill.prepare()
+        click.echo(finding.header(), err=as_json)
+        for fault in faults:
+            findings.append(drill.provoke(fault))
+            click.echo(finding.row(findings[-1]), err=as_json)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        click.echo(json.dumps(finding.to_json(findings), indent=2))
+    click.echo(finding.summary(findings), err=as_json)
+    if keep:
+        click.echo(f"kept: {folder}", err=True)
+    if failed := [each for each in findings if each.problem and each.provoked != "skipped"]:
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"the run did not recover from: {', '.join(each.fault for each in failed)}",
+            why=failed[0].problem,
+            remedy=f"see what happened: chunkvisor drill {config} --fault {failed[0].fault} --keep",
+        )
+
+
+def _say(step: str) -> None:
+    click.echo(f"{step} …", err=True)
+
+
+def _can_draw() -> bool:
+    try:
+        "─█▏".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""The commands that a person calls once: `init`, `schema`, `completion`."""
+
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from chunkvisor.errors import config_error
+
+_HOW = {
+    "bash": 'eval "$(chunkvisor completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(chunkvisor completion zsh)"    # in ~/.zshrc, after compinit',
+    "fish": "chunkvisor completion fish | source   # in ~/.config/fish/config.fish",
+}
+
+
+@click.command("init")
+@click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
+def init(path: Path) -> None:
+    r"""Write a commented starter config to PATH. Without PATH: chunkvisor.yaml; no existing file is overwritten.
+
+    \b
+    Example: chunkvisor init embeddings.yaml
+    """
+    target = path / "chunkvisor.yaml" if path.is_dir() else path
+    try:
+        with open(target, "x") as file:
+            file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
+    except FileExistsError:
+        raise config_error(f"{target} is there already", remedy="name another file") from None
+    except OSError as error:
+        raise config_error(f"{target} cannot be written: {error.strerror}") from None
+    click.echo(f"{target} written; edit it, then: chunkvisor run {target}")
+
+
+@click.command("schema")
+def schema() -> None:
+    r"""Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
+
+    \b
+    Example: chunkvisor schema > chunkvisor.schema.json
+    and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
+    """
+    from chunkvisor.config.schema import config_schema
+
+    click.echo(json.dumps(config_schema(), indent=2))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(list(_HOW)))
+def completion(shell: str) -> None:
+    r"""Print the lines that make SHELL complete commands. Options, config files and keys are completed, too.
+
+    \b
+    Example: chunkvisor completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = click.get_current_context().find_root()
+    click.echo(kind(root.command, {}, "chunkvisor", "_CHUNKVISOR_COMPLETE").source())
+    if sys.stdout.isatty():
+        click.echo(f"to have them in every new shell: {_HOW[shell]}", err=True)

@@ -1,0 +1,150 @@
+"""Reads what concerns one config: its model's files, its workdir, and what a worker makes of a sample of texts.
+
+It asks no hub, downloads nothing and changes nothing in the workdir: the sample is made in a temporary folder.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.commands.doctor.host import read_folder
+from chunkvisor.commands.doctor.readings import JobReading, SampleReading, Whereabouts
+from chunkvisor.commands.trial import Conditions, try_texts
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.modelfolder import read_model_folder
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
+from chunkvisor.errors import Halt
+from chunkvisor.observe.status import State, read_status
+from chunkvisor.store.fixed import read_staged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.messages import EncodeSpec
+
+_FETCH_TIMEOUT_S = 120.0
+_TEXT = "The quick brown fox jumps over the lazy dog."
+_TEXTS = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
+"""The first and the last are equal; with a batch for each, their vectors come from two passes of the same shape."""
+
+
+def read_job(
+    loaded: LoadedConfig,
+    devices: Sequence[Device],
+    environment: Mapping[str, str],
+    scratch: Path,
+    say: Callable[[str], None],
+) -> JobReading:
+    """Everything about the config's job; the samples need device and model to be there. Raises OSError."""
+    config, layout = loaded.config, Layout(loaded.config.workdir)
+    whereabouts, source, problem = _find_model(loaded, layout, scratch)
+    rows, dimension = _known_size(layout, list(config.outputs))
+    reading = JobReading(
+        model=config.model.name,
+        whereabouts=whereabouts,
+        problem=problem,
+        weights_bytes=read_model_folder(Path(source.path)).weights_bytes if source and source.path else None,
+        workers=max(1, len(devices)) * (config.workers.per_device + config.workers.standby),
+        workdir=read_folder(config.workdir),
+        rows=rows,
+        dimension=dimension,
+        busy_pid=_busy_pid(config.workdir),
+    )
+    if reading.busy_pid is not None or source is None:
+        return reading
+    return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
+
+
+def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Whereabouts, ModelSource | None, str]:
+    """(where the model is, its files, why it is nowhere)."""
+    model = loaded.config.model
+    if model.is_plugin:
+        return Whereabouts.PLUGIN, ModelSource(None, model.revision), ""
+    try:
+        if (source := source_at_hand(model, layout.model)) is not None:
+            return Whereabouts.FOLDER if source.path == model.name else Whereabouts.CACHED, source, ""
+    except Halt as halt:
+        return Whereabouts.NOWHERE, None, halt.what
+    offline, backend = {**os.environ, "HF_HUB_OFFLINE": "1"}, str(model.kwargs.get("backend", "torch"))
+    with suppress(TimeoutError):
+        found = fetch_model(
+            model.name, model.revision, backend, scratch / "fetch", lambda: None, offline, _FETCH_TIMEOUT_S
+        )
+        if isinstance(found, ModelSource):
+            return Whereabouts.CACHED, found, ""
+        if found.rule == "model-name-invalid":
+            problem = f"{model.name!r} is neither a folder nor a hub id: {found.reason}"
+            return Whereabouts.NOWHERE, None, problem
+    return Whereabouts.HUB, None, ""
+
+
+def _samples(
+    loaded: LoadedConfig,
+    source: ModelSource,
+    devices: Sequence[Device],
+    environment: Mapping[str, str],
+    scratch: Path,
+    say: Callable[[str], None],
+) -> Iterator[SampleReading]:
+    """Every way of encoding on the first device, and the first of them on the others."""
+    config = loaded.config
+    model = model_spec(config.model, source.path, source.revision)
+    outputs_of: dict[EncodeSpec, list[str]] = {}
+    for name in config.outputs:
+        outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
+    encodes = list(outputs_of)
+    todo = [(device, encode) for device in devices for encode in (encodes if device is devices[0] else encodes[:1])]
+    for number, (device, encode) in enumerate(todo):
+        say(f"encoding a sample of texts on {device}")
+        folder = scratch / f"sample{number}"
+        folder.mkdir(mode=0o700)
+        on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
+        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
+        trial = try_texts(_TEXTS, model, encode, conditions, folder)
+        sample = SampleReading(trial.verdict, log_line=trial.log_line)
+        if trial.vectors is not None:
+            sample = measure(sample, trial.vectors)
+        outputs = f"outputs {', '.join(outputs_of[encode])}" if len(encodes) > 1 else ""
+        where = ", ".join(filter(None, [outputs, str(device) if len(devices) > 1 else ""]))
+        yield replace(sample, where=where)
+
+
+def measure(reading: SampleReading, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> SampleReading:
+    """The reading with what the vectors of the sample, shape (3, dimension), tell."""
+    first, other, again = vectors
+    return replace(
+        reading,
+        dimension=vectors.shape[1],
+        difference=float(np.abs(first - again).max()) / float(np.abs(first).max()),
+        tells_apart=bool((first != other).any()),
+    )
+
+
+def _known_size(layout: Layout, names: list[str]) -> tuple[int | None, int]:
+    """(rows of the outputs that are not complete, dimension) from earlier runs; None, 0 = unknown."""
+    rows: int | None = 0
+    dimension = 0
+    for output in map(layout.output, names):
+        try:
+            if read_quarantined(output) is not None:
+                continue
+            record, facts = read_staged(output), read_facts(output)
+        except (DamagedError, OSError):
+            return None, dimension
+        dimension = max(dimension, facts.dimension if facts is not None else 0)
+        rows = None if record is None or rows is None else rows + record.staged.rows
+    return rows, dimension
+
+
+def _busy_pid(workdir: Path) -> int | None:
+    try:
+        status = read_status(workdir)
+    except (Halt, OSError):
+        return None
+    return status.pid if status.state is State.RUNNING else None

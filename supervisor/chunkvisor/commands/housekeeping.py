@@ -1,0 +1,86 @@
+"""`chunkvisor retry` and `chunkvisor clean`: what is changed in a workdir between two runs."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkvisor.assemble.manifest import read_finished
+from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.fixed import ledger_of
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.slicelock import hold_workdir
+
+
+def retry(workdir: Path) -> int:
+    """Take the quarantined texts of all outputs out of quarantine; returns how many there were.
+
+    The next run tries them again, and no others. Raises Halt: 78 where the folder is no workdir, 75 while anybody is at
+    work there, 74 where its records are damaged; OSError.
+    """
+    with _held(workdir) as outputs:
+        return sum(map(_reopen, outputs))
+
+
+def clean(workdir: Path) -> tuple[int, int]:
+    """Remove the chunk and attempt files, and the staged texts, of finished outputs: (files removed, bytes freed).
+
+    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 where
+    the folder is no workdir, 75 while anybody is at work there.
+    """
+    sizes: list[int] = []
+    with _held(workdir) as outputs:
+        for output in outputs:
+            manifest = read_finished(output)
+            if manifest is None or manifest["quarantined"]:
+                continue
+            for unneeded in (output.chunks, output.attempts, output.table):
+                sizes += [path.stat().st_size for path in unneeded.rglob("*") if path.is_file()]
+                shutil.rmtree(unneeded, ignore_errors=True)
+    return len(sizes), sum(sizes)
+
+
+@contextlib.contextmanager
+def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
+    layout = Layout(workdir)
+    if not layout.outputs.is_dir():
+        raise no_workdir(workdir)
+    with hold_workdir(layout, ""):
+        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+
+
+def _reopen(layout: OutputLayout) -> int:
+    try:
+        ledger = ledger_of(layout)
+    except DamagedError as error:
+        raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
+    if ledger is None:
+        return 0
+    ledger.load()
+    pending = [chunk for chunk in ledger.taken_apart() if ledger.parts(chunk).bad]
+    count = len(ledger.bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
+    if not count:
+        return 0
+    # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
+    layout.done.unlink(missing_ok=True)
+    layout.manifest.unlink(missing_ok=True)
+    for chunk in pending:
+        ledger.parts(chunk).forgive()
+    _reopen_committed(ledger)
+    return count
+
+
+def _reopen_committed(ledger: Ledger) -> None:
+    """Have chunks that are done but for some texts taken apart, with their file as the part that is done."""
+    texts_of: dict[int, list[int]] = {}
+    for text in sorted(ledger.bad):
+        texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)
+    for chunk, path in ledger.chunk_files():
+        if chunk in texts_of:
+            start, stop = ledger.plan.bounds(chunk)
+            with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again
+                ledger.parts(chunk).add(start, stop, path, inspect(path).digest, tuple(texts_of[chunk]))
+            ledger.discard(chunk)

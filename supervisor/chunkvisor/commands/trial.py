@@ -1,0 +1,99 @@
+"""One worker on some texts, each in a batch of its own, outside of any run: for the doctor and for audit."""
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.child import run_child
+from chunkvisor.decide.outcome import EndedBy, Verdict, judge
+from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor.devices.hostmemory import KillCount
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.store.attempt import Job, Place, gather, write_attempt
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ONE_ROW = Limits(rows=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which the texts are encoded."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    environment: Mapping[str, str]
+    """As `environment_of` makes it."""
+    import_path: tuple[str, ...] = ()
+    """Where the module of a plug-in encoder is looked for."""
+    timeout_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How the worker ended."""
+
+    verdict: Verdict
+    vectors: npt.NDArray[np.float32] | None
+    """Of shape (texts, dimension); None where it failed."""
+    log_line: str
+    """The last of its log."""
+
+
+def try_texts(
+    texts: Sequence[str],
+    model: ModelSpec,
+    encode: EncodeSpec,
+    conditions: Conditions,
+    folder: Path,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Trial:
+    """Run the worker in the existing empty folder. Raises OSError, and what `on_wait` raises."""
+    files = AttemptFiles(folder)
+    job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
+    spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, _ONE_ROW)
+    command, kills, ended_why, returncode = worker_command(files, spec), KillCount(), "", None
+    try:
+        returncode = run_child(command, files.log, on_wait, conditions.environment, conditions.timeout_s)
+    except TimeoutError as error:
+        ended_why = f"{error} (recovery.startup_timeout)"
+    evidence = gather(
+        files,
+        spec,
+        None,
+        lambda index: not texts[index].strip(),
+        returncode=returncode,
+        ended_by=EndedBy.HANG if ended_why else EndedBy.ITSELF,
+        ended_why=ended_why,
+        oom_kills=kills.rise(),
+        limits=_ONE_ROW,
+    )
+    verdict = judge(evidence)
+    vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
+    last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
+    return Trial(verdict, vectors, last[:300])
+
+
+def environment_of(base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str]) -> dict[str, str]:
+    """What workers on the devices get, but for the pid of a parent: a worker run by hand waits at no gate.
+
+    Without a device (no config, or one whose GPU is not there), the child sees the GPUs that this command sees.
+    """
+    cores = len(os.sched_getaffinity(0))
+    environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=cores)
+    del environment[PARENT_PID], environment[_VISIBLE]
+    if devices:
+        environment[_VISIBLE] = ",".join(device.uuid for device in devices)
+    elif _VISIBLE in base:
+        environment[_VISIBLE] = base[_VISIBLE]
+    return environment
