@@ -1,7 +1,7 @@
 """`python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]`: a worker that meets a fault, for a fire drill.
 
-NUMBER is the bytes that `host-limit` fills at most, or the text that `poison-row` takes. A fault strikes its own process
-and attempt folder only, but for `oom`, which fills the GPU until it ends. The workers of an integration test
+NUMBER is the bytes that `host-limit` fills at most, or the text that `poison-row` takes. A fault strikes its own
+process and attempt folder only, but for `oom`, which fills the GPU until it ends. The workers of an integration test
 (`chunkvisor.testing`) meet their faults by the same means.
 """
 
