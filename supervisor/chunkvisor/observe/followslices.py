@@ -68,9 +68,9 @@ class SlicesFollower:
         return sorted(chunk for follower in self._followers.values() for chunk in follower.begun_anew())
 
     def _meet(self) -> None:
-        for desk in latest(self._layout):
-            if str(desk.slice) not in self._followers and desk.slice is not None:
-                self._followers[str(desk.slice)] = Follower(desk.workdir, desk.slice)
+        for run in latest(self._layout):
+            if str(run.slice) not in self._followers and run.slice is not None:
+                self._followers[str(run.slice)] = Follower(run.workdir, run.slice)
 
     def _measure(self, names: set[str]) -> None:
         """Learn how large outputs are, whoever has begun with his share of them; that never changes."""

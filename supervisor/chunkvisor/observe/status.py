@@ -20,7 +20,7 @@ from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.store.lock import Holder, read_holder
 from chunkvisor.store.plan import Plan
-from chunkvisor.store.runfolders import all_desks, latest, lives
+from chunkvisor.store.runfolders import all_runs, latest, lives
 from chunkvisor.store.seal import DamagedError
 
 
@@ -115,7 +115,7 @@ class _RunFolder:
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
-    folders = [_read_folder(folder) for folder in all_desks(layout)]
+    folders = [_read_folder(folder) for folder in all_runs(layout)]
     if not layout.outputs.exists() and all(folder.holder is None for folder in folders):
         raise no_workdir(workdir)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]

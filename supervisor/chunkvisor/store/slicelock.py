@@ -40,10 +40,10 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
     """
     if layout.slice is None:
         with hold(layout.lock, run_id, lambda _: _taken(layout)) as previous:
-            before = [previous, *(read_holder(desk.lock) for desk in slices_of(layout))]
+            before = [previous, *(read_holder(each.lock) for each in slices_of(layout))]
             yield [holder.run_id for holder in before if holder is not None]
         return
-    for folder in (layout.slices, layout.desk):
+    for folder in (layout.slices, layout.run):
         folder.mkdir(mode=0o700, exist_ok=True)
     with (
         share(layout.of(None).lock, lambda _: _taken(layout)),
@@ -114,13 +114,13 @@ def _other_count(layout: Layout) -> Halt:
 
 def _taken(layout: Layout) -> Halt:
     """Who holds the workdir, so that neither the whole nor a slice of it can be had."""
-    holders = ((desk, read_holder(desk.lock)) for desk in slices_of(layout))
-    living = [(desk, holder) for desk, holder in holders if at_work(desk, holder)]
+    holders = ((each, read_holder(each.lock)) for each in slices_of(layout))
+    living = [(each, holder) for each, holder in holders if at_work(each, holder)]
     if not living:
         return taken_by_run(layout.of(None).lock)
-    desk, holder = living[0]
+    first, holder = living[0]
     others = f" like {len(living) - 1} other{'s' * (len(living) > 2)}," if len(living) > 1 else ""
-    name = named(f"slice {desk.slice}", holder) + others
+    name = named(f"slice {first.slice}", holder) + others
     return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
 
 
