@@ -21,11 +21,10 @@ from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
 from chunkvisor.observe.followslices import merged
 from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
+from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take
-from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.engine.engine import Demand
+from chunkvisor.engine.engine import Demand, Worker
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec

@@ -6,9 +6,9 @@ It never judges an attempt: of a warm worker it learns only whether its template
 from collections.abc import Callable, Mapping, Sequence
 
 from chunkvisor.config.model import Start
+from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.fresh import FreshWorker
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
-from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.device import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor_worker.contract.exits import Outcome

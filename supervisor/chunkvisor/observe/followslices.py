@@ -13,9 +13,8 @@ from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import NewsLine
 from chunkvisor.observe.follow import Follower
 from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
-from chunkvisor.store.fixed import read_fixed, read_staged
+from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.runfolders import latest
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice

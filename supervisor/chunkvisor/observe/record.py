@@ -18,8 +18,8 @@ from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.secretless import without_secrets
 from chunkvisor.observe.surroundings import surroundings
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor_worker.contract.files import write_atomic
 
 _WORDS = ("what", "why", "remedy", "log")

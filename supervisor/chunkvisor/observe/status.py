@@ -16,10 +16,9 @@ from chunkvisor.errors import no_workdir
 from chunkvisor.events.journal import read_state
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.events.state import RunState
-from chunkvisor.store.fixed import read_fixed, read_staged
+from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
 from chunkvisor.store.lock import Holder, read_holder
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.runfolders import all_runs, latest, lives
 from chunkvisor.store.seal import DamagedError
 

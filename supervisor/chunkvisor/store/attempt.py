@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chunkvisor.decide.outcome import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, Inspection, inspect
+from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular
 from chunkvisor_worker.contract.messages import (
     Beat,
@@ -145,15 +146,6 @@ def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
             return file.read(size_bytes).decode(errors="replace")
     except OSError:
         return ""
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Space that the user may still fill on the folder's file system; None where it cannot be told."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError:
-        return None
-    return stat.f_bavail * stat.f_frsize
 
 
 def _answers(result: Result, spec: Spec) -> bool:

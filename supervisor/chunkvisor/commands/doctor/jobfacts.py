@@ -23,9 +23,8 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.modelsource import Snapshot
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
-from chunkvisor.store.fixed import read_staged
+from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.seal import DamagedError, read_record
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Finding, State
 from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Whereabouts
-from chunkvisor.store.diskneed import need_bytes
+from chunkvisor.store.disk import need_bytes
 from chunkvisor.units import human_bytes
 
 _LIBRARIES_BYTES = 1 << 30

@@ -35,7 +35,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.observe.status import committed_chunks
-from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_sealed
 from chunkvisor_worker.contract.lengths import LengthsReport

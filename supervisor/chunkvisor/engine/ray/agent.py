@@ -1,7 +1,7 @@
-"""The agent: an actor on one node of the cluster, which runs that node's workers.
+"""The agent: an actor on one node of the cluster, which runs that node's workers and does not use CUDA itself.
 
-It never touches CUDA, and lives no longer than the bridge that made it: Ray ends it with its driver, and it ends itself
-when nobody asks for news any more. It knows of Ray only what the environment says.
+It lives no longer than the bridge that made it: Ray ends it with its driver, and it ends itself when nobody asks for
+news any more.
 """
 
 import contextlib
@@ -58,13 +58,13 @@ class Agent:
         try:
             if self._terms is None:
                 raise UnfitError("it does not understand the supervisor", "install the same chunkvisor on all nodes")
-            return to_json(Report(up=self._get_ready(self._terms)))
+            return to_json(Report(self._node, up=self._get_ready(self._terms)))
         except UnfitError as unfit:
             why, remedy = unfit.why, unfit.remedy
         except OSError as error:
             why, remedy = str(error), "look after the node's disk and its folder for temporary files"
         self.close()
-        return to_json(Report(aside=NodeAside(self._node, self._name, why, remedy)))
+        return to_json(Report(self._node, aside=NodeAside(self._name, why, remedy)))
 
     def put(self, worker: int, name: str, data: bytes, *, first: bool) -> None:
         """Write a piece of a file that a worker is to find in its folder."""
@@ -137,7 +137,7 @@ class Agent:
         self._workers.start()
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeUp(self._node, self._name, devices, readings, threads, path)
+        return NodeUp(self._name, devices, readings, threads, path)
 
     def _end_when_deserted(self) -> None:
         # Before it is ready nobody asks; a model may take long to arrive.

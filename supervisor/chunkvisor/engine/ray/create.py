@@ -1,7 +1,4 @@
-"""Makes the Ray engine of a run out of its config.
-
-It never connects to anything: the engine does, once there is work.
-"""
+"""Makes the Ray engine of a run out of its config; it connects once there is work."""
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device

@@ -23,8 +23,8 @@ from chunkvisor.observe.report.lengths import Lengths, lengths_of
 from chunkvisor.observe.report.readings import read_readings
 from chunkvisor.observe.report.trouble import clean, troubles
 from chunkvisor.observe.status import State, Status, read_status
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.runfolders import all_runs
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import human_bytes, human_moment, human_time
