@@ -1,7 +1,4 @@
-"""The local engine: the devices of this machine, and workers that are children of this process.
-
-It never looks beyond this machine.
-"""
+"""The local engine: the devices of this machine, and workers that are children of this process."""
 
 import os
 import time

@@ -1,6 +1,6 @@
 """Where the model's files are, and which revision of them: resolved once, then fixed for the workdir.
 
-It never loads a model, and asks the hub only in a child process: workers run offline.
+The hub is asked only here, in a child process: workers run offline.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ LOG_LIMIT_BYTES = 64 << 20
 LOG_KEPT_BYTES = 1 << 20
 """Of a log's end, after its process has ended."""
 DEATH_S = 5.0
-"""A killed process is waited for so long: in uninterruptible sleep it survives the kill."""
+"""The longest wait for a killed process: in uninterruptible sleep it survives the kill."""
 
 
 def spawn(
@@ -46,7 +46,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait so long for the process to end by itself, then kill it and its group."""
+    """Kill the process and its group, unless it ends by itself within `grace_s`."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         if grace_s:
             process.wait(grace_s)

@@ -1,7 +1,4 @@
-"""Starts the worker of each attempt, warm or fresh, and looks after the template.
-
-It never judges an attempt: of a warm worker it learns only whether its template is any good.
-"""
+"""Starts the worker of each attempt, warm or fresh, and looks after the template."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -48,7 +45,7 @@ class Starter:
         return self._template is not None and self._template.state is TemplateState.READY
 
     def open(self, pending: int, at_once: int) -> None:
-        """Begin to load a template, if it will be of use to so many pending chunks, `at_once` of them started now."""
+        """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
         if self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once):
             self._begin()
 

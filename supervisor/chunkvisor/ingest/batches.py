@@ -1,6 +1,6 @@
 """SQL over CSV, JSON lines and plain text: rows from Python go to DuckDB in batches of bounded size.
 
-It never lets DuckDB guess a type: every value goes in as text, and is cast to the type of its column.
+DuckDB guesses no type: every value goes in as text, and is cast to the type of its column.
 """
 
 from collections.abc import Iterator, Sequence

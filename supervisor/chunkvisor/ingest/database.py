@@ -1,7 +1,4 @@
-"""The child's DuckDB connection, set up so that the same request always gives the same table.
-
-It never reaches the network, and the parent never imports it.
-"""
+"""The child's DuckDB connection, set up so that the same request always gives the same table, without the network."""
 
 import errno
 import os

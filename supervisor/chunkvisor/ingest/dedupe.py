@@ -1,7 +1,7 @@
 """De-duplication: which rows share a text, and the texts that are left.
 
-It never holds all rows in memory, nor goes back and forth in a file: hashes are compared bin by bin, texts are moved
-batch by batch.
+In bounded memory and without going back and forth in a file: hashes are compared bin by bin, texts moved batch by
+batch. (DuckDB's join and sort of all hashes ran out of 1 GiB with 50 million distinct rows.)
 """
 
 import os

@@ -1,6 +1,6 @@
 """One SQL expression over the columns of a source, evaluated row by row.
 
-It never lets the expression drop, add, merge or move a row, whatever SQL it smuggles in: the rows are counted.
+The rows are counted: the expression cannot drop, add, merge or move one, whatever SQL it smuggles in.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""JSON lines: one object a line, read as a stream with the line of each.
-
-It never converts a number: `Number` keeps it as the source writes it.
-"""
+"""JSON lines: one object a line, read as a stream with the line of each; numbers stay as the source writes them."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Rows of a parquet file, by DuckDB, whatever the request makes the text of.
 
-It never lets DuckDB fold or rename a column, nor take a part of the path for a column or a pattern.
+DuckDB must not fold or rename a column, nor take a part of the path for a column or a pattern.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Messages about bad input: which file, where in it, and what is wrong.
-
-It never decides what is bad: readers do.
-"""
+"""Messages about bad input: which file, where in it, and what is wrong."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Rows of the text formats, read as a stream with the line of each.
 
-It never guesses a type or a dialect, and never skips what it cannot read; parquet is read by `parquet`.
+No type or dialect is guessed, and nothing skipped that cannot be read; parquet is read by `parquet`.
 
 DuckDB's own readers are not used here. Under fixed columns and a fixed dialect version 2.0 still passes over blank
 lines, turns the JSON values 1.10 and [1] into the texts 1.1 and [1], takes a line that is an array for a row, and is

@@ -1,7 +1,4 @@
-"""The request for one staged table: which sources, and which text each of their rows gives.
-
-It never looks at the file system: `sources` does.
-"""
+"""The request for one staged table: which sources, and which text each of their rows gives."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -28,7 +25,7 @@ class IngestRequest:
     skip_blank: bool = False
     """Blank lines of a source are no rows."""
     max_rows: int | None = None
-    """Only the first so many rows of the concatenated sources; None = all."""
+    """Rows from the start of the concatenated sources; None = all."""
     memory_limit_bytes: int = DEFAULT_MEMORY_BYTES
     """Of the child process, about."""
 

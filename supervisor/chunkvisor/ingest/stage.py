@@ -1,6 +1,6 @@
 """The child: reads the sources of one request and writes the staged table.
 
-It never outlives its parent, and never leaves a record (`table.json`) of a table that is not whole and on disk.
+It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk.
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""Templates: a text with {column} in it, as a list of literals and columns.
-
-It never sees a row: `values` fills a template for the formats read here, `parquet` makes it an SQL expression.
-"""
+"""Templates: a text with {column} in it, as a list of literals and columns."""
 
 import re
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Values: what the cells of a row are, and the text that they make.
-
-It never reads a file: `readers` does.
-"""
+"""Values: what the cells of a row are, and the text that they make."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""Verifies files of vectors: header, size, digest, finite, not zero.
+"""Verifies files of vectors: header, size, digest, finite, not zero; one block of a file is in memory at a time.
 
-It never holds more than one block of a file in memory, and never maps a file: a mapped file that shrinks kills its
-reader with SIGBUS (mmap(2)).
+No file is mapped: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
 
 import hashlib

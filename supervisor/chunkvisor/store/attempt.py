@@ -1,7 +1,4 @@
-"""The folder of one attempt: fills it for the worker, and reads the evidence out of it afterwards.
-
-It never judges the evidence: `outcome` does.
-"""
+"""The folder of one attempt: filled for the worker, and afterwards read for the evidence that `outcome` judges."""
 
 import hashlib
 import json

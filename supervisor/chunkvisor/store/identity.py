@@ -1,7 +1,7 @@
 """Identity: everything that shapes the vectors of one output, and its fingerprint.
 
-It never reads a file or asks the hub: revision, digest and row count are handed in. What only changes how the work is
-done (folders, batches, chunks, devices, workers, retries) is not in it, so that it may change at any resume.
+What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
+may change at any resume.
 """
 
 import json

@@ -40,7 +40,7 @@ from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 
 CHUNKS_PER_FOLDER = 1000
-"""Chunk files are spread over folders of so many: listing and creating stay fast with 100,000 chunks."""
+"""Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
 
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
@@ -108,7 +108,7 @@ class OutputLayout:
         return self.workdir / f".{self.name}.partial"
 
     def replaced(self, shards: int | None) -> Path:
-        """The file, or the folder of so many shards, while another form of the same rows takes its place."""
+        """The file, or the folder of shards, while another form of the same rows takes its place."""
         return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
 
     def facts_of(self, which: Slice) -> Path:

@@ -1,8 +1,7 @@
 """One run per workdir: a lock that the kernel frees when its holder dies, however it dies.
 
-It never waits for a holder to end, and never removes the file: a removed lock file would let two runs lock two inodes
-(flock(2)). On NFS the kernel makes byte-range locks of these, which hold across machines (flock(2), NFS details); they
-need a file that is open for writing.
+The file is not removed: two runs would then lock two inodes (flock(2)). On NFS the kernel makes byte-range locks of
+these, which hold across machines (flock(2), NFS details); they need a file that is open for writing.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from chunkvisor_worker.contract.messages import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 _LOOK_S = 0.5
-"""For so long at most, somebody who only looks whether a lock is held keeps it from being taken."""
+"""Somebody who only looks whether a lock is held keeps it from being taken for less than this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Whose folders tell the story of a workdir: that of the run of the whole, and those of its slices.
-
-It never writes there, and takes a lock for no longer than a look.
-"""
+"""Who has worked in a workdir: the run of the whole, and its slices."""
 
 import time
 

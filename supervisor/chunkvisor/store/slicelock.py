@@ -1,7 +1,4 @@
-"""Who may work in a workdir side by side: one run of the whole, or slices of one cut, each of them once.
-
-It never waits but for its turn at what belongs to all slices, and takes no note for the truth that a lock denies.
-"""
+"""Who may work in a workdir side by side: one run of the whole, or slices of one cut, each of them once."""
 
 import contextlib
 import fcntl
@@ -81,7 +78,7 @@ def turn(layout: Layout, pause: Callable[[float], None], tell: Callable[[str], N
 
 @contextlib.contextmanager
 def _agreed(layout: Layout, count: int) -> Iterator[None]:
-    """Be one of so many slices. Raises Halt (75) where those that live are of another number."""
+    """Be one of `count` slices. Raises Halt (75) where those that live are of another number."""
     with opened(layout.slice_count) as fd:
         deadline = time.monotonic() + _AGREE_S
         while True:

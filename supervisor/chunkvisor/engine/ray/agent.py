@@ -16,21 +16,20 @@ import numpy.typing as npt
 
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.engine.ray.nodeworkers import Node, NodeWorkers
+from chunkvisor.engine.ray.nodeworkers import NodeSettings, NodeWorkers
 from chunkvisor.engine.ray.readiness import UnfitError, check_shared, check_version, devices_of, model_path
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
-from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, read_bounded
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 NEWS_S = 5.0
-"""A question for news is answered after so long, if there are none."""
+"""A question for news is answered at the latest after this time."""
 PIECE_BYTES = 16 << 20
-"""Files travel in pieces of this size: so much of each lies in the cluster's object store at a time."""
+"""Files travel in pieces of this size, one of which lies in the cluster's object store at a time."""
 _DESERTED_S = 120.0
+"""An agent that nobody asks for news for this time ends itself."""
 _INWARD = frozenset({"spec.json", "texts.jsonl"})
-_LOG_BYTES = 256 << 10
 
 
 class Agent:
@@ -67,7 +66,7 @@ class Agent:
         return to_json(Report(self._node, aside=NodeAside(self._name, why, remedy)))
 
     def put(self, worker: int, name: str, data: bytes, *, first: bool) -> None:
-        """Write a piece of a file that a worker is to find in its folder."""
+        """Write a piece of a file that a worker is to find in its folder. Raises OSError."""
         if self._scratch is None or name not in _INWARD:
             raise ValueError(name)
         folder = self._scratch.of_worker(worker)
@@ -76,22 +75,19 @@ class Agent:
         with open(os.open(folder / name, flags, 0o600), "wb") as file:
             file.write(data)
 
-    def collect(self, worker: int) -> tuple[dict[str, bytes], int]:
-        """(the small files of an ended worker, the size of its vectors); vectors without a result are not worth it."""
-        files = self._files(worker)
-        small = {path.name: read_bounded(path) for path in (files.fault, files.beat, files.result)}
-        small[files.log.name] = read_tail(files.log, _LOG_BYTES).encode(errors="replace")
-        size_bytes = 0
-        if small[files.result.name] is not None:
-            with contextlib.suppress(OSError), open_regular(files.vectors) as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-        return {name: data for name, data in small.items() if data is not None}, size_bytes
+    def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:
+        """A piece of a file of an ended worker, as an array: Ray hands those on without a copy. None without the file.
 
-    def piece(self, worker: int, offset: int) -> npt.NDArray[np.uint8]:
-        """A piece of the vectors' file, as an array: Ray hands those on without a copy. Raises OSError."""
-        with open_regular(self._files(worker).vectors) as file:
-            file.seek(offset)
-            return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
+        Raises OSError.
+        """
+        if self._scratch is None:
+            raise ValueError(name)
+        try:
+            with open_regular(self._scratch.of_worker(worker) / name) as file:
+                file.seek(offset)
+                return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
+        except FileNotFoundError:
+            return None
 
     def order(self, order: bytes) -> None:
         """Obey an Order."""
@@ -120,17 +116,13 @@ class Agent:
     def _mark(self) -> str:
         return f"{self._terms.run_id if self._terms else ''}.{self._node[:12]}"
 
-    def _files(self, worker: int) -> AttemptFiles:
-        assert self._scratch is not None
-        return AttemptFiles(self._scratch.of_worker(worker))
-
     def _get_ready(self, terms: Terms) -> NodeUp:
         check_version(terms)
         check_shared(terms)
         devices = devices_of(terms.device)
         self._scratch = Scratch(self._mark)
         path = model_path(terms.model, terms.machine, self._scratch.folder)
-        node = Node(self._node, self._name, devices, self._scratch.folder, self._mark, _environment(), terms)
+        node = NodeSettings(self._node, self._name, devices, self._scratch.folder, self._mark, _environment(), terms)
         self._workers = NodeWorkers(node)
         readings = self._workers.first_readings()
         self._asked_s = time.monotonic()

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Ended, Order, Report, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import from_json, to_json, write_message
 
 _AT_A_TIME = 4
@@ -130,28 +130,25 @@ class AgentProxy:
         if not self._terms.shared:
             try:
                 async with travelling():
-                    await self._fetch(worker, files)
+                    for path in (files.log, files.beat, files.fault, files.vectors, files.result):  # the result last
+                        await self._fetch(worker, path)
             except OSError:
                 # The disk here cannot take it; the supervisor knows what that means.
                 ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
         self._say(Report(self._node, worker, ended=ended))
         await self._agent.order.remote(to_json(Order(self._node, worker, discard=True)))
 
-    async def _fetch(self, worker: int, files: AttemptFiles) -> None:
-        small, size_bytes = await self._agent.collect.remote(worker)
-        for path in (files.log, files.beat, files.fault):
-            if path.name in small:
-                write_atomic(path, small[path.name], durable=False)
-        if files.result.name not in small:
+    async def _fetch(self, worker: int, path: Path) -> None:
+        """Bring a file of an ended worker, if there is one."""
+        if (piece := await self._agent.read.remote(worker, path.name, 0)) is None:
             return
-        if size_bytes:
-            fd = os.open(files.vectors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                for offset in range(0, size_bytes, PIECE_BYTES):
-                    piece = await self._agent.piece.remote(worker, offset)
-                    await asyncio.to_thread(file.write, piece.data)
-                    del piece  # its place in the object store is free from here on
-        write_atomic(files.result, small[files.result.name], durable=False)
+        partial = path.with_name(f".{path.name}.partial")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            while len(piece):
+                await asyncio.to_thread(file.write, piece.data)
+                del piece  # its place in the object store is free from here on
+                piece = await self._agent.read.remote(worker, path.name, file.tell())
+        partial.replace(path)
 
     def _errand(self, worker: int, work: Coroutine[Any, Any, None]) -> None:
         before = self._errands.get(worker)

@@ -21,9 +21,9 @@ from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, Order, Report
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 _LOOK_S = 1.0
-"""So often the cluster is asked for its nodes."""
+"""Between two questions to the cluster for its nodes."""
 _DEATHS = 3
-"""An agent that has died so often in a row, soon after its start, is not started again on the node."""
+"""After this number of deaths in a row, each soon after its start, an agent is not started again on the node."""
 _SERVICE_S = 120.0
 _WORDS = 120
 _ANSWER_S = 10.0
@@ -46,7 +46,7 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serve until the supervisor is gone or has enough."""
+        """Serve until the supervisor has ended, or says so."""
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
         self._loop.run_until_complete(self._serve())
 
@@ -74,7 +74,7 @@ class Bridge:
             self._start(self._leave())
             return
         if (proxy := self._proxies.get(order.node)) is None:
-            return  # it is gone, which the supervisor has been told
+            return  # it has ended, which the supervisor has been told
         if order.release:
             self._start(proxy.close())
         else:

@@ -24,10 +24,10 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
 _START_S = 30.0
-"""So long an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
+"""What an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
 
 _PATIENCE_S = 10.0
-"""So long without a node is not worth a word."""
+"""To be without a node for less is not worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class RayEngine:
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
-        node = self._nodes[station.site.node]  # one that is gone holds its stations, see `holding`
+        node = self._nodes[station.site.node]  # `holding` is true of the stations of any other
         return node.start(
             next(self._numbers), str(files.folder), station.device, fresh=fresh, blocking_launches=blocking_launches
         )

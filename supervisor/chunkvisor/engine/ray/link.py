@@ -12,7 +12,7 @@ from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 _SEND_S = 5.0
-"""A bridge that takes no message for so long is stuck."""
+"""A bridge that takes no message within this time is stuck."""
 _GRACE_S = 12.0
 _LINE_BYTES = 64 << 20
 

@@ -26,19 +26,7 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.process import keep_log_end, trim_log
-from chunkvisor.engine.ray.wire import (
-    NO_WORKER,
-    Ended,
-    Launch,
-    Looked,
-    NodeAside,
-    NodeState,
-    Order,
-    Report,
-    Started,
-    Terms,
-    Told,
-)
+from chunkvisor.engine.ray import wire
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
 from chunkvisor.errors import Halt
@@ -50,7 +38,7 @@ from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec,
 
 _PAUSE_S = 0.25
 _BEAT_S = 1.0
-"""A beat travels so often at most, unless the worker calls."""
+"""Between two beats that travel, unless the worker calls."""
 _STATE_S = 1.0
 _GRACE_S = 3.0
 
@@ -65,7 +53,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class Node:
+class NodeSettings:
     """What the workers of this node have in common."""
 
     number: str
@@ -77,22 +65,22 @@ class Node:
     mark: str
     """The run id that they bear; another on each node, though two nodes may be one machine."""
     environment: Mapping[str, str]
-    terms: Terms
+    terms: wire.Terms
 
 
 class NodeWorkers(threading.Thread):
     """A thread that starts all workers, so that they end with it (PR_SET_PDEATHSIG is bound to a thread)."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeSettings) -> None:
         super().__init__(name="workers", daemon=True)
         self._node = node
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[wire.Order] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[wire.Report] = queue.SimpleQueue()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._running: dict[int, _Running] = {}
         self._sensors = {number: SmiSensor(each) for number, each in enumerate(node.devices) if is_watched(each)}
         self._looks: dict[int, Future[Reading]] = {}
-        self._state: NodeState | None = None
+        self._state: wire.NodeState | None = None
         self._state_s = 0.0
         self._closing = False
         self._demanded = False
@@ -103,20 +91,19 @@ class NodeWorkers(threading.Thread):
         begun = [sensor.first() for sensor in self._sensors.values()]
         return tuple(reading.result() for reading in begun)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: wire.Order) -> None:
         """Have it obeyed; from any thread."""
         self._orders.put(order)
         with contextlib.suppress(OSError):  # full: it is awake
             os.write(self._writer, b"\0")
 
-    def news(self, wait_s: float) -> list[Report]:
+    def news(self, wait_s: float) -> list[wire.Report]:
         """What there is to tell, in order; waits for the first."""
-        found: list[Report] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._reports.get(timeout=wait_s))
-            while True:
-                found.append(self._reports.get_nowait())
-        return found
+        try:
+            first = self._reports.get(timeout=wait_s)
+        except queue.Empty:
+            return []
+        return [first, *(self._reports.get() for _ in range(self._reports.qsize()))]
 
     def run(self) -> None:
         """Work until closed. A bug here ends the process: the node is then lost, and the run knows what to do."""
@@ -144,12 +131,12 @@ class NodeWorkers(threading.Thread):
             for each in list(self._running.values()):
                 self._attend(each)
         except Halt as halt:  # no warm start, and the config wants no other
-            self._report(aside=NodeAside(self._node.name, halt.why, halt.remedy, int(halt.code)))
+            self._report(aside=wire.NodeAside(self._node.name, halt.why, halt.remedy, int(halt.code)))
             self._closing = True
         self._tell_looks()
         self._tell_state()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: wire.Order) -> None:
         running = self._running.get(order.worker)
         if order.launch is not None:
             self._launch(order.worker, order.launch)
@@ -167,13 +154,13 @@ class NodeWorkers(threading.Thread):
         elif order.close:
             self._closing = True
 
-    def _report(self, worker: int = NO_WORKER, **what: Any) -> None:
-        self._reports.put(Report(self._node.number, worker, **what))
+    def _report(self, worker: int = wire.NO_WORKER, **what: Any) -> None:
+        self._reports.put(wire.Report(self._node.number, worker, **what))
 
     def _own_folder(self, worker: int) -> Path:
         return self._node.folder / f"{worker}"
 
-    def _launch(self, number: int, launch: Launch) -> None:
+    def _launch(self, number: int, launch: wire.Launch) -> None:
         # In the attempt's own folder if this node sees it.
         files = AttemptFiles(Path(launch.folder) if self._node.terms.shared else self._own_folder(number))
         try:
@@ -194,14 +181,14 @@ class NodeWorkers(threading.Thread):
             self._not_started(number, files, error)
             return
         self._running[number] = _Running(number, files, worker)
-        self._report(number, started=Started(worker.pid, worker.warm))
+        self._report(number, started=wire.Started(worker.pid, worker.warm))
 
     def _not_started(self, number: int, files: AttemptFiles, error: OSError) -> None:
         code = WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.HOST_OOM
         cause = Cause(f"builtins.{type(error).__name__}", ("builtins.OSError",), str(error), errno=error.errno)
         with contextlib.suppress(OSError):
             write_message(files.fault, Fault(Phase.START, (cause,), ""), durable=False)
-        self._report(number, ended=Ended(code))
+        self._report(number, ended=wire.Ended(code))
 
     def _attend(self, each: _Running) -> None:
         called, now_s = each.worker.has_called(), time.monotonic()
@@ -221,7 +208,7 @@ class NodeWorkers(threading.Thread):
             self._starter.mistrust(each.worker)
         if returncode == -signal.SIGBUS and (free_bytes(each.files.folder) or NEARLY_FULL_BYTES) < NEARLY_FULL_BYTES:
             returncode = WorkerExit.DISK_FULL  # only here it can be seen
-        self._report(each.number, ended=Ended(returncode, each.worker.oom_kills()))
+        self._report(each.number, ended=wire.Ended(returncode, each.worker.oom_kills()))
 
     def _make_template(self) -> Template:
         node, terms = self._node, self._node.terms
@@ -232,11 +219,11 @@ class NodeWorkers(threading.Thread):
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
-        self._report(told=Told(event.name, {**event.details(), "pid": 0, "node": self._node.name}))
+        self._report(told=wire.Told(event.name, {**event.details(), "pid": 0, "node": self._node.name}))
 
     def _tell_looks(self) -> None:
         for device in [number for number, look in self._looks.items() if look.done()]:
-            self._report(looked=Looked(device, self._looks.pop(device).result()))
+            self._report(looked=wire.Looked(device, self._looks.pop(device).result()))
 
     def _tell_state(self) -> None:
         if not self._demanded:
@@ -248,7 +235,7 @@ class NodeWorkers(threading.Thread):
             return
         self._state_s = now_s
         room = room_for_one_more(each.worker.pid for each in self._running.values())
-        state = NodeState(room, *now)
+        state = wire.NodeState(room, *now)
         if state != self._state:
             self._state = state
             self._report(state=state)

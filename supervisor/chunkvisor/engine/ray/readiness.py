@@ -1,7 +1,4 @@
-"""Whether a node can do the job: the same software, the devices asked for, the same model files.
-
-It never starts a worker, and never changes anything on the node but the hub's cache.
-"""
+"""Whether a node can do the job: the same software, the devices asked for, the same model files."""
 
 import socket
 import sys
