@@ -1,15 +1,12 @@
 """The local engine: the devices of this machine, and workers that are children of this process."""
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.starter import Starter
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -18,32 +15,21 @@ from chunkvisor_worker.contract.messages import Spec
 _LOOK_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSettings:
-    """What the engine needs of the config."""
-
-    devices: tuple[Device, ...]
-    run_id: str
-    env: Mapping[str, str]
-    command: Callable[[AttemptFiles, Spec], list[str]]
-    """The command line of an attempt; a fire drill puts a saboteur in its place."""
-
-
 class LocalEngine:
     """See Engine."""
 
-    def __init__(self, settings: LocalSettings, starter: Starter) -> None:
-        self._settings = settings
+    def __init__(self, devices: Sequence[Device], starter: Starter) -> None:
+        self._devices = devices
         self._starter = starter
         self._room, self._room_s = False, float("-inf")
 
     def open(self, stations: Stations) -> None:
         """See Engine."""
-        stations.add(self._settings.devices)
+        stations.add(self._devices)
 
     def prepare(self, demand: Demand) -> None:
         """See Engine."""
-        self._starter.open(demand.pending(), len(self._settings.devices) * demand.places)
+        self._starter.open(demand.pending(), len(self._devices) * demand.places)
 
     def attend(self) -> None:
         """See Engine."""
@@ -68,16 +54,7 @@ class LocalEngine:
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine."""
-        environment = worker_environment(
-            os.environ,
-            station.device,
-            self._settings.run_id,
-            os.getpid(),
-            self._settings.env,
-            threads=spec.threads,
-            blocking_launches=blocking_launches,
-        )
-        return self._starter.start(files, environment, self._settings.command(files, spec), fresh=fresh)
+        return self._starter.start(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
 
     def mistrust(self, worker: Worker) -> None:
         """See Engine."""

@@ -23,12 +23,9 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.engine.engine import Worker
-from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.process import keep_log_end, trim_log
 from chunkvisor.engine.ray import wire
-from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.warm import Template
+from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
 from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
@@ -84,7 +81,18 @@ class NodeWorkers(threading.Thread):
         self._state_s = 0.0
         self._closing = False
         self._demanded = False
-        self._starter = Starter(Start(node.terms.start), self._make_template, self._tell)
+        terms = node.terms
+        settings = WorkerSettings(
+            Start(terms.start),
+            node.mark,
+            node.environment,
+            terms.env,
+            node.devices[0],
+            terms.template,
+            node.folder / "template",
+            terms.startup_s,
+        )
+        self._starter = Starter(settings, self._tell)
 
     def first_readings(self) -> tuple[Reading, ...]:
         """Of the GPUs that nvidia-smi knows, before the first worker."""
@@ -167,16 +175,13 @@ class NodeWorkers(threading.Thread):
             spec = read_message(Spec, files.spec)
             if spec is None:
                 raise OSError(errno.EIO, f"{files.spec} did not arrive")
-            environment = worker_environment(
-                self._node.environment,
+            worker = self._starter.start(
                 self._node.devices[launch.device],
-                self._node.mark,
-                os.getpid(),
-                self._node.terms.env,
-                threads=spec.threads,
+                files,
+                spec,
+                fresh=launch.fresh,
                 blocking_launches=launch.blocking_launches,
             )
-            worker = self._starter.start(files, environment, worker_command(files, spec), fresh=launch.fresh)
         except OSError as error:
             self._not_started(number, files, error)
             return
@@ -209,13 +214,6 @@ class NodeWorkers(threading.Thread):
         if returncode == -signal.SIGBUS and (free_bytes(each.files.folder) or NEARLY_FULL_BYTES) < NEARLY_FULL_BYTES:
             returncode = WorkerExit.DISK_FULL  # only here it can be seen
         self._report(each.number, ended=wire.Ended(returncode, each.worker.oom_kills()))
-
-    def _make_template(self) -> Template:
-        node, terms = self._node, self._node.terms
-        environment = worker_environment(
-            node.environment, node.devices[0], node.mark, os.getpid(), terms.env, threads=1
-        )
-        return Template(node.folder / "template", terms.template, environment, terms.startup_s)
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
