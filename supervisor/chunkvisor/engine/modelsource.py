@@ -15,7 +15,7 @@ from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import Budget, History, Wait, decide
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
@@ -59,8 +59,8 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
             f"{folder} holds no model: it has neither config.json nor modules.json",
             remedy="check model.name: the folder of a model, or its hub id",
         )
-    known = _known_stamps(cache)
-    stamps = {}
+    record = read_if_whole(_StampsRecord, cache)
+    known, stamps = record.stamps if record is not None else {}, {}
     for path in files:
         on_wait()
         name = path.relative_to(folder).as_posix()
@@ -138,14 +138,6 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     if snapshot is None or (snapshot.name, snapshot.asked) != (model.name, model.revision):
         return None
     return ModelSource(snapshot.path, snapshot.revision)
-
-
-def _known_stamps(cache: Path) -> dict[str, Stamp]:
-    try:
-        record = read_record(_StampsRecord, cache)
-    except DamagedError:
-        return {}
-    return record.stamps if record is not None else {}
 
 
 def _hidden(path: Path, folder: Path) -> bool:

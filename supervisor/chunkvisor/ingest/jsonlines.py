@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from chunkvisor.ingest.lines import decode, lines
-from chunkvisor.ingest.problem import input_error, missing_column
+from chunkvisor.ingest.problem import blank_line, input_error, missing_column
 from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Number, Row
 
@@ -83,15 +83,13 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
 
 def _filled_lines(file: SourceFile, *, skip_blank: bool) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank; blank ones may end the file, in the middle they are refused unless `skip_blank`."""
-    blank_number = 0
+    blank = 0
     for number, line in lines(file):
         if not line.strip(b" \t\r\n"):
-            blank_number = blank_number or number
+            blank = blank or number
             continue
-        if blank_number and not skip_blank:
-            raise input_error(
-                file.path, "the line is blank, and rows follow.", line=blank_number, remedy="Remove the blank line."
-            )
+        if blank and not skip_blank:
+            raise blank_line(file.path, blank)
         yield number, line
 
 

@@ -45,6 +45,11 @@ def too_large(path: Path, size_bytes: int, *, line: int | None = None, row: int 
     )
 
 
+def blank_line(path: Path, line: int) -> Halt:
+    """A Halt for a blank line in the middle of a file: nobody can tell what it stands for."""
+    return input_error(path, "the line is blank, and rows follow.", line=line, remedy="Remove the blank line.")
+
+
 def refuse_case_twins(path: Path, columns: Iterable[str]) -> None:
     """Raise a Halt where two names differ only in case: SQL would silently take one of them for the other."""
     seen: dict[str, str] = {}

@@ -170,9 +170,8 @@ def main(arguments: list[str]) -> int:
         halt = _halt_of(error, request)
         if halt is None:
             return ExitCode.BUG
-        message = {"code": int(halt.code), "what": halt.what, "why": halt.why, "remedy": halt.remedy}
         with suppress(OSError):  # on a full disk the exit code has to do
-            write_atomic(TableFiles(folder).error, json.dumps(message).encode())
+            write_atomic(TableFiles(folder).error, json.dumps(halt.details()).encode())
         return halt.code
     return 0
 

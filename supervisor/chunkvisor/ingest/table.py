@@ -4,7 +4,6 @@ Every read is by position, and no file stays open or mapped.
 """
 
 import itertools
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.sources import Format, Signature, resolve, signature
 from chunkvisor.store.layout import Entry
-from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import open_regular
@@ -227,16 +226,10 @@ def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[An
     return np.frombuffer(_pread(path, (stop - start) * _ITEM_BYTES, start * _ITEM_BYTES), dtype=dtype)
 
 
-def _pread(path: Path, size_bytes: int, offset: int) -> bytes:
+def _pread(path: Path, size_bytes: int, offset: int) -> bytearray:
     """Exactly `size_bytes` from `offset` on. Raises DamagedError where the file has fewer, OSError."""
+    data = bytearray(size_bytes)
     with open_regular(path) as file:
-        parts = []
-        while size_bytes:
-            # One read(2) gives at most 2 GiB, and may give less at any time.
-            part = os.pread(file.fileno(), size_bytes, offset)
-            if not part:
-                raise DamagedError(f"{path} is shorter than it was")
-            parts.append(part)
-            size_bytes -= len(part)
-            offset += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        if not fill(file.fileno(), memoryview(data), offset):
+            raise DamagedError(f"{path} is shorter than it was")
+    return data

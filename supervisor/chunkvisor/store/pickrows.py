@@ -53,18 +53,28 @@ def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray
             os.posix_fadvise(file.fileno(), first * mmap.PAGESIZE, size_bytes, os.POSIX_FADV_WILLNEED)
 
 
+def fill(fd: int, room: memoryview, offset: int) -> bool:
+    """Fill the room of bytes from `offset` of the file on; False where the file ends before. Raises OSError.
+
+    One call of preadv(2) gives at most 2 GiB, and may give less at any time.
+    """
+    while room.nbytes:
+        count = os.preadv(fd, [room], offset)
+        if not count:
+            return False
+        room, offset = room[count:], offset + count
+    return True
+
+
 def _one_by_one(
     fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> None:
     row_bytes = found.shape[1] * found.itemsize
     view = found.reshape(-1).view(np.uint8).data
     for place in order.tolist():
-        room, offset = view[place * row_bytes : (place + 1) * row_bytes], offset_bytes + int(rows[place]) * row_bytes
-        while room.nbytes:
-            count = os.preadv(fd, [room], offset)
-            if not count:
-                raise ValueError(f"the number {rows[place]} is greater than that of the last row")
-            room, offset = room[count:], offset + count
+        room = view[place * row_bytes : (place + 1) * row_bytes]
+        if not fill(fd, room, offset_bytes + int(rows[place]) * row_bytes):
+            raise ValueError(f"the number {rows[place]} is greater than that of the last row")
 
 
 def _mapped(

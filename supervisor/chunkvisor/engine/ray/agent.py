@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.devices.gpu import find_devices
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.engine.ray.nodeworkers import NodeSettings, NodeWorkers
-from chunkvisor.engine.ray.readiness import UnfitError, check_shared, check_version, devices_of, model_path
+from chunkvisor.engine.ray.readiness import check_shared, check_version, model_path, unfit
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
+from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import from_json, to_json
 
@@ -56,10 +58,10 @@ class Agent:
         remedy = ""
         try:
             if self._terms is None:
-                raise UnfitError("it does not understand the supervisor", "install the same chunkvisor on all nodes")
+                raise unfit("it does not understand the supervisor", "install the same chunkvisor on all nodes")
             return to_json(Report(self._node, up=self._get_ready(self._terms)))
-        except UnfitError as unfit:
-            why, remedy = unfit.why, unfit.remedy
+        except Halt as halt:
+            why, remedy = halt.why or halt.what, halt.remedy
         except OSError as error:
             why, remedy = str(error), "look after the node's disk and its folder for temporary files"
         self.close()
@@ -119,7 +121,7 @@ class Agent:
     def _get_ready(self, terms: Terms) -> NodeUp:
         check_version(terms)
         check_shared(terms)
-        devices = devices_of(terms.device)
+        devices = find_devices(terms.device)
         self._scratch = Scratch(self._mark)
         path = model_path(terms.model, terms.machine, self._scratch.folder)
         node = NodeSettings(self._node, self._name, devices, self._scratch.folder, self._mark, _environment(), terms)
