@@ -17,7 +17,8 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from chunkvisor_worker.contract.files import read_bounded, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import read_bounded, sync_folder
+from chunkvisor_worker.contract.messages import write_message
 
 _LINES = 100
 """Of JSON that are looked at."""
@@ -36,7 +37,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     _remove(partial)
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
-    write_atomic(request_path, request.to_json().encode(), durable=False)
+    write_message(request_path, request, durable=False)
     # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
     command = [sys.executable, "-P", "-m", "chunkvisor.ingest.stage", str(request_path), str(partial), str(os.getpid())]
     status = run_child(command, partial / "ingest.log", on_wait)

@@ -1,8 +1,6 @@
 """The request for one staged table: which sources, and which text each of their rows gives."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.template import parse_template
@@ -44,13 +42,3 @@ class IngestRequest:
             raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
         if self.template is not None:
             parse_template(self.template)
-
-    def to_json(self) -> str:
-        """One JSON object, ASCII."""
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, data: str | bytes) -> "IngestRequest":
-        """The reverse of `to_json`. Raises ValueError, KeyError or TypeError on anything else."""
-        values: dict[str, Any] = json.loads(data)
-        return cls(**{**values, "sources": tuple(values["sources"])})

@@ -30,6 +30,7 @@ from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor_worker.contract.files import sync_folder, write_atomic
+from chunkvisor_worker.contract.messages import from_json
 
 _PR_SET_PDEATHSIG = 1
 
@@ -163,7 +164,8 @@ def main(arguments: list[str]) -> int:
         _die_with_parent(int(arguments[2]))
     request = None
     try:
-        request = IngestRequest.from_json(request_path.read_bytes())
+        request = from_json(IngestRequest, request_path.read_bytes())
+        assert request is not None
         stage(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
         traceback.print_exc()

@@ -104,7 +104,7 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
 
 def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
     """Write the record. Raises OSError."""
-    write_sealed(layout.identity, {"identity": fixed.identity.to_json(), "chunk_size": fixed.chunk_size})
+    write_sealed(layout.identity, {"identity": fixed.identity.values, "chunk_size": fixed.chunk_size})
 
 
 def read_staged(layout: OutputLayout) -> StagedRecord | None:

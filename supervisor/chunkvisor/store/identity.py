@@ -47,13 +47,9 @@ class Identity:
         """Digest of the staged source."""
         return str(self.values[_DIGEST])
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain mapping that survives JSON."""
-        return dict(self.values)
-
 
 def from_json(content: object) -> Identity | None:
-    """The identity that `to_json` gave, or None where `content` is no such thing."""
+    """The identity of these values, or None where `content` is no such thing."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         return None
     rows = content.get(_ROWS)

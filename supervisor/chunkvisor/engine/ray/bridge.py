@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import ray
@@ -33,11 +33,13 @@ _END_S = 10.0
 class Bridge:
     """One connection to a cluster; everything but the reading of the socket happens in one thread's event loop."""
 
-    def __init__(self, supervisor: socket.socket) -> None:
+    def __init__(self, supervisor: socket.socket, orders: Iterable[bytes], begin: Begin) -> None:
         self._socket = supervisor
+        self._orders = orders
+        self._address = begin.address
+        self._terms = begin.terms
+        self._wanted = "CPU" if "cpu" in begin.terms.device else "GPU"
         self._loop = asyncio.new_event_loop()
-        self._begun = asyncio.Event()
-        self._begin: Begin | None = None
         self._proxies: dict[str, AgentProxy] = {}
         self._alive: dict[str, dict[str, Any]] = {}
         self._known: set[str] = set()
@@ -51,8 +53,8 @@ class Bridge:
         self._loop.run_until_complete(self._serve())
 
     def _read(self) -> None:
-        with self._socket.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
+        with contextlib.suppress(OSError):
+            for line in self._orders:
                 if (order := from_json(Order, line)) is not None:
                     self._loop.call_soon_threadsafe(self._obey, order)
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
@@ -66,10 +68,6 @@ class Bridge:
             self._socket.sendall(to_json(report))
 
     def _obey(self, order: Order) -> None:
-        if order.begin is not None:
-            self._begin = order.begin
-            self._begun.set()
-            return
         if order.close:
             self._start(self._leave())
             return
@@ -81,10 +79,8 @@ class Bridge:
             proxy.obey(order)
 
     async def _serve(self) -> None:
-        await self._begun.wait()
-        assert self._begin is not None
         try:
-            await asyncio.to_thread(connect, self._begin.address)
+            await asyncio.to_thread(connect, self._address)
         except (OSError, ValueError) as error:
             self.say(Report(cluster=Cluster(down=first_line(error))))
             return
@@ -95,32 +91,27 @@ class Bridge:
             nodes = await asyncio.to_thread(ray.nodes)
             self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
             for number, node in self._alive.items():
-                if number not in self._known:
-                    self._known.add(number)
-                    self._meet(number, node)
+                if number in self._known:
+                    continue
+                self._known.add(number)
+                if node["Resources"].get(self._wanted):
+                    self._start(self._keep_agent(number, node))
+                else:
+                    self._without.add(number)
             await asyncio.sleep(0)  # those that were just met are counted as starting
             self._known &= self._alive.keys()
             self._without &= self._alive.keys()
             self._tell_cluster()
             await asyncio.sleep(_LOOK_S)
 
-    def _meet(self, number: str, node: dict[str, Any]) -> None:
-        assert self._begin is not None
-        wanted = "CPU" if "cpu" in self._begin.terms.device else "GPU"
-        if not node["Resources"].get(wanted):
-            self._without.add(number)
-            return
-        self._start(self._keep_agent(number, node))
-
     async def _keep_agent(self, number: str, node: dict[str, Any]) -> None:
         """Have an agent on the node while it lives, and another one if that dies alone."""
-        assert self._begin is not None
         name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
-        gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
+        gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         why, deaths = "", 0
         while number in self._alive and deaths < _DEATHS:
             began_s = self._loop.time()
-            proxy = AgentProxy(number, self._begin.terms, gpus, float(resources.get("CPU", 0)), self.say)
+            proxy = AgentProxy(number, self._terms, gpus, float(resources.get("CPU", 0)), self.say)
             self._proxies[number] = proxy
             try:
                 await proxy.serve(self._tell_cluster)
@@ -185,7 +176,9 @@ def main() -> None:
     supervisor = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    Bridge(supervisor).run()
+    with supervisor.makefile("rb") as orders:
+        if (begin := from_json(Begin, orders.readline())) is not None:
+            Bridge(supervisor, orders, begin).run()
     sys.stderr.flush()
     os._exit(0)
 

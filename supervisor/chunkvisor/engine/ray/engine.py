@@ -186,9 +186,8 @@ class RayEngine:
     def _build_bridge(self) -> None:
         self._bridges += 1
         keep_log_end(self._settings.log)
-        self._link = Link(self._settings.log, self._settings.terms.run_id)
+        self._link = Link(self._settings.log, Begin(self._settings.address, self._settings.terms))
         self._cluster = Cluster(starting=1)
-        self._send(Order(begin=Begin(self._settings.address, self._settings.terms)))
 
     def _lose_bridge(self, stations: Stations) -> None:
         self._link = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chunkvisor.engine.environment import SERVICE_MANAGERS
 from chunkvisor.engine.process import end, readable, spawn
-from chunkvisor.engine.ray.wire import Order, Report
+from chunkvisor.engine.ray.wire import Begin, Order, Report
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.messages import from_json, to_json
 
@@ -20,8 +20,8 @@ _LINE_BYTES = 64 << 20
 class Link:
     """One bridge process."""
 
-    def __init__(self, log: Path, run_id: str) -> None:
-        """Start it. Raises OSError."""
+    def __init__(self, log: Path, begin: Begin) -> None:
+        """Start it, and tell it what it is for. Raises OSError."""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
         self._buffer = b""
@@ -29,7 +29,7 @@ class Link:
         """Whether anything can be said or heard."""
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
         # No figures about this cluster go to Ray's makers; the run id, so that a later run can end it.
-        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: run_id}
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: begin.terms.run_id}
         try:
             self._process = spawn(
                 [sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge"], theirs, log, environment
@@ -37,16 +37,17 @@ class Link:
         except OSError:
             self._socket.close()
             raise
+        self.send(begin)
 
     def watched(self) -> list[int]:
         """A descriptor that becomes readable when there is something to hear, its end included."""
         return [self._socket.fileno()] if self.alive else []
 
-    def send(self, order: Order) -> None:
-        """Say it; a bridge that is gone or stuck is dead from then on."""
+    def send(self, message: Begin | Order) -> None:
+        """Say it; a bridge that has ended or is stuck is dead from then on."""
         try:
             if self.alive:
-                self._socket.sendall(to_json(order))
+                self._socket.sendall(to_json(message))
         except OSError:
             self._end(0.0)
 

@@ -50,7 +50,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To the bridge, first of all."""
+    """The first line to the bridge; the others are orders."""
 
     address: str
     terms: Terms
@@ -81,11 +81,9 @@ class Order:
     """Towards the workers: to the bridge, to a node, or to one of its workers. It says one thing."""
 
     node: str = ""
-    """By Ray's number; empty = the bridge itself."""
+    """By Ray's number; empty = the bridge itself, which knows but `close`."""
     worker: int = NO_WORKER
     """By the supervisor's number."""
-    begin: Begin | None = None
-    """The bridge's first order."""
     launch: Launch | None = None
     gate: Limits | None = None
     """Open the worker's gate."""
