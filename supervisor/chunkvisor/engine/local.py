@@ -1,26 +1,29 @@
 """The local engine: the devices of this machine, and workers that are children of this process."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.starter import Starter
+from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
+from chunkvisor.events.device import TemplateEvent
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
 _LOOK_S = 1.0
 
 
-class LocalEngine:
+class LocalEngine(Starter):
     """See Engine."""
 
-    def __init__(self, devices: Sequence[Device], starter: Starter) -> None:
+    def __init__(
+        self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
+    ) -> None:
+        super().__init__(settings, emit)
         self._devices = devices
-        self._starter = starter
         self._room, self._room_s = False, float("-inf")
 
     def open(self, stations: Stations) -> None:
@@ -29,19 +32,11 @@ class LocalEngine:
 
     def prepare(self, demand: Demand) -> None:
         """See Engine."""
-        self._starter.open(demand.pending(), len(self._devices) * demand.places)
-
-    def attend(self) -> None:
-        """See Engine."""
-        self._starter.attend()
-
-    def watched(self) -> list[int]:
-        """See Engine."""
-        return self._starter.watched()
+        self.expect(demand.pending(), len(self._devices) * demand.places)
 
     def holding(self, _station: Station) -> bool:
         """See Engine."""
-        return self._starter.holding
+        return self.loading
 
     def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
         """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
@@ -54,16 +49,8 @@ class LocalEngine:
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine."""
-        return self._starter.start(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
-
-    def mistrust(self, worker: Worker) -> None:
-        """See Engine."""
-        self._starter.mistrust(worker)
+        return self.start_on(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
 
     def abandon(self, _station: Station, halt: Halt) -> None:
         """See Engine."""
         raise halt
-
-    def close(self) -> None:
-        """See Engine."""
-        self._starter.close()

@@ -55,8 +55,8 @@ class Starter:
         self._was_ready = False
 
     @property
-    def holding(self) -> bool:
-        """Whether nothing is to be started before the template is ready.
+    def loading(self) -> bool:
+        """Whether the template gets ready, and nothing is to be started before.
 
         With `auto`, too: a fresh worker has its first vector no sooner than one that is forked as soon as the template
         has loaded, and the two of them would load the weights twice, beside each other.
@@ -68,7 +68,7 @@ class Starter:
         """Whether a worker can be forked now."""
         return self._template is not None and self._template.state is TemplateState.READY
 
-    def open(self, pending: int, at_once: int) -> None:
+    def expect(self, pending: int, at_once: int) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
         if self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once):
             self._begin()
@@ -76,7 +76,7 @@ class Starter:
     def attend(self) -> None:
         """Hear what the template has to say. Raises Halt where the config wants no other start."""
         if self._template is not None:
-            loading = self.holding
+            loading = self.loading
             self._template.attend()
             if loading and self._template.state is TemplateState.READY:
                 self._was_ready = True
@@ -87,7 +87,9 @@ class Starter:
         """Descriptors that become readable when the template has news."""
         return self._template.watched() if self._template is not None else []
 
-    def start(self, device: Device, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool) -> Worker:
+    def start_on(
+        self, device: Device, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
+    ) -> Worker:
         """Start a worker; `fresh` forbids a warm one. Raises OSError, and Halt like `attend`."""
         environment = self._environment(device, spec.threads, blocking_launches=blocking_launches)
         if not fresh and self._template is not None and self.warm:

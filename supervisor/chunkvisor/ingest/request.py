@@ -10,7 +10,7 @@ DEFAULT_MEMORY_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class IngestRequest:
-    """What to stage. Raises Halt (exit 78) where it asks for something impossible."""
+    """What to stage, by exactly one of column, template and sql. Raises Halt (exit 78) for a malformed template."""
 
     sources: tuple[str, ...]
     """Absolute paths or glob patterns, in the order of their rows."""
@@ -28,16 +28,6 @@ class IngestRequest:
     """Of the child process, about."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise config_error(
-                f"An output needs exactly one of column, template and sql, but has {' and '.join(given) or 'none'}.",
-                remedy="Keep one of them.",
-            )
-        if not getattr(self, given[0]).strip():
-            raise config_error(f"`{given[0]}` is empty.", remedy="Say where the text comes from.")
-        if not self.sources:
-            raise config_error("An output has no source.", remedy="Name a file, a list of files or a glob.")
         if self.max_rows is not None and self.max_rows < 1:
             raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
         if self.template is not None:

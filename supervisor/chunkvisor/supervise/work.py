@@ -23,7 +23,7 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
-from chunkvisor.engine.starter import Starter, WorkerSettings
+from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
@@ -186,7 +186,7 @@ class Work:
             config.recovery.startup_timeout,
             command,
         )
-        return LocalEngine(self._devices, Starter(settings, self._emit))
+        return LocalEngine(self._devices, settings, self._emit)
 
     def _lessons(self, source: ModelSource) -> LessonFile:
         model = self._config.model

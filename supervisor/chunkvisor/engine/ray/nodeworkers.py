@@ -156,7 +156,7 @@ class NodeWorkers(threading.Thread):
             self._looks[order.look] = self._sensors[order.look].ask()
         elif order.demanded is not None:
             self._demanded = True
-            self._starter.open(order.demanded.pending, order.demanded.at_once)
+            self._starter.expect(order.demanded.pending, order.demanded.at_once)
         elif order.discard:
             shutil.rmtree(self._own_folder(order.worker), ignore_errors=True)
         elif order.close:
@@ -175,7 +175,7 @@ class NodeWorkers(threading.Thread):
             spec = read_message(Spec, files.spec)
             if spec is None:
                 raise OSError(errno.EIO, f"{files.spec} did not arrive")
-            worker = self._starter.start(
+            worker = self._starter.start_on(
                 self._node.devices[launch.device],
                 files,
                 spec,
@@ -227,7 +227,7 @@ class NodeWorkers(threading.Thread):
         if not self._demanded:
             return  # whether a template is of use is not known yet
         now_s = time.monotonic()
-        now = (self._starter.holding, self._starter.warm)
+        now = (self._starter.loading, self._starter.warm)
         before = self._state and (self._state.holding, self._state.warm)
         if now == before and now_s - self._state_s < _STATE_S:
             return

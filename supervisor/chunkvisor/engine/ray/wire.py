@@ -70,7 +70,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """How much work there is for a template, see Starter.open."""
+    """How much work there is for a template, see Starter.expect."""
 
     pending: int
     at_once: int
