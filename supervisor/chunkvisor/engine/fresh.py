@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from chunkvisor.engine.process import Lifeline, LocalWorker, spawn
+from chunkvisor.engine.process import LocalWorker, spawn
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
@@ -25,13 +25,13 @@ class FreshWorker(LocalWorker):
 
     def __init__(self, command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
         """Start it. Raises OSError where no process can be started."""
-        lifeline = Lifeline()
+        super().__init__()
         try:
-            self._process = spawn(command, lifeline.theirs, files.log, environment)
+            self._process = spawn(command, self.theirs, files.log, environment)
         except OSError:
-            lifeline.close()
+            self.close()
             raise
-        super().__init__(lifeline, self._process.pid, os.pidfd_open(self._process.pid))
+        self.runs(self._process.pid, os.pidfd_open(self._process.pid))
 
     def poll(self) -> int | None:
         """See Worker.
@@ -44,5 +44,5 @@ class FreshWorker(LocalWorker):
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         self.signal(signal.SIGKILL)
-        self._close()
+        self.close()
         return self._process.wait()

@@ -82,20 +82,36 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
     return bool(poll.poll(wait_s * 1000))
 
 
-class Lifeline:
-    """The supervisor's end of a worker's standard input: opens its gate, hears it call, and ends it by closing."""
+class LocalWorker:
+    """What the workers of this machine have in common, see `engine.Worker`.
+
+    A socket is the worker's standard input: it opens the gate, hears the worker call, and ends it by closing.
+    """
+
+    tells_beats = False
 
     def __init__(self) -> None:
+        self.pid = 0
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._quiet = True
+        self._pidfd = -1
+        self._kills = KillCount()
+
+    def runs(self, pid: int, pidfd: int) -> None:
+        """It was started."""
+        self.pid, self._pidfd = pid, pidfd
+        self.theirs.close()
 
     def watched(self) -> list[int]:
-        """Its descriptor, while a call may come; after that its end alone would make it readable."""
-        return [self._ours.fileno()] if self._quiet else []
+        """See Worker; a pidfd becomes readable when the process ends (pidfd_open(2)).
+
+        So does the socket, which is left out after a call: only its end could come.
+        """
+        return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
 
     def has_called(self) -> bool:
-        """Whether the worker has just called."""
+        """See Worker."""
         if not self._quiet or not readable(self._ours.fileno()):
             return False
         self._quiet = False
@@ -104,40 +120,10 @@ class Lifeline:
         return False
 
     def go(self, limits: Limits) -> None:
-        """Open the gate; it may call once more then."""
+        """See Worker; it may call once more then."""
         self._quiet = True
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(to_json(Go(limits)))
-
-    def close(self) -> None:
-        """Let the worker go."""
-        self._quiet = False
-        self._ours.close()
-        self.theirs.close()
-
-
-class LocalWorker:
-    """What the workers of this machine have in common, as `engine.Worker` tells it."""
-
-    tells_beats = False
-
-    def __init__(self, lifeline: Lifeline, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._lifeline = lifeline
-        self._pidfd = pidfd
-        self._kills = KillCount()
-
-    def watched(self) -> list[int]:
-        """See Worker; a pidfd becomes readable when the process ends (pidfd_open(2))."""
-        return [self._pidfd, *self._lifeline.watched()]
-
-    def has_called(self) -> bool:
-        """See Worker."""
-        return self._lifeline.has_called()
-
-    def go(self, limits: Limits) -> None:
-        """See Worker."""
-        self._lifeline.go(limits)
 
     def oom_kills(self) -> int:
         """See Worker."""
@@ -147,7 +133,10 @@ class LocalWorker:
         """See Worker."""
         signal_group(self.pid, number)
 
-    def _close(self) -> None:
-        """It has ended."""
-        self._lifeline.close()
-        os.close(self._pidfd)
+    def close(self) -> None:
+        """It has ended, or was not started."""
+        self._quiet = False
+        self._ours.close()
+        self.theirs.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)

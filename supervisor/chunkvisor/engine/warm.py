@@ -19,7 +19,7 @@ import psutil
 
 from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
 from chunkvisor.engine.environment import template_environment
-from chunkvisor.engine.process import Lifeline, LocalWorker, end, readable, spawn
+from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
 from chunkvisor_worker.contract.messages import Fault, from_json, read_message, to_json, write_message
@@ -101,11 +101,10 @@ class Template:
         own = self._environment
         changed = {name: value for name, value in environment.items() if own.get(name) != value}
         order = Order(Fork(str(files.folder), changed, tuple(name for name in own if name not in environment)))
-        lifeline, self._forked, self._not_forked = Lifeline(), None, ""
+        worker, self._forked, self._not_forked = WarmWorker(self, environment[RUN_ID]), None, ""
         try:
             with open_log(files.log) as log:
-                descriptors = [lifeline.theirs.fileno(), log.fileno()]
-                socket.send_fds(self._socket, [to_json(order)], descriptors)
+                socket.send_fds(self._socket, [to_json(order)], [worker.theirs.fileno(), log.fileno()])
             deadline_s = time.monotonic() + ANSWER_S
             while self._forked is None and not self._not_forked and self.state is TemplateState.READY:
                 self.attend(max(0.0, deadline_s - time.monotonic()))
@@ -114,14 +113,14 @@ class Template:
             if self._forked is None:
                 raise NotForkedError(self._not_forked or self.failure)
         except (BlockingIOError, ConnectionError) as error:
-            lifeline.close()
+            worker.close()
             self.fail(f"it takes no orders ({error})")
             raise NotForkedError(self.failure) from None
         except BaseException:
-            lifeline.close()
+            worker.close()
             raise
-        lifeline.theirs.close()  # the worker has it
-        return WarmWorker(self, lifeline, *self._forked, environment[RUN_ID])
+        worker.runs(*self._forked)
+        return worker
 
     def status_of(self, pid: int) -> int | None:
         """The return code of an ended worker, None while it is not known."""
@@ -176,8 +175,8 @@ class WarmWorker(LocalWorker):
 
     warm = True
 
-    def __init__(self, template: Template, lifeline: Lifeline, pid: int, pidfd: int, run_id: str) -> None:
-        super().__init__(lifeline, pid, pidfd)
+    def __init__(self, template: Template, run_id: str) -> None:
+        super().__init__()
         self.template = template
         self._run_id = run_id
         self._ended_s: float | None = None
@@ -207,7 +206,7 @@ class WarmWorker(LocalWorker):
             self.signal(signal.SIGKILL)
             self.template.reap(self.pid)
         self._returncode = STATUS_LOST if status is None else status
-        self._close()
+        self.close()
         return self._returncode
 
     def signal(self, number: signal.Signals) -> None:
