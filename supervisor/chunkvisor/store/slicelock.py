@@ -5,16 +5,15 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import (
     hold,
+    locked,
     named,
     opened,
     read_holder,
-    share,
     take,
     taken_by,
     taken_by_run,
@@ -36,16 +35,16 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
     Without a run of its own, `run_id` is empty. Raises Halt (75) where somebody else is at work there; OSError.
     """
     if layout.slice is None:
-        with hold(layout.lock, run_id, lambda _: _taken(layout)) as previous:
+        with hold(layout.lock, run_id, lambda: _taken(layout)) as previous:
             before = [previous, *(read_holder(each.lock) for each in slices_of(layout))]
             yield [holder.run_id for holder in before if holder is not None]
         return
     for folder in (layout.slices, layout.run):
         folder.mkdir(mode=0o700, exist_ok=True)
     with (
-        share(layout.of(None).lock, lambda _: _taken(layout)),
+        locked(layout.of(None).lock, fcntl.LOCK_SH, lambda: _taken(layout)),
         _agreed(layout, layout.slice.count),
-        hold(layout.lock, run_id, lambda path: _slice_taken(layout, path)) as previous,
+        hold(layout.lock, run_id, lambda: _slice_taken(layout)) as previous,
     ):
         yield [previous.run_id] if previous is not None else []
 
@@ -121,6 +120,6 @@ def _taken(layout: Layout) -> Halt:
     return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
 
 
-def _slice_taken(layout: Layout, path: Path) -> Halt:
-    name = named(f"slice {layout.slice}", read_holder(path))
+def _slice_taken(layout: Layout) -> Halt:
+    name = named(f"slice {layout.slice}", read_holder(layout.lock))
     return taken_by(name, layout.workdir, "one run at a time may work on a slice")
