@@ -20,18 +20,9 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import from_json, to_json, write_message
 
-_AT_A_TIME = 4
-"""Files that travel at a time, over the whole cluster."""
+_TRAVELLING = asyncio.Semaphore(4)
+"""Held while the files of a worker travel: few at a time, over the whole cluster."""
 _CLOSE_S = 8.0
-
-_travelling: asyncio.Semaphore | None = None
-
-
-def travelling() -> asyncio.Semaphore:
-    """Held while files travel."""
-    global _travelling
-    _travelling = _travelling or asyncio.Semaphore(_AT_A_TIME)
-    return _travelling
 
 
 class AgentProxy:
@@ -63,11 +54,9 @@ class AgentProxy:
         hello = from_json(Report, await self._agent.hello.remote())
         self.preparing, self.ready = False, True
         on_change()
-        if hello is None or hello.up is None:
-            self._say(hello or Report())
-            return
-        self._say(hello)
-        while not self.closed:
+        if hello is not None:
+            self._say(hello)
+        while hello is not None and hello.up is not None and not self.closed:
             for data in await self._agent.news.remote():
                 if (report := from_json(Report, data)) is not None:
                     self._pass_on(report)
@@ -89,7 +78,7 @@ class AgentProxy:
         ray.kill(self._agent)
 
     def cancel(self) -> None:
-        """The agent is gone: nothing is fetched from it any more."""
+        """The agent has ended: nothing is fetched from it any more."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(ray.exceptions.RayError):
@@ -109,7 +98,7 @@ class AgentProxy:
         if order.launch is not None and not self._terms.shared:
             files = AttemptFiles(Path(order.launch.folder))
             try:
-                async with travelling():
+                async with _TRAVELLING:
                     for path in (files.texts, files.spec):
                         await self._put(order.worker, path)
             except OSError:  # here or there: Ray raises what was raised there
@@ -129,7 +118,7 @@ class AgentProxy:
         self._errands.pop(worker, None)
         if not self._terms.shared:
             try:
-                async with travelling():
+                async with _TRAVELLING:
                     for path in (files.log, files.beat, files.fault, files.vectors, files.result):  # the result last
                         await self._fetch(worker, path)
             except OSError:
