@@ -91,28 +91,28 @@ def resolve_hub(
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
     waited_s = 0.0
     while True:
-        found, verdict = fetch_model(model.name, revision, backend, scratch, on_wait)
-        if found is not None:
-            write_sealed(cache, asdict(Snapshot(model.name, model.revision, found["path"], found["revision"])))
-            return ModelSource(found["path"], found["revision"])
-        assert verdict is not None
-        step = decide(verdict, History(waited_s=waited_s), budget)
+        found = fetch_model(model.name, revision, backend, scratch, on_wait)
+        if isinstance(found, ModelSource):
+            snapshot = Snapshot(model.name, model.revision, str(found.path), str(found.revision))
+            write_sealed(cache, asdict(snapshot))
+            return found
+        step = decide(found, History(waited_s=waited_s), budget)
         if not isinstance(step, Wait):
             raise Halt(
-                ExitCode(verdict.exit_code or ExitCode.CONFIG),
+                ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be had",
-                why=verdict.reason,
-                remedy=verdict.remedy,
+                why=found.reason,
+                remedy=found.remedy,
                 log=AttemptFiles(scratch).log,
             )
-        pause(step.delay_s, verdict.reason)
+        pause(step.delay_s, found.reason)
         waited_s += step.delay_s
 
 
 def fetch_model(
     name: str, revision: str | None, backend: str, scratch: Path, on_wait: Callable[[], None]
-) -> tuple[dict[str, str] | None, Verdict | None]:
-    """(`path` and `revision` of the snapshot, None), or (None, why the child that asks the hub has none).
+) -> ModelSource | Verdict:
+    """The snapshot, or why the child that asks the hub has none.
 
     `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
     """
@@ -124,9 +124,9 @@ def fetch_model(
     returncode = run_child(command, files.log, on_wait)
     try:
         found = json.loads(read_bounded(files.result) or b"")
-        return {"path": str(found["path"]), "revision": str(found["revision"])}, None
+        return ModelSource(str(found["path"]), str(found["revision"]))
     except (ValueError, KeyError, TypeError):
-        return None, judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
+        return judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:

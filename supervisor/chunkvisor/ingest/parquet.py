@@ -12,9 +12,8 @@ from chunkvisor.errors import Halt
 from chunkvisor.ingest.database import literal, quoted
 from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
-from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.request import IngestRequest, parse_template
 from chunkvisor.ingest.sources import SourceFile
-from chunkvisor.ingest.template import parse_template
 
 _ROW_NUMBER = "file_row_number"
 _SIMPLE_TYPES = {

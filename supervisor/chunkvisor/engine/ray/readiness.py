@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelsource import fetch_model, resolve_local
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import ExitCode, Halt
 
@@ -73,9 +73,8 @@ def _local(model: Model, scratch: Path) -> str:
     return model.name
 
 
-def _from_hub(model: Model, scratch: Path) -> str:
-    found, verdict = fetch_model(model.name, model.revision, model.backend, scratch / "fetch", lambda: None)
-    if found is not None:
-        return found["path"]
-    assert verdict is not None
-    raise unfit(f"it cannot get the model {model.name}: {verdict.reason}", verdict.remedy)
+def _from_hub(model: Model, scratch: Path) -> str | None:
+    found = fetch_model(model.name, model.revision, model.backend, scratch / "fetch", lambda: None)
+    if isinstance(found, ModelSource):
+        return found.path
+    raise unfit(f"it cannot get the model {model.name}: {found.reason}", found.remedy)
