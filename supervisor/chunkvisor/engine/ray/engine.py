@@ -6,7 +6,6 @@ It does not import Ray: all of that happens in the bridge.
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.decide.policy import backoff_s
@@ -15,7 +14,7 @@ from chunkvisor.engine.engine import Demand, Worker
 from chunkvisor.engine.process import keep_log_end
 from chunkvisor.engine.ray.link import Link
 from chunkvisor.engine.ray.node import Node
-from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, NodeUp, Order, Report, Terms
+from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, NodeUp, Order, Report
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Emit
@@ -30,22 +29,14 @@ _PATIENCE_S = 10.0
 """To be without a node for less is not worth a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """What the engine needs beside the terms for the nodes."""
-
-    address: str
-    terms: Terms
-    log: Path
-    """Of the bridge."""
-    wait_timeout_s: float
-
-
 class RayEngine:
     """See Engine."""
 
-    def __init__(self, settings: ClusterSettings, emit: Emit) -> None:
-        self._settings = settings
+    def __init__(self, begin: Begin, bridge_log: Path, wait_timeout_s: float, emit: Emit) -> None:
+        """`begin` is told to the bridge, whose log is `bridge_log`."""
+        self._begin = begin
+        self._log = bridge_log
+        self._wait_timeout_s = wait_timeout_s
         self._emit = emit
         self._stations: Stations | None = None
         self._demand: Demand | None = None
@@ -157,10 +148,10 @@ class RayEngine:
         if cluster.refused:
             raise Halt(
                 ExitCode.MACHINE,
-                f"the Ray cluster at {self._settings.address} cannot be used",
+                f"the Ray cluster at {self._begin.address} cannot be used",
                 why=cluster.refused,
                 remedy="the supervisor and all nodes need the same versions of Python and Ray",
-                log=self._settings.log,
+                log=self._log,
             )
         self._why = cluster.down or self._why
 
@@ -185,8 +176,8 @@ class RayEngine:
 
     def _build_bridge(self) -> None:
         self._bridges += 1
-        keep_log_end(self._settings.log)
-        self._link = Link(self._settings.log, Begin(self._settings.address, self._settings.terms))
+        keep_log_end(self._log)
+        self._link = Link(self._log, self._begin)
         self._cluster = Cluster(starting=1)
 
     def _lose_bridge(self, stations: Stations) -> None:
@@ -207,16 +198,16 @@ class RayEngine:
         starting = self._cluster.starting
         if self._link is not None and not starting and stations.last_halt is not None:
             raise stations.last_halt
-        limit_s = max(self._settings.wait_timeout_s, _START_S if starting else 0.0)
+        limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
         if waited_s >= limit_s:
             without = f"{self._cluster.without} nodes are there, without a device that the config asks for"
             raise Halt(
                 ExitCode.TRY_AGAIN,
-                f"no node of the Ray cluster at {self._settings.address} could work for {waited_s:.0f} s",
+                f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
                 why=without if self._cluster.without else self._why,
                 remedy="start the cluster (ray start --head) or its nodes, or correct engine.address; "
                 "then run the same command again; what is done stays done",
-                log=self._settings.log,
+                log=self._log,
             )
         if waited_s > _PATIENCE_S and not self._told_waiting:
             self._told_waiting = True
