@@ -122,11 +122,6 @@ class StagedTable:
         for first in range(start, stop, _EACH):
             yield from self.texts(first, min(first + _EACH, stop))
 
-    def text_bytes(self, start: int, stop: int) -> int:
-        """Size of the distinct texts start..stop in UTF-8."""
-        bounds = self._bounds(start, stop)
-        return int(bounds[-1]) - int(bounds[0])
-
     def row_text(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Numbers of the texts of rows start..stop; shape (stop - start,)."""
         _check_range(start, stop, self.rows)
