@@ -78,18 +78,19 @@ class Agent:
             file.write(data)
 
     def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:
-        """A piece of a file of an ended worker, as an array: Ray hands those on without a copy. None without the file.
+        """A piece of a file of an ended worker, as an array: Ray hands those on without a copy. Raises OSError.
 
-        Raises OSError.
+        None where there is no such file, or none that can be opened.
         """
         if self._scratch is None:
             raise ValueError(name)
         try:
-            with open_regular(self._scratch.of_worker(worker) / name) as file:
-                file.seek(offset)
-                return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
-        except FileNotFoundError:
+            file = open_regular(self._scratch.of_worker(worker) / name)
+        except OSError:
             return None
+        with file:
+            file.seek(offset)
+            return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
 
     def order(self, order: bytes) -> None:
         """Obey an Order."""
