@@ -97,7 +97,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     item = dict(pairs)
     if len(item) == len(pairs):
         return item
-    # Refused only where it matters: a twin in some nested object that nobody reads is not the job's concern.
+    # Refused only where it matters: a twin in some nested object that nobody reads does no harm.
     ambiguous = _Ambiguous(item)
     seen: set[str] = set()
     ambiguous.keys_twice = {key for key, _ in pairs if key in seen or seen.add(key)}  # type: ignore[func-returns-value] # add() returns None on purpose

@@ -45,7 +45,7 @@ class TableFiles:
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
     error = Entry("folder", "error.json")
-    """JSON, in a folder that never became a table: why not, as the parts of a Halt."""
+    """JSON, in a folder that became no table: why not, as the parts of a Halt."""
 
     @property
     def arrays(self) -> tuple[Path, ...]:

@@ -33,7 +33,7 @@ class _Quarantine:
 
 
 class Parts:
-    """Parts and bad texts of one chunk; a damaged index, or a part that is gone, is as if it had never been."""
+    """Parts and bad texts of one chunk; a damaged index, or a missing part, counts as none."""
 
     def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
         self._layout = layout
