@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import EndRun
+from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import human_bytes

@@ -13,7 +13,8 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
-from chunkvisor.decide.policy import Budget, History, Wait, decide
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.steps import Wait
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
