@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.diskneed import RESERVE_BYTES, check_disk, need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.parts import Parts
 from harness import expected, finish, wait_for

@@ -37,11 +37,11 @@ from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.status import read_status
-from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
+from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.lock import read_holder, taken_by_run
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -21,11 +21,10 @@ from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
 from chunkvisor.observe.follow import merged
 from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
+from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take, write_note
-from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir, turn
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
@@ -301,7 +300,7 @@ def test_who_waits_names_the_one_that_has_the_turn(tmp_path: Path) -> None:
     """Between two slices that have the turn one after the other, nobody is told the wrong name, or none."""
     layouts = [Layout(tmp_path, Slice(number, 3)) for number in (1, 2, 3)]
     for layout in layouts:
-        layout.desk.mkdir(parents=True, exist_ok=True)
+        layout.run.mkdir(parents=True, exist_ok=True)
     told: list[str] = []
     with turn(layouts[0], lambda _seconds: None, told.append):
         pass

@@ -106,7 +106,7 @@ def _made_from(config: Config) -> dict[str, Any]:
         files = sorted(path for path in model.rglob("*") if path.is_file())
         stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
         revision = digest_of(stats)
-    return identity_of(config, OUTPUT, revision, source, 0).to_json()
+    return identity_of(config, OUTPUT, revision, source, 0).values
 
 
 def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:

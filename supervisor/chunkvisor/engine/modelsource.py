@@ -1,6 +1,6 @@
 """Where the model's files are, and which revision of them: resolved once, then fixed for the workdir.
 
-It never loads a model, and asks the hub only in a child process: workers run offline.
+The hub is asked only here, in a child process: workers run offline.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Wait
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
@@ -60,8 +60,8 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     folder = Path(model.name)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
     _require_model(model.name, {path.name for path in files})
-    known = _known_stamps(cache)
-    stamps = {}
+    record = read_if_whole(_StampsRecord, cache)
+    known, stamps = record.stamps if record is not None else {}, {}
     for path in files:
         on_wait()
         name = path.relative_to(folder).as_posix()
@@ -169,14 +169,6 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
 def _require_model(folder: str, names: Set[str]) -> None:
     if names.isdisjoint({"config.json", "modules.json"}):
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=_REMEDY)
-
-
-def _known_stamps(cache: Path) -> dict[str, Stamp]:
-    try:
-        record = read_record(_StampsRecord, cache)
-    except DamagedError:
-        return {}
-    return record.stamps if record is not None else {}
 
 
 def _hidden(path: Path, folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Identity: everything that shapes the vectors of one output, and its fingerprint.
 
-It never reads a file or asks the hub: revision, digest and row count are handed in. What only changes how the work is
-done (folders, batches, chunks, devices, workers, retries) is not in it, so that it may change at any resume.
+What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
+may change at any resume.
 """
 
 import json
@@ -47,13 +47,9 @@ class Identity:
         """Digest of the staged source."""
         return str(self.values[_DIGEST])
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain mapping that survives JSON."""
-        return dict(self.values)
-
 
 def from_json(content: object) -> Identity | None:
-    """The identity that `to_json` gave, or None where `content` is no such thing."""
+    """The identity of these values, or None where `content` is no such thing."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         return None
     rows = content.get(_ROWS)

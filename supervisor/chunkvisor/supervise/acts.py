@@ -28,7 +28,7 @@ from chunkvisor.events.attempt import (
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
 from chunkvisor.store.attempt import Place, write_attempt
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do

@@ -16,7 +16,7 @@ from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
-from chunkvisor.engine.fresh import keep_log_end
+from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import Halt
 from chunkvisor.events.attempt import LateCrash, WorkerEnded
 from chunkvisor.events.event import Emit

@@ -27,11 +27,10 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.fixed import Fixed, Plan, Staged, StagedRecord, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.outputrun import OutputRun

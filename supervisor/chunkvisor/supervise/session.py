@@ -22,7 +22,7 @@ from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.supervise.endings import disk_halt, limit_halt

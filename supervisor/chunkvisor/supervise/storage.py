@@ -14,8 +14,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.events.attempt import ChunkCommitted, ChunkDamaged, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
-from chunkvisor.store.attempt import free_bytes
-from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
+from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored

@@ -19,14 +19,12 @@ from chunkvisor.decide.policy import Budget
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
-from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
-from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.warm import Template
+from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
@@ -50,7 +48,7 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import end_slice, progress_of
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
@@ -176,18 +174,22 @@ class Work:
         config, run_id = self._config, self._run.run_id
         if self._on_ray:
             return ray_engine(config, self._layout, outputs[0].job if outputs else None, run_id, self._emit)
-        device, folder = self._devices[0], self._layout.template
-
-        def make_template() -> Template:
-            job = outputs[0].job  # all outputs have the same model
-            environment = worker_environment(os.environ, device, run_id, os.getpid(), config.env, threads=job.threads)
-            spec = TemplateSpec(job.model, device.kind, job.import_path)
-            return Template(folder, spec, environment, config.recovery.startup_timeout)
-
-        # A command line of somebody else's can only be started afresh.
-        start = config.workers.start if self._request.command is worker_command else Start.FRESH
-        settings = LocalSettings(self._devices, run_id, config.env, self._request.command)
-        return LocalEngine(settings, Starter(start, make_template, self._emit))
+        device, command = self._devices[0], self._request.command
+        # All outputs have the same model; without an output nothing is started.
+        model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
+        settings = WorkerSettings(
+            # A command line of somebody else's can only be started afresh.
+            config.workers.start if command is worker_command else Start.FRESH,
+            run_id,
+            os.environ,
+            config.env,
+            device,
+            TemplateSpec(model, device.kind, path),
+            self._layout.template,
+            config.recovery.startup_timeout,
+            command,
+        )
+        return LocalEngine(self._devices, settings, self._emit)
 
     def _lessons(self, source: ModelSource) -> LessonFile:
         model = self._config.model

@@ -29,9 +29,9 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.observe.status import committed_chunks
-from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.lengths import LengthsReport
 from chunkvisor_worker.contract.messages import ModelSpec
