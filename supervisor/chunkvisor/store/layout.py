@@ -4,7 +4,7 @@ It never creates, reads or deletes anything.
 
     workdir/
       lock                              who runs here; held by flock while a run lives
-      model.json                        the model's resolved revision
+      model.json                        the resolved revision of each model
       lessons.json                      batch limits learnt from out-of-memory faults
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say

@@ -26,7 +26,7 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
-from chunkvisor.supervise.adopt import adopt
+from chunkvisor.supervise.adopt import adopt, forget_unsure
 from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
@@ -93,6 +93,9 @@ class Driver:
                 self._turn()
         finally:
             self._end_all()
+            for output in self._outputs:
+                with contextlib.suppress(OSError):
+                    forget_unsure(output)
             self._engine.close()
             self._joiner.close()
             self._stations.close()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.decide.bisect import BadText
+from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
@@ -22,6 +23,8 @@ class OutputRun:
     """Batch limits of the config, before any lesson."""
     finish: Callable[[Callable[[], None]], dict[str, Any]]
     """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
+    model: LocalModel | None = None
+    """The folder from which its workers load, which must not change meanwhile."""
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0
@@ -71,6 +74,11 @@ class OutputRun:
     def texts(self) -> int:
         """See Progress."""
         return self.ledger.plan.distinct
+
+    def check_model(self) -> None:
+        """Raises Halt (78) where the model's folder is not what it was: its workers have loaded who knows what."""
+        if self.model is not None:
+            self.model.check()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
         """See Progress."""

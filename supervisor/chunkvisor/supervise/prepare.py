@@ -119,6 +119,8 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
+        if opening.source.local is not None:
+            opening.source.local.check()
         final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
         rows = _quarantined_rows(ledger, table, final)
@@ -130,7 +132,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place)}
 
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
-    return OutputRun(ledger, table, job, limits, finish)
+    return OutputRun(ledger, table, job, limits, finish, opening.source.local)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:

@@ -39,9 +39,11 @@ class Storage:
     def keep(self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = ()) -> Stored | NotStored:
         """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
 
-        Raises OSError for what has nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
+        Raises OSError for what has nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78
+        where the model's folder has changed.
         """
         output = self._outputs[task.output]
+        output.check_model()
         whole = not holes and (task.start, task.stop) == output.bounds(task.chunk)
         result = read_message(Result, files.result)
         try:

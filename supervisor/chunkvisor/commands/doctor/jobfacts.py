@@ -20,13 +20,13 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.modelsource import Snapshot
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.store.fixed import read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.seal import DamagedError, read_record
+from chunkvisor.store.modelrecord import read_pin
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
 
@@ -139,9 +139,9 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> _Found:
 
 def _pinned(layout: Layout, model: ModelConfig) -> _Found | None:
     """The snapshot that the workdir is bound to, which a run takes without asking the hub."""
-    with contextlib.suppress(DamagedError, OSError):
-        pin = read_record(Snapshot, layout.model)
-        if pin is not None and (pin.name, pin.asked) == (model.name, model.revision) and Path(pin.path).is_dir():
+    with contextlib.suppress(OSError):
+        pin = read_pin(layout.model, model.name, model.revision)
+        if pin is not None and Path(pin.path).is_dir():
             return _Found(Whereabouts.CACHED, pin.path, pin.revision)
     return None
 
