@@ -16,6 +16,7 @@ It never creates, reads or deletes anything.
       slices/3of8/                      lock, journal, lessons, template, fetch and invocations of slice 3/8, as above
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
+      .<output>.before/                 what was there before --from-scratch, until the new final file is
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     what the table was made from
@@ -81,6 +82,11 @@ class OutputLayout:
     def replaced(self, shards: int | None) -> Path:
         """The file, or the folder of so many shards, while another form of the same rows takes its place."""
         return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
+
+    @property
+    def before(self) -> Path:
+        """Folder of what the output was before it was begun anew, until the new final file is there."""
+        return self.workdir / f".{self.name}.before"
 
     @property
     def state(self) -> Path:

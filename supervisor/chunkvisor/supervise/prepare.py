@@ -7,8 +7,10 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.join import Final, assemble
@@ -72,13 +74,9 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     fixed = _read_fixed(layout)
     shards = config.outputs[name].shards
     place = place_of(layout, shards)
-    if fixed is None and place.exists():
-        raise config_error(
-            f"{place} is there already, and no run of this workdir has made it",
-            remedy="move it away, or choose another workdir or another name for the output",
-        )
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+    if fixed is None:
+        refuse_foreign(opening, layout)
+    make_state(layout)
     staged = staged_before(request_of(config, name, opening.max_rows), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
@@ -95,6 +93,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     fingerprint = identity.fingerprint
     manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
     if manifest is not None:
+        drop_before(layout)
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
         return manifest
@@ -126,6 +125,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         rows = _quarantined_rows(ledger, table, final)
         manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
         publish_manifest(layout, manifest, final.stamps)
+        drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not rows:
             ledger.remove_chunks()
@@ -133,6 +133,22 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
 
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     return OutputRun(ledger, table, job, limits, finish, opening.source.local)
+
+
+def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
+    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
+    place = place_of(layout, opening.config.outputs[layout.name].shards)
+    if place.exists():
+        raise config_error(
+            f"{place} is there already, and no run of this workdir has made it",
+            remedy="move it away, or choose another workdir or another name for the output",
+        )
+
+
+def make_state(layout: OutputLayout) -> None:
+    """Make the output's state folder where it is missing. Raises OSError."""
+    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -173,14 +189,24 @@ def _revision(opening: Opening) -> str:
     return opening.source.revision or ""
 
 
-def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
+    """Read the source; returns the folder of the table, beside the one that is there, and its record.
+
+    Raises Halt where the source is wrong, OSError.
+    """
     opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
     shutil.rmtree(fresh, ignore_errors=True)
     table = stage_table(request, fresh, opening.on_wait)
-    staged = Staged(table.rows, table.distinct, table.digest, tuple(str(file.path) for file in table.files))
+    files = tuple(str(file.path) for file in table.files)
+    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
+
+
+def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+    fresh, record = stage_fresh(opening, layout)
+    staged = record.staged
     if fixed is not None:
         try:
             identity = identity_of(opening.config, layout.name, _revision(opening), staged.digest, staged.rows)
@@ -193,7 +219,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     else:
         shutil.rmtree(layout.table, ignore_errors=True)
         fresh.rename(layout.table)
-    write_staged(layout, StagedRecord(depends_on, staged))
+    write_staged(layout, record)
     opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
     return staged
 

@@ -7,11 +7,9 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 from contextlib import ExitStack
 from typing import Any
 
-from chunkvisor.assemble.finished import discard_final
 from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -77,8 +75,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
         try:
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            if request.from_scratch:
-                _discard(config, layout)
             code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
         except Halt as halt:
             emit(Halted(**halt.details()))
@@ -96,17 +92,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
             raise
         emit(RunEnded(int(code)))
         return code
-
-
-def _discard(config: Config, layout: Layout) -> None:
-    """Remove state and final files of the config's outputs."""
-    for name in config.outputs:
-        output = layout.output(name)
-        if output.state.exists():  # a final file that no run of this workdir made is not ours to remove
-            # Final files go first: a state folder without them is only work to be done again.
-            discard_final(output, config.outputs[name].shards)
-            shutil.rmtree(output.state)
-    layout.model.unlink(missing_ok=True)
 
 
 def _refuse_combinations(config: Config) -> None:

@@ -22,7 +22,7 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local
+from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
 from chunkvisor.engine.warm import Template
@@ -41,6 +41,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
@@ -133,7 +134,8 @@ class Work:
     def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
-        source, outputs = self._resolve_model(), []
+        from_scratch, outputs = self._request.from_scratch, []
+        source = self._resolve_model(anew=from_scratch)
         opening = Opening(
             self._request.loaded,
             source,
@@ -144,6 +146,10 @@ class Work:
             self._emit,
             self._on_wait,
         )
+        if from_scratch:
+            begin_anew(opening, [layout.output(name) for name in config.outputs])
+            if not config.model.is_plugin and source.local is None:
+                pin_source(layout.model, config.model, source)
         for name in config.outputs:
             opened = open_output(opening, layout.output(name))
             if isinstance(opened, OutputRun):
@@ -190,7 +196,7 @@ class Work:
         model = self._config.model
         return LessonFile(self._layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
 
-    def _resolve_model(self) -> ModelSource:
+    def _resolve_model(self, *, anew: bool) -> ModelSource:
         model, layout = self._config.model, self._layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
@@ -208,7 +214,7 @@ class Work:
             self._emit(Waiting(seconds, why, outcome="hub"))
             self._pause(seconds)
 
-        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
+        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""
