@@ -11,11 +11,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
-RAY_TESTS := $(addprefix tests/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
+SOAK_S ?= 600
+MAKE_TEST := tests/unit tests/process tests/simulator
+RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-nullgpu cluster-demo lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-gpu test-ray test-nullgpu test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,14 +32,17 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
 	$(BIN)/python quickstart/neighbours.py
 
-test: $(READY) ## run the tests; where nvidia-smi lists a GPU, those of test-gpu as well
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/gpu $(PYTEST_ARGS)
+test: $(READY) ## run the tests of tests/unit, process and simulator; where nvidia-smi lists a GPU, those of test-gpu as well
+	$(BIN)/pytest $(MAKE_TEST) -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 	@if [ -n "$$PYTEST_ARGS" ]; then echo "tests/gpu is left out: PYTEST_ARGS chooses the tests (make test-gpu)"; \
 	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \
 	else echo "tests/gpu is left out: nvidia-smi lists no GPU"; fi
 
 test-gpu: $(READY) ## run the tests on one GPU (ten minutes, 4 GB), with a table to paste into an issue
 	$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
+
+soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer, SOAK_ARGS="--only kill" for some
+	$(BIN)/python tests/soak/run.py --seconds $(SOAK_S) $(SOAK_ARGS)
 
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
@@ -52,6 +57,18 @@ test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none
 	$(call ON_NULLGPU,2.13.0)
 	$(call ON_NULLGPU,2.14.1,-m newer)
 
+test-lowest: $(READY) ## run a part of the tests with the lowest versions of everything that pyproject.toml allows
+	$(BIN)/python tests/lowest.py --python $(PYTHON)
+
+mutants: $(READY) ## break one line after the other, and tell which of them no test notices (half an hour)
+	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
+
+coverage: $(READY) ## tell which lines `make test` runs; no number is asked for
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(MAKE_TEST) $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
 cluster-demo: $(READY) ## run a real model on a Ray cluster of three local nodes, and kill one of them half-way
 	$(BIN)/python examples/cluster/demo.py
 
@@ -65,7 +82,7 @@ format: $(READY) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format
 
 chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--seed N"; every row has to be right at the end
-	$(BIN)/python tests/chaos/soak.py $(CHAOS_ARGS)
+	$(BIN)/python tests/soak/chaos/soak.py $(CHAOS_ARGS)
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
@@ -78,7 +95,7 @@ build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis quickstart/data quickstart/cache examples/cluster/cache
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
 	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.

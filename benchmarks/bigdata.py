@@ -92,7 +92,9 @@ def commit_chunks(workdir: Path, stop: int) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(data)
         for kind in _STORY:
-            event = replace(entries[kind].event, chunk=chunk)
+            event = entries[kind].event
+            assert isinstance(event, _STORY)
+            event = replace(event, chunk=chunk)
             if isinstance(event, ChunkCommitted):
                 event = replace(event, chunks_done=chunk + 1, texts_done=plan.bounds(chunk)[1])
             journal.write(event)

@@ -62,7 +62,9 @@ def make_model(folder: Path, shape: dict[str, int]) -> int:
     transformer = Transformer(str(folder / "base"), max_seq_length=2048, model_kwargs={"dtype": "bfloat16"})
     pooling = Pooling(shape["hidden_size"], pooling_mode="lasttoken")
     SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(folder / "model"))
-    return sum(parameter.numel() for parameter in base.parameters()) - base.get_input_embeddings().weight.numel()
+    parameters: int = sum(parameter.numel() for parameter in base.parameters())
+    embeddings: int = base.get_input_embeddings().weight.numel()
+    return parameters - embeddings
 
 
 def long_texts(texts: list[str], words: int, rows: int) -> list[str]:

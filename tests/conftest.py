@@ -13,18 +13,21 @@ from hypothesis import settings
 from local_cluster import local_cluster
 
 from chunkvisor.devices.gpu import ask_smi
-from harness import CLUSTER, MARK, Workplace, bearing
+from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
 settings.register_profile("steady", derandomize=True)
-settings.load_profile("steady")
+settings.register_profile("soak", database=None, deadline=None)
+settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads of torch that wait for one another turn, and take the time of the tests beside them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-class WithoutGpu(pytest.Dir):
+class WithoutGpu(pytest.Directory):
     """tests/gpu on a machine that has none: one line, and nothing of it is imported."""
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:

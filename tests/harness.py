@@ -1,29 +1,39 @@
 """Runs `chunkvisor` as a person would, in a folder of its own, on texts whose right vectors are known."""
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
 import pytest
 import yaml
 
+from chunkvisor.cli import main
+from chunkvisor.decide import policy
+from chunkvisor.supervise import driver
+
 ROOT = Path(__file__).parent.parent
-ENCODERS = Path(__file__).parent / "encoders"
+ENCODERS = ROOT / "tests" / "encoders"
 MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 """Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
 
+SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
+"""What `make soak` chooses by; empty in `make test`, where the same is tried each time."""
 
 local_engine_only = pytest.mark.skipif(
     os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray",
@@ -82,8 +92,7 @@ class Workplace:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command; both streams are pipes."""
-        ours = str(self.config_path)
-        if arguments[:2] == ("run", ours) and "kind: ray" in self.config_path.read_text():
+        if self._goes_to_ray(*arguments):
             # The environment of this machine does not travel to the nodes.
             travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
             arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))
@@ -97,13 +106,40 @@ class Workplace:
         )
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """Run a command to its end."""
-        process = self.start(*arguments, env=env)
-        return finish(process)
+        """Run a command to its end, in this process where that can be: a new one costs half a second of computing."""
+        if self._goes_to_ray(*arguments):
+            return finish(self.start(*arguments, env=env))
+        with mock.patch.dict(os.environ, env or {}):
+            return self.here(*arguments)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """`chunkvisor run` of the config."""
         return self.call("run", str(self.config_path), *arguments, env=env)
+
+    def here(self, *arguments: str) -> Ended:
+        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
+
+        Pauses that a person does not notice are cut short.
+        """
+        stdout, stderr, code = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
+            mock.patch.object(driver, "_PAUSE_S", 0.02),
+            mock.patch.object(policy, "BACKOFF_S", 0.01),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+    def _goes_to_ray(self, *arguments: str) -> bool:
+        return arguments[:2] == ("run", str(self.config_path)) and "kind: ray" in self.config_path.read_text()
 
     def vectors(self) -> np.ndarray:
         """The final file."""
@@ -121,7 +157,13 @@ class Workplace:
 
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
-        return [json.loads(line) for line in (self.workdir / "events.jsonl").read_text().splitlines() if line]
+        return events_in(self.workdir / "events.jsonl")
+
+
+def events_in(journal: Path) -> list[dict[str, Any]]:
+    """The events of a journal, also while it is written: a line without an end is not there yet."""
+    lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
+    return [json.loads(line) for line in lines if line]
 
 
 def vector_of(text: str) -> np.ndarray:
@@ -157,6 +199,26 @@ def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait for the end."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
+
+
+def sweep(
+    mode: str,
+    when: str,
+    template: Path,
+    scratch: Path,
+    *targets: str,
+    options: str = "",
+    keys: str = "output chunk attempt",
+    share: str = "1:",
+    most: int = 1000,
+) -> list[dict[str, Any]]:
+    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
+    scratch.mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "tests" / "drivers" / "kill_at.py"), mode, when, str(template), str(scratch)]
+    env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
+    env["KILL_AT_MOST"] = str(most)
+    ended = subprocess.run([*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env)
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def bearing(mark: str) -> list[psutil.Process]:

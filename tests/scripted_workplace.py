@@ -1,23 +1,15 @@
 """A workplace whose encoder plays faults and counts its calls, and in which commands run inside the test's process."""
 
-import contextlib
 import hashlib
-import io
 import json
 import shutil
-import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
-from chunkvisor.cli import main
-from chunkvisor.decide import policy
-from chunkvisor.supervise import driver
-from harness import ENCODERS, Ended, Workplace
+from harness import ENCODERS, Ended, Workplace, finish
 
 
 class ScriptedWorkplace(Workplace):
@@ -64,27 +56,9 @@ class ScriptedWorkplace(Workplace):
         """The texts of each call of the encoder so far."""
         return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
 
-    def here(self, *arguments: str) -> Ended:
-        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
-
-        Pauses that a person does not notice are cut short.
-        """
-        stdout, stderr, code = io.StringIO(), io.StringIO(), 0
-        with (
-            mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
-            mock.patch.object(driver, "_PAUSE_S", 0.02),
-            mock.patch.object(policy, "BACKOFF_S", 0.01),
-            contextlib.redirect_stdout(stdout),
-            contextlib.redirect_stderr(stderr),
-        ):
-            try:
-                main()
-            except SystemExit as end:
-                code = int(end.code or 0)
-            except Exception:
-                traceback.print_exc()
-                code = 1
-        return Ended(code, stdout.getvalue(), stderr.getvalue())
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """`chunkvisor run` of the config in a process of its own: some faults kill it."""
+        return finish(self.start("run", str(self.config_path), *arguments, env=env))
 
     def run_here(self, *arguments: str) -> Ended:
         """`chunkvisor run` of the config, in this process."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import good
 
@@ -19,7 +20,7 @@ class Encoder(good.Encoder):
         mark = self.folder / "failed"
         if texts[0] == "text 0" and not mark.exists():
             mark.touch()
-            buffer, ring = Pinned(), [Pinned()]  # noqa: F841 - they live as long as this frame
+            buffer, ring = Pinned(), list[Any]([Pinned()])  # noqa: F841 - they live as long as this frame
             ring.append(ring)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return super().encode(texts, batch_size)

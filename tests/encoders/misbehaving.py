@@ -35,7 +35,7 @@ PLACE = f"{SPEC['output']}/{SPEC['chunk']}"
 
 @dataclass
 class Call:
-    texts: list
+    texts: list[str]
     batch_size: int
     vectors: np.ndarray
 
@@ -99,7 +99,7 @@ def at_exit(do):
 
     def misbehave(call):
         leave = os._exit
-        os._exit = lambda code: do(leave)
+        os._exit = lambda status: do(leave)
 
     return misbehave
 

@@ -43,6 +43,11 @@ def wait_for_release():
         time.sleep(0.01)
 
 
+def kill_supervisor():
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
 def kill_both():
     os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +66,7 @@ FAULTS = {
     "value_error": value_error,
     "device_assert": device_assert,
     "kill_worker": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill_supervisor": lambda: (os.kill(os.getppid(), signal.SIGKILL), signal.pause()),
+    "kill_supervisor": kill_supervisor,
     "kill_both": kill_both,
     "leave_child": leave_child,
     "wait": signal.pause,

@@ -3,6 +3,7 @@
 It never splits at anything but a line feed, and never holds more than one line.
 """
 
+import contextlib
 import gzip
 import io
 import sys
@@ -78,17 +79,20 @@ def not_utf8(path: Path, number: int, line: bytes, error: UnicodeDecodeError) ->
     )
 
 
-def _open(file: SourceFile) -> io.BufferedReader:
+@contextlib.contextmanager
+def _open(file: SourceFile) -> Iterator[io.BufferedIOBase]:
     try:
-        raw = open(file.path, "rb", buffering=0)  # noqa: SIM115 - the caller closes what it is wrapped in
+        raw = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed below
     except OSError as error:
         raise input_error(
             file.path, f"the file cannot be read: {error.strerror}.", remedy="Check its permissions."
         ) from error
-    match file.compression:
-        case Compression.NONE:
-            return io.BufferedReader(raw, _BUFFER_BYTES)
-        case Compression.GZIP:
-            return io.BufferedReader(gzip.GzipFile(fileobj=raw, mode="rb"), _BUFFER_BYTES)
-        case Compression.ZSTD:
-            return io.BufferedReader(zstd.ZstdFile(raw, "r"), _BUFFER_BYTES)
+    unpacked: io.FileIO | gzip.GzipFile | zstd.ZstdFile = raw
+    with raw:  # neither gzip nor zstd closes what it is given
+        match file.compression:
+            case Compression.GZIP:
+                unpacked = gzip.GzipFile(fileobj=raw, mode="rb")
+            case Compression.ZSTD:
+                unpacked = zstd.ZstdFile(raw, "r")
+        with io.BufferedReader(unpacked, _BUFFER_BYTES) as stream:
+            yield stream

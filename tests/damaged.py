@@ -1,0 +1,219 @@
+"""Workdirs in every state, ways to damage their files, and what has to hold afterwards."""
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from harness import Ended, expected
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
+LAST = "t6"
+
+
+def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], ScriptedWorkplace]:
+    """The state by a copy of what was made first: to make one takes five processes."""
+
+    @functools.cache
+    def original() -> ScriptedWorkplace:
+        folder = Path(tempfile.mkdtemp(prefix="chunkvisor-state-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return make(folder / "place")
+
+    @functools.wraps(make)
+    def copied(folder: Path) -> ScriptedWorkplace:
+        return original().copy(folder)
+
+    return copied
+
+
+@made_once
+def unfinished(folder: Path) -> ScriptedWorkplace:
+    """All chunks but the last are committed; that one failed, and an out-of-memory fault left its lesson."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2)
+    place.lay("t0", "oom")
+    place.lay(LAST, "terminate!")
+    assert place.run_here().returncode == 75
+    return place
+
+
+@made_once
+def unjudged(folder: Path) -> ScriptedWorkplace:
+    """The last chunk's result was not looked at before the supervisor died."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
+    place.lay(LAST, "kill_supervisor")
+    assert place.run().returncode == -9
+    (attempt,) = (place.workdir / "outputs" / "out" / "attempts" / "000003").iterdir()
+    by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
+    assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0
+    return place
+
+
+@made_once
+def complete(folder: Path) -> ScriptedWorkplace:
+    """Nothing is left to be done."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
+    assert place.run_here().returncode == 0
+    return place
+
+
+@made_once
+def kept(folder: Path) -> ScriptedWorkplace:
+    """Nothing is left to be done, and the chunk files are still there."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, chunk__keep=True)
+    assert place.run_here().returncode == 0
+    return place
+
+
+def truncate(path: Path) -> None:
+    """Half of it is gone."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    """It is there, with nothing in it."""
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    """One bit is another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    path.write_bytes(data)
+
+
+def flip_in_place(path: Path) -> None:
+    """With the old modification time, as a failing program with a mapped file may leave it."""
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(before.st_size * 2 // 3)
+        byte = file.read(1)[0]
+        file.seek(before.st_size * 2 // 3)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files with content, relative to the folder."""
+    found = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    return sorted(path.relative_to(folder) for path in found if path.stat().st_size)
+
+
+def assert_harmless(place: ScriptedWorkplace, ended: Ended, what: object) -> None:
+    """A clear refusal, or the right vectors."""
+    words = f"{what}: {ended}"
+    assert ended.returncode in (0, 74, 78), words
+    assert "Traceback" not in ended.stderr, words
+    if ended.returncode == 0:
+        np.testing.assert_array_equal(place.vectors(), expected(TEXTS), err_msg=words)
+        assert place.manifest()["rows"] == len(TEXTS)
+    else:
+        assert "chunkvisor: " in ended.stderr, words
+        assert "do:  " in ended.stderr, words
+
+
+def a_file(path: Path) -> None:
+    """Of no known content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"what is this?")
+
+
+def a_folder(path: Path) -> None:
+    """With something in it."""
+    (path / "inside").mkdir(parents=True)
+    a_file(path / "file")
+
+
+def a_pipe(path: Path) -> None:
+    """A named pipe that nobody writes to or reads from."""
+    os.mkfifo(path)
+
+
+def a_loop(path: Path) -> None:
+    """A symbolic link to itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.name)
+
+
+CHUNK = f"000001-{'0' * 32}.npy"
+
+UNKNOWN = [
+    ["unknown", "outputs/unknown", "outputs/.unknown", "outputs/out/unknown"],
+    [
+        "outputs/out/table/unknown",
+        "outputs/out/table.new",
+        "outputs/out/table.new.partial",
+        "outputs/out/table.old",
+    ],
+    [
+        "outputs/out/chunks/unknown",
+        "outputs/out/chunks/000/unknown",
+        "outputs/out/chunks/0",
+        "outputs/out/chunks/007",
+    ],
+    [f"outputs/out/chunks/000/{CHUNK}"],
+    [f"outputs/out/chunks/000/{CHUNK.replace('000001', '000003')}"],
+    [f"outputs/out/chunks/000/{CHUNK.replace('000001', '000444')}"],
+    [f"outputs/out/chunks/001/{CHUNK}", f"outputs/out/chunks/001/{CHUNK.replace('000001', '000003')}"],
+    ["outputs/out/attempts/unknown", "outputs/out/attempts/000000", "outputs/out/attempts/000777"],
+    ["outputs/out/attempts/000003/unknown", "outputs/out/attempts/000003/007"],
+]
+"""Names in a workdir that nobody here makes, by what they stand beside."""
+
+STATE = [
+    "events.jsonl",
+    "lessons.json",
+    "out.npy",
+    "out.json",
+    ".out.npy.partial",
+    "outputs/out/facts.json",
+    "outputs/out/staged.json",
+    "outputs/out/done.json",
+]
+"""Files that are replaced where something else stands at their place."""
+
+
+def check_unknown_things(folder: Path, kind: Callable[[Path], None], places: list[str]) -> None:
+    """Files, folders and loops that nobody here has made stop no command."""
+    place = unfinished(folder)
+    for each in places:
+        path = place.workdir / each
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        kind(path)
+    place.lift(LAST)
+    for command in ("status", "verify"):
+        ended = place.here(command, str(place.workdir))
+        assert ended.returncode in (0, 74), ended.stderr
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert_harmless(place, ended, places)
+    for command in ("status", "verify", "clean"):
+        ended = place.here(command, str(place.workdir))
+        assert ended.returncode == 0, (command, ended.stderr)
+    assert_harmless(place, place.run_here(), places)
+
+
+def check_no_file(folder: Path, kind: Callable[[Path], None], name: str) -> None:
+    """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
+    place = unfinished(folder)
+    path = place.workdir / name
+    path.unlink(missing_ok=True)
+    kind(path)
+    place.lift(LAST)
+
+    ended = place.run_here()
+
+    assert ended.returncode == 0, ended.stderr
+    assert_harmless(place, ended, name)
+    # Lessons are written only when there is one.
+    assert os.path.lexists(path.with_name(f"{path.name}.aside")) or name == "lessons.json"
+    assert place.here("verify", str(place.workdir)).returncode == 0

@@ -1,0 +1,43 @@
+"""Runs that are killed at one call after the other, and what has to hold afterwards."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t2"]
+MORE = ["u0", "u1"]
+
+
+def eventful(folder: Path) -> ScriptedWorkplace:
+    """Two outputs, three chunks, a standby, an out-of-memory fault and a crash: every kind of event occurs."""
+    more = {"source": "more.jsonl", "column": "text"}
+    place = ScriptedWorkplace.make(
+        folder, TEXTS, chunk__size=2, encode__batch_size=2, workers__standby=1, outputs__more=more
+    )
+    (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in MORE))
+    place.lay("t0", "oom!")
+    place.lay("t3", "crash")
+    return place
+
+
+def assert_whole(folder: Path) -> None:
+    """Both final files have the right bytes, and nothing that was half-written lies about."""
+    workdir = folder / "work"
+    for name, texts in {"out": TEXTS, "more": MORE}.items():
+        vectors = np.load(workdir / f"{name}.npy", allow_pickle=False)
+        np.testing.assert_array_equal(vectors, expected(texts))
+        assert json.loads((workdir / f"{name}.json").read_text())["rows"] == len(texts)
+        assert (workdir / f"{name}.npy").read_bytes() == _npy(vectors)
+    left = [path for path in workdir.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
+    assert not left
+
+
+def _npy(vectors: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, vectors, allow_pickle=False)
+    return buffer.getvalue()

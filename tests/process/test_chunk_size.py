@@ -1,0 +1,45 @@
+"""`chunk.size: auto` in runs: what the first run fixes, and what a trial measures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+
+def planned(place: ScriptedWorkplace) -> tuple[dict[str, Any], str]:
+    """(what `plan --json` says of the output, what `plan` says)."""
+    answer = place.here("plan", str(place.config_path), "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)["outputs"]["out"], place.here("plan", str(place.config_path)).stdout
+
+
+def test_fixed_by_the_first_run(tmp_path: Path) -> None:
+    """`plan` proposes with the reason, the first run takes that size, and no later rate changes it."""
+    texts = [f"t{number}" for number in range(520)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto", chunk__keep=True)
+    figures, words = planned(place)
+    assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
+    assert "2 of 500 texts; usual for cpu" in words
+    place.lay("t510", "terminate!")
+    first = place.run_here("--set", "recovery.attempts=1")
+    assert "out: chunks of 500 texts, usual for cpu" in first.stderr
+    place.lift("t510")
+    again = place.run_here()
+    assert again.returncode == 0, again.stderr
+    assert "chunks of" not in again.stderr.replace("chunks of 500 texts, 1 done before", "")
+    assert (place.vectors() == expected(texts)).all()
+    figures, words = planned(place)
+    assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)
+
+
+def test_trial_measures(tmp_path: Path) -> None:
+    """After a trial, the run from scratch takes the size that its rate asks for, as `plan` of another output says."""
+    texts = [f"t{number}" for number in range(300)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto")
+    assert place.run_here("--max-rows", "100").returncode == 0
+    ended = place.run_here("--from-scratch", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert "s a chunk" in ended.stderr
+    assert (place.vectors() == expected(texts)).all()

@@ -1,0 +1,147 @@
+"""The command line as such: help and version everywhere, the nearest valid name, and completion by a real shell."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+import chunkvisor
+import chunkvisor.cli
+from chunkvisor.commands.drill.faults import FAULTS
+from harness import Workplace, finish
+
+COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
+
+Complete = Callable[[str], list[str]]
+
+PRESS_TAB = """
+eval "$(chunkvisor completion bash)" || exit
+compopt() { printf 'the shell: %s\\n' "$2"; }
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+$(complete -p chunkvisor | sed 's/.*-F \\([^ ]*\\).*/\\1/') chunkvisor
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+"""What bash does when Tab is pressed after the last of its arguments; `compopt` works in interactive shells only."""
+
+
+@pytest.fixture
+def complete(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Complete:
+    """What bash offers when Tab is pressed at the end of a line, in the folder of the workplace."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = workplace.folder / "bin" / "chunkvisor"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(workplace.command())} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.chdir(workplace.folder)
+
+    def offers(line: str) -> list[str]:
+        words = line.split(" ")
+        ended = subprocess.run(
+            [bash, "--norc", "-c", PRESS_TAB, "bash", *words], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert ended.stderr == ""
+        return ended.stdout.split("\n")[:-1]
+
+    return offers
+
+
+def test_version(workplace: Workplace) -> None:
+    """`--version` names the program and its version."""
+    assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_short_help(workplace: Workplace, command: Sequence[str]) -> None:
+    """`-h` is help, whatever comes before it."""
+    ended = finish(workplace.start(*command, "-h"))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"Usage: {' '.join(['chunkvisor', *command])} [OPTIONS]")
+
+
+def test_the_list_of_commands_has_whole_sentences(workplace: Workplace) -> None:
+    """What the list says of each command is not cut off."""
+    _, commands = finish(workplace.start("-h")).stdout.split("Commands:\n")
+    assert len(commands.splitlines()) == len(COMMANDS)
+    assert "..." not in commands
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "report", "retry", "clean"])
+def test_a_config_in_place_of_its_workdir(workplace: Workplace, command: str) -> None:
+    """It is refused with the name of the workdir, where the config can be read."""
+    (workplace.folder / "broken.yaml").write_text("outputs: [")
+    config = workplace.folder / "config.yaml"
+    config.write_text("workdir: vectors\nmodel: {name: m}\noutputs: {out: {source: rows.txt}}\n")
+    named, unnamed = f"do:  give the folder that it calls workdir: {workplace.folder / 'vectors'}\n", "calls workdir\n"
+    for path, remedy in ((config, named), (workplace.folder / "broken.yaml", unnamed)):
+        ended = workplace.call(command, str(path))
+        assert ended.returncode == 78
+        assert f"is a file; {command} wants a workdir" in ended.stderr
+        assert remedy in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["rnu", "config.yaml"], "there is no command rnu; did you mean run?"),
+        (["stat", "work"], "did you mean status?"),
+        (["xyzzy"], "there are: run, encode, "),
+        (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
+        (["status", "work", "--jsn"], "--json"),
+        (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
+        (["completion", "bsh"], "'bash', 'zsh', 'fish'"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str], hint: str) -> None:
+    """A command, an option or a word that does not exist is a usage error, which names what may have been meant."""
+    ended = workplace.call(*arguments)
+    assert ended.returncode == 2
+    assert hint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_lines_of_a_shell(workplace: Workplace, shell: str) -> None:
+    """Each of the three shells gets lines of its own, and nothing else is written to where they may be appended."""
+    ended = workplace.call("completion", shell)
+    assert ended.returncode == 0, ended.stderr
+    assert f"_CHUNKVISOR_COMPLETE={shell}_complete" in ended.stdout
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("chunkvisor dr", ["drill"]),
+        ("chunkvisor run --max", ["--max-rows"]),
+        ("chunkvisor run conf", ["config.yaml"]),
+        ("chunkvisor run other/", ["other/a.yaml", "other/b.yml"]),
+        ("chunkvisor run o", ["the shell: default", ""]),  # it knows files and folders best
+        ("chunkvisor status w", ["the shell: dirnames", ""]),
+        ("chunkvisor run config.yaml --set recovery.m", ["recovery.min_batch_size=", "recovery.max_bad_rows="]),
+        ("chunkvisor plan config.yaml --set device", ["device="]),
+        ("chunkvisor drill config.yaml --fault seg", ["segfault"]),
+        ("chunkvisor drill config.yaml --fault ", [fault.name for fault in FAULTS]),
+    ],
+)
+def test_bash_completes(workplace: Workplace, complete: Complete, line: str, offered: list[str]) -> None:
+    """A real bash offers commands, options, config files, keys of the config and names of faults."""
+    workplace.write_config("good:make")
+    (workplace.folder / "other").mkdir()
+    for name in ("a.yaml", "b.yml", "c.txt"):
+        (workplace.folder / "other" / name).touch()
+
+    assert complete(line) == offered
+
+
+def test_completion_of_a_folder_that_is_not_there(complete: Complete, tmp_path: Path) -> None:
+    """A path that leads nowhere is left to the shell, without a word."""
+    assert complete(f"chunkvisor run {tmp_path}/nowhere/c") == ["the shell: default", ""]

@@ -1,0 +1,503 @@
+"""Workers that really die, hang and lie, and what the run makes of it; tests/encoders/misbehaving.py has them all."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from harness import CLUSTER, Ended, Workplace, expected, finish
+
+ENCODER = "misbehaving:make"
+TEXTS = [f"text {number}" for number in range(12)]
+"""Three chunks of four."""
+
+
+@dataclass(frozen=True)
+class Lapse:
+    """A misbehaviour of the first attempt at a chunk."""
+
+    name: str
+    """As in misbehaving.MISBEHAVIOURS, and when: NAME@MOMENT."""
+    outcome: str | None
+    """What the attempt counts as; None = the chunk is committed all the same."""
+    words: str = ""
+    """In the reason."""
+
+
+def raises(name: str, on_texts: str, at_load: str, words: str = "") -> Iterator[Lapse]:
+    """The same exception in four places."""
+    for moment in ("encode", "second"):
+        yield Lapse(f"{name}@{moment}", on_texts, words)
+    for moment in ("import", "load"):
+        yield Lapse(f"{name}@{moment}", at_load, words)
+
+
+LAPSES = (
+    # exceptions; once a chunk is done, a load that fails is no matter of the config any more, and is tried again
+    *raises("runtime_error", "crashed", "setup", "RuntimeError: something else broke"),
+    *raises("value_error", "crashed", "setup", "ValueError: a bad value"),
+    *raises("memory_error", "host_oom", "host_oom", "no memory left"),
+    *raises("keyboard_interrupt", "interrupted", "interrupted", "KeyboardInterrupt"),
+    *raises("system_exit_0", "crashed", "setup", "SystemExit: 0"),
+    *raises("system_exit_3", "crashed", "setup", "SystemExit: 3"),
+    *raises("base_exception", "crashed", "setup", "Panic: called unwrap()"),
+    Lapse("import_error@encode", "setup", "No module named 'flash_attn'"),
+    Lapse("memory_limit@encode", "host_oom", "Unable to allocate"),
+    Lapse("recursion@encode", "crashed", "RecursionError"),
+    Lapse("unspeakable@encode", "crashed", "str() of the exception raised RuntimeError"),
+    Lapse("surrogate_message@encode", "crashed", "half an emoji"),
+    Lapse("endless_message@encode", "crashed", "xxxx"),
+    # the GPU
+    Lapse("cuda_oom@load", "gpu_busy", "before the first batch"),
+    Lapse("cuda_oom@encode", "gpu_oom", "did not fit"),
+    Lapse("cuda_oom@second", "gpu_oom", "did not fit"),
+    Lapse("cuda_710@encode", "device_fault", "device-side assert"),
+    Lapse("cuda_700@second", "device_fault", "illegal memory access"),
+    Lapse("cuda_719@encode", "device_fault", "unspecified launch failure"),
+    Lapse("no_gpu@encode", "setup", "No CUDA GPUs are available"),
+    # the world
+    Lapse("disk_full@encode", "disk_full", "No space left on device"),
+    Lapse("hub_429@load", "hub", "429"),
+    Lapse("no_file_may_grow@encode", "crashed", "exit code 1"),
+    Lapse("no_file_may_open@encode", "host_oom"),
+    # death
+    Lapse("segfault@encode", "crashed", "Segmentation fault"),
+    Lapse("segfault@import", "crashed", "Segmentation fault"),
+    Lapse("segfault@second", "crashed", "Segmentation fault"),
+    Lapse("abort@encode", "crashed", "Aborted"),
+    Lapse("sigkill@encode", "crashed", "SIGKILL"),
+    Lapse("sigkill@import", "crashed", "SIGKILL"),
+    Lapse("sigterm@encode", "interrupted", "SIGTERM"),
+    Lapse("sighup@encode", "interrupted", "SIGHUP"),
+    Lapse("sigbus@encode", "crashed", "Bus error"),
+    Lapse("sigill@encode", "setup", "Illegal instruction"),
+    Lapse("sigusr1@encode", "crashed", "SIGUSR1"),
+    Lapse("exit_0@encode", "bad_output", "exit code 0 but left no result"),
+    Lapse("exit_0@import", "bad_output", "exit code 0 but left no result"),
+    Lapse("exit_1@encode", "crashed", "exit code 1"),
+    Lapse("exit_2@load", "crashed", "exit code 2"),
+    Lapse("exit_20@encode", "gpu_oom", "exit code 20"),
+    Lapse("exit_25@encode", "interrupted", "exit code 25"),
+    Lapse("exit_27@encode", "bad_output", "exit code 27"),
+    Lapse("exit_44@second", "crashed", "exit code 44"),
+    # relatives
+    Lapse("child_then_die@encode", "crashed", "exit code 1"),
+    Lapse("child_and_finish@encode", None),
+    Lapse("leave_a_thread@encode", None),
+    # a good result, then trouble: the result counts
+    Lapse("exit_1_after@encode", None),
+    Lapse("exit_20_after@encode", None),
+    Lapse("segfault_after@encode", None),
+    Lapse("sigkill_after@encode", None),
+    # wrong vectors
+    Lapse("row_missing@encode", "bad_output", "for 4 texts"),
+    Lapse("row_extra@second", "bad_output", "for 2 texts"),
+    Lapse("float64@encode", "bad_output", "float64"),
+    Lapse("one_dimension@encode", "bad_output", "shape (4,)"),
+    Lapse("list@encode", "bad_output", "list, not a numpy array"),
+    Lapse("nothing@encode", "bad_output", "int, not a numpy array"),
+    Lapse("nan@encode", "bad_output", "NaN or infinity in 1 of 6 rows (text 1 first)"),
+    Lapse("nan@second", "bad_output", "NaN or infinity in 1 of 6 rows (text 5 first)"),
+    Lapse("inf@encode", "bad_output", "NaN or infinity"),
+    Lapse("zero_row@encode", "bad_output", "zero throughout in 1 of 6 rows"),
+    Lapse("other_dimension@second", "bad_output", "7 dimensions follow vectors of 8"),
+    # lies and damage on the wire
+    Lapse("half_a_file@encode", "crashed", "SIGKILL"),
+    Lapse("lie_digest@encode", "bad_output", "another digest"),
+    Lapse("lie_chunk@encode", "bad_output", "left no result"),
+    Lapse("lie_fingerprint@import", "bad_output", "left no result"),
+    Lapse("lie_dimension@encode", "bad_output", "the result says 9"),
+    Lapse("lie_type@encode", "bad_output", "left no result"),
+    Lapse("fault_garbage@encode", "crashed", "exit code 1"),
+    Lapse("fault_huge@encode", "crashed", "exit code 1"),
+    Lapse("fault_deep@encode", "crashed", "exit code 1"),
+    Lapse("fault_is_a_folder@encode", "crashed", "exit code 1"),
+    Lapse("fault_is_a_pipe@encode", "crashed", "exit code 1"),
+    Lapse("result_is_a_folder@encode", "crashed", "exit code 1"),
+    Lapse("result_is_a_pipe@encode", "crashed", "exit code 1"),
+    Lapse("log_is_gone@encode", "crashed", "exit code 1"),
+    Lapse("beat_garbage@encode", None),
+    Lapse("beat_is_a_folder@second", "crashed", "directory"),
+    # bad manners
+    Lapse("endless_log@encode", None),
+    Lapse("endless_log_then_die@encode", "crashed", "exit code 1"),
+    Lapse("close_streams@encode", None),
+    Lapse("close_streams@import", None),
+    Lapse("go_elsewhere@import", None),
+    Lapse("drop_the_mask@import", None),
+    Lapse("forget_the_texts@import", "crashed", "texts.jsonl"),
+    Lapse("forget_the_texts@encode", None),
+    Lapse("change_the_texts@import", "crashed", "not those that were written"),
+    Lapse("remove_the_attempt@encode", "crashed", "exit code 1"),
+)
+
+
+@dataclass(frozen=True)
+class Survived:
+    """One run in which every lapse happens, each to a chunk of its own."""
+
+    place: Workplace
+    texts: list[str]
+    ended: Ended
+
+    def events_of(self, lapse: Lapse) -> list[dict[str, Any]]:
+        """What the journal says of the chunk that has the lapse."""
+        chunk = LAPSES.index(lapse) + 1
+        return [event for event in self.place.events() if event.get("chunk") == chunk]
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
+    """The run of all lapses; the first chunk has none, so that the setup is known to work."""
+    place = Workplace(tmp_path_factory.mktemp("survived"))
+    texts = [f"text {number}" for number in range(6 * (len(LAPSES) + 1))]
+    place.write_source(texts)
+    plan = {f"out/{number}": lapse.name for number, lapse in enumerate(LAPSES, start=1)}
+    place.write_config(
+        ENCODER,
+        model__kwargs={"plan": plan},
+        # One row a batch: a chunk of six takes two calls, and no out-of-memory fault can lower the limits further.
+        chunk__size=6,
+        encode__batch_size=1,
+        workers__standby=1,
+        workers__per_device=2,
+    )
+    return Survived(place, texts, place.run())
+
+
+@pytest.mark.parametrize("lapse", LAPSES, ids=lambda lapse: lapse.name)
+def test_lapse_costs_one_attempt_at_most(survived: Survived, lapse: Lapse) -> None:
+    """A chunk whose first worker misbehaves is done by the second, unless the first had a good result to show."""
+    events = survived.events_of(lapse)
+    failed = [event for event in events if event["event"] == "attempt_failed"]
+    assert [event["outcome"] for event in failed] == ([lapse.outcome] if lapse.outcome else []), failed
+    assert all(lapse.words in event["reason"] for event in failed), failed
+    assert [event["event"] for event in events].count("chunk_committed") == 1
+
+
+def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
+    """After all that the final file is right to the byte, the exit code is 0, and `status` has counted each attempt."""
+    assert survived.ended.returncode == 0, survived.ended.stderr
+    assert survived.place.vectors().tobytes() == expected(survived.texts).tobytes()
+    wanted = Counter(lapse.outcome for lapse in LAPSES if lapse.outcome)
+    status = survived.place.status()
+    assert status["state"] == "complete"
+    assert status["attempts"] == {**wanted, "committed": len(LAPSES) + 1}
+    assert "Traceback" not in survived.ended.stderr
+
+
+def test_crash_after_the_result_is_told(survived: Survived) -> None:
+    """A worker that dies with its work done is named in the journal, though it costs nothing."""
+    late = {event["chunk"] for event in survived.place.events() if event["event"] == "late_crash"}
+    assert late == {number for number, lapse in enumerate(LAPSES, 1) if "_after@" in lapse.name}
+
+
+def test_retry_after_a_device_fault_blocks_launches(survived: Survived) -> None:
+    """The next worker after a broken CUDA context runs with CUDA_LAUNCH_BLOCKING=1, and no other does."""
+    blocking = {int(path.name.rpartition("-")[2]) for path in survived.place.folder.glob("blocking-out-*")}
+    assert blocking == {number for number, lapse in enumerate(LAPSES, 1) if lapse.outcome == "device_fault"}
+
+
+def test_no_child_of_a_worker_survives_it(survived: Survived) -> None:
+    """What a worker has started is gone once the worker is, whether it died or finished well."""
+    pids = [int(path.read_text()) for path in survived.place.folder.glob("child-*")]
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_failed_attempts_keep_their_logs_within_bounds(survived: Survived) -> None:
+    """Attempts that failed leave a folder with a log, the others leave nothing."""
+    folders = {int(path.name) for path in (survived.place.workdir / "outputs" / "out" / "attempts").iterdir()}
+    # On a node it can remove but the node's copy.
+    gone = set() if os.environ.get(CLUSTER) else {"remove_the_attempt@encode"}
+    assert folders == {n for n, lapse in enumerate(LAPSES, 1) if lapse.outcome and lapse.name not in gone}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A misbehaviour with which a run cannot, or not at once, be complete."""
+
+    id: str
+    plan: Mapping[str, str]
+    code: int
+    attempts: Mapping[str, int]
+    """As `status --json` counts them."""
+    words: tuple[str, ...]
+    """On standard error."""
+    done: tuple[int, ...] = (0, 2)
+    """Chunks that are committed at the end, of three."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the config."""
+    times: int | None = None
+    bad_rows: tuple[int, ...] = ()
+    """Rows in quarantine, where the run is finished."""
+
+
+SET_ASIDE = ("out chunk 1", "everything else is done", "Then run the same command again", "worker.log")
+QUARANTINED = ("finished, but", "are NaN", "rows.jsonl:", "chunkvisor retry")
+SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
+
+CASES = (
+    *(
+        Case(f"{name}-at-{moment}", {"out/0": f"{name}@{moment}"}, 78, {"setup": 1}, SETUP, done=())
+        for name, moment in [
+            ("runtime_error", "import"),
+            ("runtime_error", "load"),
+            ("system_exit_0", "import"),
+            ("base_exception", "load"),
+            ("import_error", "import"),
+        ]
+    ),
+    Case("no-gpu", {"out/0": "no_gpu@load"}, 69, {"setup": 1}, ("shows this process no GPU",), done=()),
+    Case("ecc-error", {"out/1": "cuda_214@encode"}, 69, {"committed": 1, "hardware_fault": 1}, ("ECC",), done=(0,)),
+    # On one chunk after another, or as often as a chunk may be tried.
+    *(
+        Case(f"{name}-at-{moment}-always", plan, 78, {"crashed": 2}, ("before the first batch: no text",), done=())
+        for name, moment in [("segfault", "load"), ("segfault", "import"), ("abort", "load")]
+        for plan in [{f"out/{chunk}": f"{name}@{moment}" for chunk in range(3)}]
+    ),
+    Case(
+        "unknown-cuda-error-at-load-always",
+        {f"out/{chunk}": "cuda_719@load" for chunk in range(3)},
+        69,
+        {"device_fault": 2},
+        ("before the first batch: no text",),
+        done=(),
+    ),
+    Case(
+        "setup-that-worked-before",
+        {"out/1": "runtime_error@load"},
+        78,
+        # Once before the other chunk has shown that the setup works, twice after it.
+        {"committed": 2, "setup": 3},
+        ("halted at out chunk 1: setup", "before the first batch"),
+    ),
+    *(
+        Case(f"{name}-always", {"out/1": f"{name}@encode"}, 75, {"committed": 2, outcome: 2}, (*SET_ASIDE, outcome))
+        for name, outcome in [
+            ("sigterm", "interrupted"),
+            ("keyboard_interrupt", "interrupted"),
+        ]
+    ),
+    # Two tries of the chunk, one of each half, two of each text.
+    Case(
+        "other-dimension-always",
+        {"out/1": "other_dimension@encode"},
+        3,
+        {"committed": 2, "bad_output": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "4 rows", "have dimension 7, the chunks before have 8"),
+        done=(0, 1, 2),
+        bad_rows=(4, 5, 6, 7),
+    ),
+    # Two tries of the chunk, one of each half, two of each text.
+    Case(
+        "segfault-always",
+        {"out/1": "segfault@encode"},
+        3,
+        {"committed": 2, "crashed": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "4 rows", "Segmentation fault"),
+        done=(0, 1, 2),
+        bad_rows=(4, 5, 6, 7),
+    ),
+    Case(
+        "nan-always",
+        {"out/1": "nan@encode"},
+        3,
+        {"committed": 2, "bad_output": 2},
+        (*QUARANTINED, "1 row", "out row 5", "bad_output"),
+        done=(0, 1, 2),
+        bad_rows=(5,),
+    ),
+    # One try for each size of batch before.
+    Case(
+        "no-memory-for-the-smallest-batch",
+        {"out/1": "cuda_oom@encode"},
+        3,
+        {"committed": 2, "gpu_oom": 2 + 2 + 2 + 2 * 4},
+        (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 rows", "gpu_oom"),
+        done=(0, 1, 2),
+        bad_rows=(4, 5, 6, 7),
+    ),
+    Case(
+        "first-chunk-has-no-dimension",
+        {"out/0": "no_dimension@encode"},
+        3,
+        {"committed": 2, "bad_output": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "shape (4, 0) for 4 texts"),
+        done=(0, 1, 2),
+        bad_rows=(0, 1, 2, 3),
+    ),
+    Case(
+        "no-memory-at-load-lowers-no-limit",
+        {"out/1": "memory_error@load"},
+        69,
+        {"committed": 2, "host_oom": 3},
+        ("halted at out chunk 1: host_oom", "before the first batch"),
+    ),
+    Case(
+        "no-file-may-be-opened",
+        {"out/1": "no_file_may_open@encode"},
+        69,
+        {"committed": 2, "host_oom": 2},
+        ("halted at out chunk 1: host_oom", "ulimit -n"),
+    ),
+    Case(
+        "every-chunk",
+        {f"out/{chunk}": "sigterm@encode" for chunk in range(3)},
+        75,
+        {"interrupted": 6},
+        ("halted at out chunk", "SIGTERM"),
+        done=(),
+    ),
+)
+
+
+def prepare(place: Workplace, case: Case) -> None:
+    """Three chunks of four, two tries of a chunk, no long waits."""
+    place.write_source(TEXTS)
+    changes = {"chunk__size": 4, "recovery__attempts": 2, "recovery__wait_timeout": 1, **case.changes}
+    place.write_config(ENCODER, model__kwargs={"plan": dict(case.plan), "times": case.times}, **changes)
+
+
+def check_case(place: Workplace, case: Case, ended: Ended) -> None:
+    """The exit code, the words, what is committed, and the count of attempts."""
+    assert ended.returncode == case.code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert all(word in ended.stderr for word in case.words), ended.stderr
+    status = place.status()
+    assert status["attempts"] == case.attempts
+    committed = {event["chunk"] for event in place.events() if event["event"] == "chunk_committed"}
+    assert committed == set(case.done)
+    if case.code in (0, 3):
+        right = expected(TEXTS)
+        right[list(case.bad_rows)] = np.nan
+        np.testing.assert_array_equal(place.vectors(), right)
+        assert tuple(bad["row"] for bad in place.manifest()["quarantined"]) == case.bad_rows
+        assert status["state"] == "complete"
+        assert status["outputs"]["out"]["quarantined"] == len(case.bad_rows)
+    else:
+        assert status["state"] == "halted"
+        assert status["outputs"]["out"]["chunks_done"] == len(case.done)
+        assert not (place.workdir / "out.npy").exists()
+        last_words = ended.stderr.splitlines()[-1]
+        assert Path(last_words.partition("log: ")[2]).name == "worker.log", ended.stderr
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_run_that_cannot_be_completed(workplace: Workplace, case: Case) -> None:
+    """A worker that fails every time ends the run with the code of its fault, and nothing that is done is lost."""
+    prepare(workplace, case)
+    check_case(workplace, case, workplace.run())
+
+
+def test_chunk_given_up_is_done_by_the_next_run(workplace: Workplace) -> None:
+    """Once the cause is mended, the same command computes what is missing, and only that."""
+    case = Case("", {"out/1": "sigterm@encode"}, 75, {"committed": 2, "interrupted": 2}, SET_ASIDE)
+    prepare(workplace, case)
+    check_case(workplace, case, workplace.run())
+    ended = workplace.run("--set", "env.BEHAVE=1")
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert workplace.status()["attempts"] == {"committed": 3, "interrupted": 2}
+
+
+OUT_OF_MEMORY = (
+    *("cuda_oom", "cuda_oom_old_name", "cuda_oom_runtime_error", "nvml_assert", "cublas_alloc", "resource_exhausted"),
+    "exit_20_above",
+)
+
+
+def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
+    """Every spelling of GPU out-of-memory halves the batches of the output, and the vectors are right."""
+    texts = [f"text {number}" for number in range(128 * len(OUT_OF_MEMORY))]
+    workplace.write_source(texts)
+    plan = {f"out/{chunk}": f"{name}@encode" for chunk, name in enumerate(OUT_OF_MEMORY)}
+    # Each chunk needs batches half as large as the chunk before.
+    fits = {f"out/{chunk}": 64 >> chunk for chunk in range(len(OUT_OF_MEMORY))}
+    kwargs = {"plan": plan, "times": None, "fits": fits}
+    workplace.write_config(ENCODER, model__kwargs=kwargs, encode__batch_size=128, chunk__size=128)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    lowered = [event["rows"] for event in workplace.events() if event["event"] == "limits_lowered"]
+    assert lowered == [64, 32, 16, 8, 4, 2, 1]
+    assert workplace.vectors().tobytes() == expected(texts).tobytes()
+    assert workplace.status()["attempts"] == {"gpu_oom": 7, "committed": 7}
+
+
+def test_child_that_left_its_worker_ends_with_the_run(workplace: Workplace) -> None:
+    """A process that went into a session of its own cannot be ended with its worker; it does not outlive the run."""
+    workplace.write_source(TEXTS)
+    workplace.write_config(ENCODER, model__kwargs={"plan": {"out/0": "child_of_its_own_session@encode"}})
+    assert workplace.run().returncode == 0
+    assert not psutil.pid_exists(int((workplace.folder / "child-out-0").read_text()))
+
+
+SLOW_CASES = (
+    *(
+        Case(name, {"out/1": f"{name}@{moment}"}, 0, {"committed": 3, "hung": 1}, (words,), (0, 1, 2), changes, 1)
+        for name, moment, words, changes in [
+            ("sleep", "encode", "no progress", {"recovery__stall_timeout": 4}),
+            ("deaf_sleep", "encode", "no progress", {"recovery__stall_timeout": 4}),
+            ("hold_the_gil", "encode", "no progress", {"recovery__stall_timeout": 4}),
+            ("sigstop", "encode", "no progress", {"recovery__stall_timeout": 4}),
+            ("sleep", "import", "no batch begun", {"recovery__startup_timeout": 12}),
+            ("sleep", "load", "no batch begun", {"recovery__startup_timeout": 12}),
+        ]
+    ),
+    Case(
+        "sleep-after-the-result",
+        {"out/1": "sleep_after@encode"},
+        0,
+        {"committed": 3},
+        ("after its work was done",),
+        done=(0, 1, 2),
+        changes={"recovery__stall_timeout": 4},
+        times=1,
+    ),
+    Case(
+        "hangs-always",
+        {"out/1": "sleep@encode"},
+        3,
+        {"committed": 2, "hung": 2 + 2 + 2 * 4},
+        (*QUARANTINED, "4 rows", "hung"),
+        done=(0, 1, 2),
+        changes={"recovery__stall_timeout": 1},
+        bad_rows=(4, 5, 6, 7),
+    ),
+    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("nothing is started for 1 s", "429"), done=()),
+    Case(
+        "disk-always",
+        {"out/1": "disk_full@encode"},
+        74,
+        {"committed": 1, "disk_full": 2},
+        ("No space left on device", "Free space"),
+        done=(0,),
+    ),
+    Case("gpu-busy-always", {"out/0": "cuda_oom@load"}, 75, {"gpu_busy": 2}, ("nvidia-smi",), done=()),
+)
+
+
+def test_runs_that_have_to_wait(tmp_path: Path) -> None:
+    """Workers that stand still are ended and replaced; a world that is not ready is waited for, up to the limit."""
+
+    def run(numbered: tuple[int, Case]) -> tuple[Case, Workplace, Ended]:
+        number, case = numbered
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        place = Workplace(folder)
+        prepare(place, case)
+        return case, place, finish(place.start("run", str(place.config_path)))
+
+    # Most of the time they wait; but all of them at once are a load under which a good worker may seem to stand still.
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(run, enumerate(SLOW_CASES)))
+    # All of them have ended before the first is looked at: a test that fails leaves none behind.
+    for case, place, end in ended:
+        check_case(place, case, end)

@@ -1,0 +1,268 @@
+"""Whatever becomes of the files of a workdir: the next run computes anew or refuses, and never gives wrong vectors."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from damaged import (
+    LAST,
+    STATE,
+    TEXTS,
+    UNKNOWN,
+    a_file,
+    a_folder,
+    a_loop,
+    a_pipe,
+    assert_harmless,
+    check_no_file,
+    check_unknown_things,
+    complete,
+    files_of,
+    flip,
+    flip_in_place,
+    kept,
+    unfinished,
+)
+from scripted_workplace import ScriptedWorkplace
+
+
+@pytest.mark.parametrize(
+    ("state", "damage"),
+    [
+        (unfinished, flip),
+        (complete, Path.unlink),
+    ],
+)
+def test_any_file_damaged(
+    tmp_path: Path, state: Callable[[Path], ScriptedWorkplace], damage: Callable[[Path], None]
+) -> None:
+    """One file of the workdir is damaged or gone: only where the identity is lost does a run refuse to go on."""
+    made = state(tmp_path / "made")
+    refused = []
+    for number, name in enumerate(files_of(made.workdir)):
+        place = made.copy(tmp_path / str(number))
+        if state is unfinished:
+            place.lift(LAST)
+        damage(place.workdir / name)
+        ended = place.run_here()
+        assert_harmless(place, ended, (state, damage, name))
+        if ended.returncode:
+            refused.append(name)
+        shutil.rmtree(place.folder)
+    assert refused == [Path("outputs/out/identity.json")]
+
+
+@pytest.mark.parametrize("state", [unfinished, complete])
+def test_damaged_in_place(tmp_path: Path, state: Callable[[Path], ScriptedWorkplace]) -> None:
+    """A change that leaves size and modification time alone is seen in files that are not read at every run."""
+    place = state(tmp_path / "place")
+    names = ["out.npy", "out.json", "outputs/out/done.json"] if state is complete else []
+    if state is unfinished:
+        names = [f"outputs/out/table/{name}.bin" for name in ("texts", "offsets", "row_text", "first_row")]
+    for name in names:
+        flip_in_place(place.workdir / name)
+        ended = place.run_here()
+        if state is complete:
+            assert_harmless(place, ended, name)
+        else:
+            assert "the staged texts are damaged" in ended.stderr
+            assert ended.returncode == 75
+    if state is unfinished:
+        place.lift(LAST)
+    assert_harmless(place, place.run_here(), state)
+
+
+def test_final_file_kept_aside(tmp_path: Path) -> None:
+    """A final file that was changed is made anew; the changed one is kept under another name, and named."""
+    place = complete(tmp_path / "place")
+    flip(place.workdir / "out.npy")
+    changed = (place.workdir / "out.npy").read_bytes()
+    ended = place.run_here()
+    assert_harmless(place, ended, "out.npy")
+    assert "out.npy.damaged" in ended.stderr
+    assert (place.workdir / "out.npy.damaged").read_bytes() == changed
+
+
+def chunk_files(place: ScriptedWorkplace, output: str = "out") -> list[Path]:
+    """Committed chunks, in order."""
+    return sorted((place.workdir / "outputs" / output / "chunks").rglob("*.npy"))
+
+
+def swap(first: Path, second: Path) -> None:
+    """Each under the other's name."""
+    between = first.with_name("between")
+    first.rename(between)
+    second.rename(first)
+    between.rename(second)
+
+
+def test_chunks_swapped(tmp_path: Path) -> None:
+    """Two chunk files under each other's names, or under each other's numbers, are computed again."""
+    place = unfinished(tmp_path / "place")
+    first, second, *_ = chunk_files(place)
+    swap(first, second)
+    place.lift(LAST)
+    renumbered = place.copy(tmp_path / "renumbered")
+    ended = place.run_here()
+    assert_harmless(place, ended, "swapped")
+    assert "chunk 0 is damaged" in ended.stderr
+    first, second, *_ = chunk_files(renumbered)
+    swap(first, second)
+    first.rename(first.with_name(f"000001{first.name[6:]}"))
+    second.rename(second.with_name(f"000000{second.name[6:]}"))
+    assert_harmless(renumbered, renumbered.run_here(), "renumbered")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_chunk_of_another_output(tmp_path: Path, beside: bool) -> None:
+    """A chunk file of another output is not taken for one of this, be it beside it or in its place."""
+    place = unfinished(tmp_path / "place")
+    other = ScriptedWorkplace.make(
+        tmp_path / "other", TEXTS, chunk__size=2, chunk__keep=True, encode__truncate_dim=8, model__name="other"
+    )
+    assert other.run_here().returncode == 0
+    mine, theirs = chunk_files(place)[1], chunk_files(other)[1]
+    shutil.copy(theirs, mine.with_name(theirs.name))
+    if not beside:
+        mine.unlink()
+    place.lift(LAST)
+    assert_harmless(place, place.run_here(), "another output's chunk")
+
+
+@pytest.mark.parametrize("what", ["table", "done.json", "facts.json", "identity.json", "staged.json", "lessons.json"])
+def test_state_of_another_output(tmp_path: Path, what: str) -> None:
+    """State that is whole but belongs to another output of other texts is noticed, too."""
+    places = []
+    for name, texts in {"mine": TEXTS, "theirs": [f"{text}'" for text in TEXTS]}.items():
+        place = ScriptedWorkplace.make(tmp_path / name, texts, chunk__size=2, recovery__attempts=1, chunk__keep=True)
+        place.lay(texts[0], "oom")
+        if name == "mine":
+            place.lay(LAST, "terminate!")
+        assert place.run_here().returncode == (75 if name == "mine" else 0)
+        places.append(place)
+    mine, theirs = (_state(place, what) for place in places)
+    if mine.is_dir():
+        shutil.rmtree(mine)
+        shutil.copytree(theirs, mine)
+    else:
+        shutil.copy(theirs, mine)
+    if what == "done.json":
+        shutil.copy(places[1].workdir / "out.npy", places[0].workdir)
+    places[0].lift(LAST)
+    assert_harmless(places[0], places[0].run_here(), what)
+
+
+def _state(place: ScriptedWorkplace, what: str) -> Path:
+    return place.workdir / what if what == "lessons.json" else place.workdir / "outputs" / "out" / what
+
+
+def in_turn(places: Sequence[Any], *kinds: Callable[[Path], None]) -> list[tuple[Any, Callable[[Path], None]]]:
+    """Each place with one kind of thing, each kind in its turn; the soak tries all of them with all."""
+    return list(zip(places, itertools.cycle(kinds), strict=False))
+
+
+def named(value: Any) -> str:
+    """Of a parameter, the same in every process."""
+    return getattr(value, "__name__", None) or (value if isinstance(value, str) else value[0])
+
+
+@pytest.mark.parametrize(("places", "kind"), in_turn(UNKNOWN, a_file, a_folder, a_loop), ids=named)
+def test_unknown_things(tmp_path: Path, kind: Callable[[Path], None], places: list[str]) -> None:
+    """Files, folders and loops that nobody here has made stop no command."""
+    check_unknown_things(tmp_path / "place", kind, places)
+
+
+def test_a_final_file_of_ours_is_no_foreign_one(tmp_path: Path) -> None:
+    """One whose manifest was not written any more, as after a kill, is replaced, and no copy stays behind."""
+    place = kept(tmp_path / "place")
+    for name in ("out.json", "outputs/out/done.json"):
+        (place.workdir / name).unlink()
+
+    assert_harmless(place, place.run_here(), "unrecorded")
+
+    assert not list(place.workdir.glob("*.aside*"))
+
+
+@pytest.mark.parametrize(("name", "kind"), in_turn(STATE, a_pipe, a_folder, a_loop), ids=named)
+def test_no_file_where_a_file_belongs(tmp_path: Path, kind: Callable[[Path], None], name: str) -> None:
+    """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
+    check_no_file(tmp_path / "place", kind, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        ("lock", "is no file", a_pipe),
+        ("lock", "is no file", a_loop),
+        ("outputs/out/identity.json", "is damaged", a_folder),
+    ],
+)
+def test_what_cannot_be_replaced_is_named(tmp_path: Path, kind: Callable[[Path], None], name: str, words: str) -> None:
+    """Without lock or identity nothing is begun, and the last lines say which file it is."""
+    place = unfinished(tmp_path / "place")
+    path = place.workdir / name
+    path.unlink()
+    kind(path)
+
+    ended = place.run_here()
+
+    assert ended.returncode == 78, ended.stderr
+    assert words in ended.stderr
+    assert str(path) in ended.stderr
+
+
+def test_a_foreign_final_file_is_kept(tmp_path: Path) -> None:
+    """A file that somebody put at the final file's place while the run was unfinished is kept beside it."""
+    place = unfinished(tmp_path / "place")
+    (place.workdir / "out.npy").write_bytes(b"mine")
+    place.lift(LAST)
+
+    assert_harmless(place, place.run_here(), "foreign")
+
+    assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 100,
+        b"\xff\xfe\n\n{",
+        b"[" * 200_000,
+        b"[]\n5\nnull\n{}\n",
+        b'{"event": 5}\n{"event": "chunk_committed"}\n{"event": "halted", "code": "x"}\n{"event": "run_ended"}\n',
+        b'{"event": "run_started", "outputs": 5, "t": "x"}\n',
+        b'{"event": "attempt_failed", "outcome": {"a": []}}\n{"event": "chunk_committed", "texts_per_s": "x"}\n',
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+@pytest.mark.parametrize("name", ["events.jsonl", "lock"])
+def test_garbage_in_the_story(tmp_path: Path, content: bytes, name: str) -> None:
+    """Garbage in the journal or in the lock file costs what it said, and nothing else."""
+    place = complete(tmp_path / "place")
+    (place.workdir / name).write_bytes(content)
+    status = place.here("status", str(place.workdir), "--json")
+    assert status.returncode == 0, status.stderr
+    assert json.loads(status.stdout)["outputs"]["out"]["rows_done"] == len(TEXTS)
+    assert_harmless(place, place.run_here(), content)
+    assert json.loads(place.here("status", str(place.workdir), "--json").stdout)["state"] == "complete"
+
+
+def test_garbage_holder(tmp_path: Path) -> None:
+    """A lock file with the right keys and the wrong values is nobody's."""
+    place = complete(tmp_path / "place")
+    lock = place.workdir / "lock"
+    holder = json.loads(lock.read_text())
+    for key in holder:
+        value: Any
+        for value in (None, -5, 1e300, "x", [], {}):
+            lock.write_text(json.dumps({**holder, key: value}))
+            ended = place.here("status", str(place.workdir))
+            assert ended.returncode == 0, (key, value, ended.stderr)
+            lock.write_text(json.dumps({**holder, key: value}))
+            assert place.run_here().returncode == 0

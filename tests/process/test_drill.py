@@ -1,0 +1,271 @@
+"""The fire drill: every fault is provoked, seen for what it is, and survived; nothing is left behind."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkvisor.commands.drill import places
+from chunkvisor.commands.drill.faults import FAULTS, DrillFault, Place, Provoked, choose
+from chunkvisor.commands.drill.finding import Heard, Run, action, problem, seen_as, took_s
+from chunkvisor.commands.drill.report import row, summary
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.attempt import (
+    AttemptFailed,
+    ChunkCommitted,
+    ChunkSplit,
+    Go,
+    LateCrash,
+    Quarantined,
+)
+from chunkvisor.events.event import Event
+from chunkvisor.events.run import Halted, LimitsLowered, Waiting
+from chunkvisor.observe.status import State
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.sabotage import SABOTAGES, simulated
+from harness import ROOT, Ended, Workplace, finish, wait_for
+
+GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)
+FAULT = DrillFault("segfault", "", Outcome.CRASHED)
+
+
+def failed(outcome: str = "crashed") -> Event:
+    """The event of a failed attempt."""
+    return AttemptFailed("out", 1, 1, outcome)
+
+
+def run_of(*events: Event, code: int = 0) -> Run:
+    """A run that told these."""
+    return Run(code, "", [Heard(event) for event in events])
+
+
+def drill(workplace: Workplace, *names: str) -> Ended:
+    """A drill of these faults, in a process of its own: it goes by the memory of its own children."""
+    asked = ("drill", str(workplace.config_path), "--json", *(f"--fault={name}" for name in names))
+    return finish(workplace.start(*asked), timeout_s=280)
+
+
+def drilled(workplace: Workplace, *names: str) -> list[dict[str, Any]]:
+    """The findings of a drill of these faults with the plug-in `good`."""
+    workplace.write_source([f"text number {number % 45}" for number in range(60)])
+    workplace.write_config("good:make")
+    ended = drill(workplace, *names)
+    findings = json.loads(ended.stdout)
+    assert ended.returncode == 0, [ended.stderr, findings]
+    return findings
+
+
+def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
+    """A drill of all faults on a CPU ends with 0: at least 20 are provoked, all of them end as they must."""
+    findings = drilled(workplace)
+
+    provoked = [each for each in findings if each["provoked"] != "skipped"]
+    assert [each["fault"] for each in findings] == [fault.name for fault in FAULTS]
+    assert [each for each in provoked if not each["recovered"] or each["difference"] != 0] == []
+    assert len(provoked) >= 20
+    assert {each["fault"] for each in findings if each["provoked"] == "skipped"} <= {"host-limit", "disk-limit"}
+
+
+def test_a_drill_leaves_nothing_behind(workplace: Workplace) -> None:
+    """Neither a scratch folder nor a workdir is there after a drill; the config's own folder is as it was."""
+    drilled(workplace, "segfault")
+
+    assert sorted(path.name for path in workplace.folder.iterdir()) == ["config.yaml", "rows.jsonl"]
+
+
+def test_a_drill_never_touches_a_real_run(workplace: Workplace) -> None:
+    """The workdir of the config is the same before and after, file by file."""
+    workplace.write_source([f"text number {number}" for number in range(20)])
+    workplace.write_config("good:make")
+    assert workplace.run().returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in workplace.workdir.rglob("*")}
+
+    assert workplace.call("drill", str(workplace.config_path), "--fault=abort").returncode == 0
+
+    assert {path: path.stat().st_mtime_ns for path in workplace.workdir.rglob("*")} == before
+
+
+def test_a_drill_needs_several_texts(workplace: Workplace) -> None:
+    """With fewer different texts than chunks, a drill says so and ends with 78."""
+    workplace.write_source(["one", "two", "one"])
+    workplace.write_config("good:make")
+
+    ended = workplace.call("drill", str(workplace.config_path))
+
+    assert ended.returncode == ExitCode.CONFIG
+    assert "has 2 different texts" in ended.stderr
+
+
+def test_a_model_that_fails_anyway_is_not_drilled(workplace: Workplace) -> None:
+    """Where the undisturbed run fails, its words are shown, and no fault is provoked."""
+    workplace.write_source(["one", "two", "three"])
+    workplace.write_config("nowhere:make")
+
+    ended = workplace.call("drill", str(workplace.config_path))
+
+    assert ended.returncode == ExitCode.CONFIG
+    assert "the undisturbed run did not complete" in ended.stderr
+    assert "nowhere" in ended.stderr
+    assert "segfault" not in ended.stdout
+
+
+def test_sigint_ends_a_drill(workplace: Workplace) -> None:
+    """Ctrl-C in the middle of a hang ends the drill with 130, and the scratch folder is gone."""
+    workplace.write_source([f"text number {number}" for number in range(48)])
+    workplace.write_config("good:make")
+    process = workplace.start("drill", str(workplace.config_path), "--fault=hang", "--fault=nan-row")
+    wait_for(lambda: _struck(workplace.folder))
+
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.INTERRUPTED, stderr
+    assert "nan-row" not in stdout
+    assert not list(workplace.folder.glob(".chunkvisor-drill-*"))
+
+
+def test_an_unknown_fault_is_refused_with_the_nearest() -> None:
+    """A misspelt name ends the command with 2, and the message has the name that was meant."""
+    with pytest.raises(Halt, match="did you mean segfault") as caught:
+        choose(["segfalt"])
+
+    assert caught.value.code is ExitCode.USAGE
+
+
+def test_both_sides_know_the_same_faults() -> None:
+    """Every fault that strikes in a worker has a sabotage of its name, and there is no other."""
+    in_workers = {fault.name for fault in FAULTS if fault.place not in (Place.DISK, Place.SUPERVISOR)}
+
+    assert in_workers == set(SABOTAGES)
+
+
+def test_a_simulated_exception_has_the_qualified_name() -> None:
+    """Without torch, an exception of torch's name and code is made up, and is a RuntimeError like torch's."""
+    error = simulated("nowhere.AcceleratorError", "CUDA error: x", code=700)
+
+    assert f"{type(error).__module__}.{type(error).__qualname__}" == "nowhere.AcceleratorError"
+    assert isinstance(error, RuntimeError)
+    assert vars(error)["error_code"] == 700
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([failed("gpu_oom"), failed("hung")], "gpu_oom"),
+        ([LateCrash("out", 1)], "committed"),
+        ([ChunkCommitted("out", 1, 1, 1, 1, 1)], ""),
+    ],
+)
+def test_seen_as_the_first_failure(events: list[Event], expected: str) -> None:
+    """A fault is what the first failed attempt was taken for."""
+    assert seen_as(run_of(*events)) == expected
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "expected"),
+    [
+        ([failed()], 0, "retried"),
+        ([failed(), failed()], 0, "retried 2 times"),
+        ([failed(), LimitsLowered(8)], 0, "batch of 16 rows cut to 8"),
+        ([failed(), Waiting(1.0, "full")], 0, "waited 1 s, retried"),
+        ([failed(), ChunkSplit("out", 1, parts=1)], 0, "row retried alone"),
+        ([failed(), ChunkSplit("out", 1), failed(), Quarantined("out", 1)], 3, "quarantined, found in 2 tries"),
+        ([LateCrash("out", 1)], 0, "its vectors were kept"),
+        ([failed(), Halted(69)], 69, "ended with 69; run again"),
+    ],
+)
+def test_action(events: list[Event], code: int, expected: str) -> None:
+    """The events of a run say what was done about the fault."""
+    assert expected in action([run_of(*events, code=code)], 16)
+
+
+def test_recovery_is_timed_from_the_first_go() -> None:
+    """A recovery lasts from the first `go` for the struck chunk to its commit, the tries between included."""
+    heard = [
+        Heard(Go("out", 0, 1, 8), 1.0),
+        Heard(Go("out", 1, 1, 8), 2.0),
+        Heard(failed(), 4.0),
+        Heard(Go("out", 1, 2, 8), 5.0),
+        Heard(ChunkCommitted("out", 1, 1, 1, 1, 1), 6.5),
+    ]
+    assert took_s([Run(0, "", heard)], 1) == 4.5
+    assert took_s([Run(0, "", heard[:-1])], 1) is None
+    assert took_s([Run(0, "", killed_s=0.5), Run(0, "", heard)], 1) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "codes", "found", "poisoned", "expected"),
+    [
+        ("crashed", [0], GOOD, [], ""),
+        ("crashed", [0], GOOD + np.float32(1e-5), [], ""),
+        ("hung", [0], GOOD, [], "seen as hung, not as crashed"),
+        ("", [0], GOOD, [], "seen as nothing at all"),
+        ("crashed", [75], None, [], "ended with 75, not with 0"),
+        ("crashed", [0, 75], None, [], "again ended with 75"),
+        ("crashed", [0], None, [], "no final file"),
+        ("crashed", [0], GOOD[:5], [], "shape (5, 2)"),
+        ("crashed", [0], GOOD + 1, [], "differ by up to 1.0e+00"),
+        ("crashed", [0], np.vstack([GOOD[:5], [[np.nan, 1]]]), [], "rows [5] have no vectors"),
+        ("crashed", [0], np.vstack([GOOD[:5], [[np.nan, 1]]]), [5], ""),
+        ("crashed", [0], GOOD, [5], "rows [] have no vectors, rows [5] should not"),
+    ],
+)
+def test_problem(seen: str, codes: list[int], found: np.ndarray | None, poisoned: list[int], expected: str) -> None:
+    """Only the right outcome, exit code and vectors make a recovery."""
+    said = problem(FAULT, seen, [Run(code, "words") for code in codes], GOOD, found, poisoned, "float32")
+
+    assert said == expected == "" or (expected and expected in said)
+
+
+def test_half_precision_may_differ_more() -> None:
+    """Vectors of bfloat16 weights may differ by some units in the last place; those of float32 may not."""
+    said = [problem(FAULT, "crashed", [Run(0, "")], GOOD, GOOD * 1.01, [], dtype) for dtype in ("bfloat16", "float32")]
+
+    assert [bool(each) for each in said] == [False, True]
+
+
+def test_the_table_names_what_was_skipped_and_why() -> None:
+    """A skipped fault is in the table with its reason, and does not count as recovered."""
+    from chunkvisor.commands.drill.finding import Finding
+
+    skipped = Finding("host-limit", Provoked.SKIPPED, problem="no cgroup")
+    good = Finding("hang", Provoked.REAL, "hung", "retried", 3.0, 0.0)
+
+    assert "no cgroup" in row(skipped)
+    assert summary([skipped, good]) == "1 of 1 faults ended as they must; skipped: host-limit"
+
+
+def test_the_end_of_a_run_is_seen_by_its_status() -> None:
+    """The fault of the supervisor itself is seen as a stopped run."""
+    assert [fault.seen_as for fault in FAULTS if fault.place is Place.SUPERVISOR] == [State.STOPPED]
+
+
+def test_the_page_lists_the_faults() -> None:
+    """docs/drill.md says of every fault, and of no other, whether it is real or simulated on a CPU and on a GPU."""
+    page = (ROOT / "docs" / "drill.md").read_text("utf-8")
+    listed = re.findall(r"^\| `([\w-]+)` \| .* \| (real|simulated) \| (real|simulated) \|$", page, re.MULTILINE)
+
+    way = {True: "real", False: "simulated"}
+    assert listed == [(fault.name, way["cpu" in fault.real_on], way["cuda" in fault.real_on]) for fault in FAULTS]
+
+
+def test_a_machine_without_delegated_cgroups_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cgroup with a memory limit can be made, the reason is given, and none is left behind."""
+    monkeypatch.setattr(places, "_own_cgroup", lambda: tmp_path / "ours")
+    (tmp_path / "ours").mkdir()
+
+    with pytest.raises(places.NotPossibleError, match="not delegated"), places.limited_memory(1 << 30):
+        pytest.fail("there is no limit")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
+    assert not list((tmp_path / "ours").iterdir())
+
+
+def _struck(folder: Path) -> bool:
+    """Whether a saboteur has begun."""
+    logs = folder.glob(".chunkvisor-drill-*/hang/outputs/out/attempts/000001/001/beat.json")
+    return any('"forward"' in log.read_text() for log in logs)

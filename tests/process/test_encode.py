@@ -1,0 +1,224 @@
+"""`chunkvisor encode`: one file without a config, all or nothing, resumable by the same command."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import ENCODERS, Ended, Workplace, expected
+
+TEXTS = ["one", "two", "three", "one", "four"]
+
+
+class Desk(Workplace):
+    """A place in which `encode` is called."""
+
+    @property
+    def out(self) -> Path:
+        """The file asked for."""
+        return self.folder / "vectors" / "out.npy"
+
+    @property
+    def state(self) -> Path:
+        """Where its state is kept."""
+        return self.out.with_name("out.npy.chunkvisor")
+
+    def encode(self, *arguments: str, encoder: str = "good:make", source: str = "rows.jsonl") -> Ended:
+        """The command, from this folder; the encoder comes from tests/encoders."""
+        path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            model = ("--model", "m", "--encoder", encoder, "--device", "cpu", "--set", "workers.standby=0")
+            return self.call("encode", source, *model, "-o", "vectors/out.npy", *arguments, env={"PYTHONPATH": path})
+        finally:
+            os.chdir(before)
+
+    def result(self) -> np.ndarray:
+        """The file made."""
+        return np.load(self.out, allow_pickle=False)
+
+    def manifest(self) -> dict[str, Any]:
+        """Its description."""
+        return json.loads(self.out.with_suffix(".json").read_text())
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A place with a source of five texts."""
+    place = Desk(tmp_path)
+    place.write_source(TEXTS)
+    return place
+
+
+def test_one_file(desk: Desk) -> None:
+    """The file and its manifest appear, private, and the state is gone; the same command again finds it done."""
+    ended = desk.encode("--column", "text", "--chunk-size", "2")
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
+    assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
+    assert not stat.S_IMODE(desk.out.stat().st_mode) & 0o077
+    ended = desk.encode("--column", "text")
+    assert (ended.returncode, "complete already" in ended.stderr) == (0, True), ended.stderr
+    assert "run " not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--column", "text", "--normalize"), "encode.normalize: false before, true now"),
+        (("--template", "{text}"), 'column: "text" before, not set now'),
+        (("--column", "text", "--set", "model.kwargs.a=1"), "model.kwargs"),
+    ],
+)
+def test_other_settings_are_refused(desk: Desk, arguments: tuple[str, ...], words: str) -> None:
+    """A file made with other settings is neither taken for the answer nor replaced, unless that is asked for."""
+    assert desk.encode("--column", "text").returncode == 0
+    before = desk.out.read_bytes()
+    ended = desk.encode(*arguments)
+    assert (ended.returncode, words in ended.stderr) == (78, True), ended.stderr
+    assert desk.out.read_bytes() == before
+    ended = desk.encode(*arguments, "--from-scratch")
+    assert ended.returncode == 0, ended.stderr
+    assert len(desk.result()) == len(TEXTS)
+
+
+def test_another_source_is_refused(desk: Desk) -> None:
+    """A source that was touched since is another source."""
+    assert desk.encode("--column", "text").returncode == 0
+    desk.write_source(["else", *TEXTS[1:]])
+    ended = desk.encode("--column", "text")
+    assert (ended.returncode, "other content" in ended.stderr) == (78, True), ended.stderr
+
+
+@pytest.mark.parametrize("how", ["strange", "changed"])
+def test_a_file_of_somebody_else_is_kept(desk: Desk, how: str) -> None:
+    """A file that is not what `encode` made is never replaced unasked."""
+    if how == "changed":
+        assert desk.encode("--column", "text").returncode == 0
+    desk.out.parent.mkdir(exist_ok=True)
+    desk.out.write_bytes(b"precious")
+    ended = desk.encode("--column", "text")
+    assert (ended.returncode, str(desk.out) in ended.stderr) == (78, True), ended.stderr
+    assert desk.out.read_bytes() == b"precious"
+
+
+def test_same_command_goes_on(desk: Desk) -> None:
+    """What a failed call has done is there for the next; nothing appears at the final names before."""
+    plan = '{plan: {embeddings/1: "segfault@encode"}, times: null}'
+    arguments = ("--column", "text", "--chunk-size", "2", "--set", "recovery.on_bad_row=fail", "--set")
+    ended = desk.encode(*arguments, f"model.kwargs={plan}", encoder="misbehaving:make")
+    assert ended.returncode == 78, ended.stderr
+    assert not desk.out.exists()
+    status = desk.call("status", str(desk.state), "--json")
+    assert json.loads(status.stdout)["outputs"]["embeddings"]["chunks_done"] == 1
+    desk.source.touch()  # read anew, and found to be the same
+    ended = desk.encode(*arguments, f"model.kwargs={plan}", "--set", "env.BEHAVE='1'", encoder="misbehaving:make")
+    assert ended.returncode == 0, ended.stderr
+    assert "1 done before" in ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    assert not desk.state.exists()
+
+
+def test_killed_between_the_two_renames(desk: Desk) -> None:
+    """With the manifest in place and the file not yet, the next call puts the file there without computing."""
+    assert desk.encode("--column", "text", "--keep").returncode == 0
+    assert desk.state.exists()
+    final = desk.state / "embeddings.npy"
+    desk.out.rename(final)
+    ended = desk.encode("--column", "text")
+    assert ended.returncode == 0, ended.stderr
+    assert "complete already" in ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    assert not desk.state.exists()
+
+
+def test_state_elsewhere(desk: Desk) -> None:
+    """`--workdir` puts the state elsewhere; what else is in that folder stays there."""
+    elsewhere = desk.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "notes.txt").write_text("mine")
+    ended = desk.encode("--column", "text", "--workdir", str(elsewhere))
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    assert [path.name for path in elsewhere.iterdir()] == ["notes.txt"]
+    assert not desk.state.exists()
+
+
+def test_quarantine_and_retry(desk: Desk) -> None:
+    """Rows without a vector: exit 3 and NaN; after a mend, `retry` and the same command give the whole file."""
+    desk.write_source(["one", "bad", "two"])
+    arguments = ("--column", "text", "--set", f"model.kwargs.mended={desk.folder / 'mended'}")
+    ended = desk.encode(*arguments, encoder="picky:make")
+    assert ended.returncode == 3, ended.stderr
+    assert np.isnan(desk.result()[1]).all()
+    assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
+    assert desk.encode(*arguments, encoder="picky:make").returncode == 3
+    (desk.folder / "mended").touch()
+    assert desk.call("retry", str(desk.state)).returncode == 0
+    ended = desk.encode(*arguments, encoder="picky:make")
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))
+    assert not desk.state.exists()
+
+
+def test_plain_text_needs_no_column(desk: Desk) -> None:
+    """The lines of a .txt file are its texts."""
+    (desk.folder / "rows.txt").write_text("one\ntwo\n")
+    ended = desk.encode(source="rows.txt")
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(desk.result(), expected(["one", "two"]))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_missing_column_lists_the_columns(desk: Desk, suffix: str) -> None:
+    """Whoever does not say which text is meant is told which columns there are."""
+    path = desk.folder / f"rows.{suffix}"
+    if suffix == "parquet":
+        import duckdb
+
+        with duckdb.connect() as connection:
+            connection.execute(f"COPY (SELECT 'x' AS title, 'y' AS body) TO '{path}' (FORMAT parquet)")
+    elif suffix == "jsonl":
+        path.write_text('{"title": "x"}\n{"body": "y"}\n')
+    else:
+        path.write_text("title,body\nx,y\n".replace(",", "\t" if suffix == "tsv" else ","))
+    ended = desk.encode(source=path.name)
+    assert ended.returncode == 78
+    assert "The columns are: 'title', 'body'." in ended.stderr
+    assert not desk.out.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--column", "text", "-o", "out.bin"), 2, "must end in .npy"),
+        (("--column", "text", "--max-length", "many"), 78, "model.max_length"),
+        (("--column", "text", "--template", "{text}"), 78, "keep one of them"),
+        (("--column", "nope"), 78, "there is no column 'nope'"),
+        (("--column", "text", "--set", "chunk.sise=3"), 78, "chunk.sise: unknown key"),
+    ],
+)
+def test_wrong_calls(desk: Desk, arguments: tuple[str, ...], code: int, words: str) -> None:
+    """What is wrong is said in the config's words, before anything is made."""
+    ended = desk.encode(*arguments)
+    assert (ended.returncode, words in ended.stderr) == (code, True), ended.stderr
+    assert not desk.out.exists()
+
+
+@pytest.mark.model
+def test_with_a_real_model(desk: Desk, minilm_path: Path) -> None:
+    """The shortest useful command, with a real model."""
+    ended = desk.call(
+        *("encode", str(desk.source), "--column", "text", "--model", str(minilm_path), "--device", "cpu"),
+        *("--set", "workers.standby=0", "-o", str(desk.out)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    vectors = desk.result()
+    assert vectors.shape == (5, 384)
+    np.testing.assert_array_equal(vectors[0], vectors[3])

@@ -1,0 +1,502 @@
+"""Hostile configs, sources and state files: an answer in words each time, and never a wrong vector.
+
+`make test` tries a few, the same each time; `make soak` hundreds, others each time.
+"""
+
+import contextlib
+import csv
+import gzip
+import hashlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quarantined
+from chunkvisor.commands.verify import verify
+from chunkvisor.config.load import load
+from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.decide.lessons import apply, learn
+from chunkvisor.engine.modelsource import resolve_local
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.journal import read_events
+from chunkvisor.ingest.readers import read_rows
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.sources import resolve
+from chunkvisor.ingest.stage import stage
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.status import read_status
+from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.lock import read_holder, taken_by_run
+from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
+from chunkvisor.store.parts import read_quarantine
+from chunkvisor.store.seal import DamagedError, digest_of, write_sealed
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
+from harness import SOAK_SEED, expected
+from scripted_workplace import ScriptedWorkplace
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+pytestmark = pytest.mark.soak
+
+
+def hostile(count: int) -> settings:
+    """So many examples in a soak; in a test a tenth, the same in every run."""
+    return settings(
+        max_examples=count if SOAK_SEED else -(-count // 10),
+        deadline=None,
+        derandomize=not SOAK_SEED,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def in_words(halt: Halt, code: ExitCode | None = None) -> None:
+    """Whatever is refused is refused for a reason that can be printed."""
+    assert halt.what
+    assert code in (None, halt.code)
+    "\n".join(halt.lines()).encode(errors="surrogateescape")
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([10**30, -(10**30), 1 << 63, 1e308, "", "\0", "..", "/", "nan", "\ud800", "None"])
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+)
+
+
+# Configs
+
+
+def _keys(model: Any = Config, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, info in model.model_fields.items():
+        yield (*prefix, name)
+        if hasattr(info.annotation, "model_fields"):
+            yield from _keys(info.annotation, (*prefix, name))
+
+
+KEYS = sorted({*_keys(), ("outputs", "a", "column"), ("outputs", "a", "source"), ("outputs", "a", "encode")})
+ODD = st.sampled_from(
+    [
+        *(b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"!!python/object:os.system ", b"&a [*a]", b"<<: *b\n", b"? ", b"~"),
+        *(b"%YAML 9\n", b"\t", b"\r", b"{" * 2000, b"- " * 500, b"'", b'"\\ud83d"', b"1:30", b"0x1F", b".inf", b": "),
+    ]
+)
+
+
+def loads_or_says_why(path: Path, *overrides: str) -> None:
+    """The one property of configs."""
+    try:
+        loaded = load(path, overrides)
+    except Halt as halt:
+        in_words(halt, ExitCode.CONFIG)
+    else:
+        assert loaded.config.outputs
+
+
+@hostile(350)
+@given(st.lists(ODD | st.binary(max_size=20) | st.text(max_size=20).map(lambda text: text.encode(errors="replace"))))
+def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
+    """A config file of any bytes, or a good one with such bytes in its middle, is read or refused in words."""
+    path, noise = tmp_path / "config.yaml", b"".join(pieces)
+    good = b"workdir: w\nmodel: {name: org/model}\noutputs:\n  a: {source: a.csv, column: text}\n"
+    at = int.from_bytes(hashlib.sha256(noise).digest()[:2], "big") % len(good)
+    for content in (noise, good[:at] + noise + good[at:]):
+        path.write_bytes(content)
+        loads_or_says_why(path)
+
+
+@hostile(350)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4), VALUES)
+def test_config_of_any_values(tmp_path: Path, changes: dict[tuple[str, ...], Any], value: Any) -> None:
+    """Any values under the keys that there are, in the file or by --set, make a config or are refused in words."""
+    config: dict[str, Any] = {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": "a.csv"}}}
+    for key, change in changes.items():
+        node = config
+        for part in key[:-1]:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[key[-1]] = change
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config), errors="surrogatepass")
+    loads_or_says_why(path, f"{'.'.join(next(iter(changes)))}={value}")
+
+
+# Sources
+
+TEXT = st.text(max_size=12) | st.sampled_from(["", " ", 'a "quoted" one', "a\nb", "a\r\nb", ",", "\ufeff", "é" * 50])
+NOISE = st.binary(min_size=1, max_size=6) | st.sampled_from([b"\n", b"\r", b'"', b"\0", b"\xff", b"{", b"\n\n", b","])
+SUFFIXES = (".csv", ".jsonl", ".txt", ".csv.gz", ".jsonl.zst", ".txt.gz", ".csv.zst", ".jsonl.gz")
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """The bytes, or what is left of them after some damage."""
+    data = bytearray(whole)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(data)))
+        match draw(st.sampled_from(["insert", "flip", "cut", "twice"])):
+            case "insert":
+                data[at:at] = draw(NOISE)
+            case "flip" if at < len(data):
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del data[at:]
+            case "twice":
+                data += data[at:]
+    return bytes(data)
+
+
+def _plain(suffix: str, texts: list[str]) -> bytes:
+    if suffix.startswith(".csv"):
+        out = io.StringIO()
+        csv.writer(out).writerows([["n", "text"], *([str(n), text] for n, text in enumerate(texts))])
+        return out.getvalue().encode(errors="replace")
+    if suffix.startswith(".jsonl"):
+        return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    return "".join(f"{text}\n" for text in texts).encode(errors="replace")
+
+
+@st.composite
+def source(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(suffix, content): rows of a text format, damaged before or after they are compressed; or just noise."""
+    suffix = draw(st.sampled_from(SUFFIXES))
+    if draw(st.integers(0, 9)) == 0:
+        return suffix, draw(st.binary(max_size=60))
+    data = draw(damaged(_plain(suffix, draw(st.lists(TEXT, max_size=5)))))
+    if suffix.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    elif suffix.endswith(".zst"):
+        data = zstd.compress(data)
+    return suffix, draw(damaged(data)) if draw(st.integers(0, 2)) == 0 else data
+
+
+def trusted_rows(suffix: str, data: bytes) -> list[str]:
+    """What the standard library makes of the rows."""
+    if suffix.endswith(".gz"):
+        data = gzip.decompress(data)
+    elif suffix.endswith(".zst"):
+        data = zstd.decompress(data)
+    text = data.removeprefix(b"\xef\xbb\xbf").decode()
+    if suffix.startswith(".csv"):
+        return [row["text"] for row in csv.DictReader(io.StringIO(text, newline=""), strict=True)]
+    lines = text.split("\n")
+    lines = lines[:-1] if not lines[-1] else lines
+    if suffix.startswith(".jsonl"):
+        return [json.loads(line).get("text") or "" for line in lines if line.strip(" \t\r")]
+    # Of the last line, without a line feed, a carriage return is not half of an end.
+    ends = len(lines) if text.endswith("\n") else len(lines) - 1
+    return [line.removesuffix("\r") if number < ends else line for number, line in enumerate(lines)]
+
+
+def rows_of(path: Path) -> list[str] | None:
+    """The texts as the product reads them; None where it refuses the file, in words and by its name."""
+    try:
+        (file,) = resolve([str(path)])
+        cells = [cells[0] for _, cells in read_rows(file, ["text"])]
+    except Halt as halt:
+        in_words(halt, ExitCode.CONFIG)
+        return None
+    # Other JSON values are for templates.
+    return [cell or "" for cell in cells] if all(type(cell) is str or cell is None for cell in cells) else None
+
+
+@hostile(600)
+@given(source())
+def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
+    """A damaged text source is refused with file and line, or gives the very rows that the standard library reads."""
+    suffix, data = made
+    path = tmp_path / f"source{suffix}"
+    path.write_bytes(data)
+    rows = rows_of(path)
+    if rows is not None:
+        assert rows == trusted_rows(suffix, data)
+
+
+def staged_texts(path: Path, folder: Path) -> list[str] | None:
+    """The text of each row of the staged source; None where it is refused in words."""
+    try:
+        stage(IngestRequest((str(path),), column="text"), folder)
+    except Halt as halt:
+        in_words(halt, ExitCode.CONFIG)
+        return None
+    table = StagedTable.open(folder)
+    texts = table.texts(0, table.distinct)
+    return [texts[number] for number in table.row_text(0, table.rows).tolist()]
+
+
+@hostile(60)
+@given(source())
+def test_staged_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
+    """What the staging child makes of a damaged text source is those rows as well."""
+    suffix, data = made
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        path, folder = Path(name) / f"source{suffix}", Path(name) / "table"
+        path.write_bytes(data)
+        folder.mkdir()
+        rows = staged_texts(path, folder)
+        if rows is not None:
+            assert rows == trusted_rows(suffix, data)
+
+
+@hostile(60)
+@given(st.data())
+def test_parquet_of_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
+    """A damaged parquet file is refused, or gives the rows that DuckDB reads of it."""
+    texts = data.draw(st.lists(st.none() | st.text(alphabet="abcé\n", max_size=30), min_size=1, max_size=40))
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        path, folder = Path(name) / "source.parquet", Path(name) / "table"
+        with duckdb.connect() as connection:
+            connection.execute("CREATE TABLE rows (text VARCHAR)")
+            connection.executemany("INSERT INTO rows VALUES (?)", [[text] for text in texts])
+            connection.execute(f"COPY rows TO '{path}' (FORMAT parquet)")
+            path.write_bytes(data.draw(damaged(path.read_bytes())))
+            folder.mkdir()
+            rows = staged_texts(path, folder)
+            if rows is not None:
+                read = connection.execute(f"SELECT text FROM read_parquet('{path}')").fetchall()
+                assert rows == [text or "" for (text,) in read]
+
+
+# State files
+
+
+class Made:
+    """A workdir with every kind of state file, and its contents in memory."""
+
+    def __init__(self, place: ScriptedWorkplace) -> None:
+        self.place = place
+        self.files = {path: path.read_bytes() for path in sorted(place.workdir.rglob("*")) if path.is_file()}
+
+    def restore(self) -> None:
+        """As it was made."""
+        for path in self.place.workdir.rglob("*"):
+            if path.is_file() and path not in self.files:
+                path.unlink()
+        for path, content in self.files.items():
+            if not path.is_file() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """One output complete but for a quarantined row, another in pieces, and an attempt with every record."""
+    folder = tmp_path_factory.mktemp("hostile") / "place"
+    outputs = {name: {"source": f"{name}.jsonl", "column": "text"} for name in ("out", "more")}
+    place = ScriptedWorkplace.make(
+        folder, [], chunk__size=4, chunk__keep=True, recovery__attempts=1, encode__batch_size=4, outputs=outputs
+    )
+    for name in outputs:
+        texts = [f"{name}{number}" for number in range(6)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    place.lay("out5", "value_error!")
+    place.lay("out0", "oom")
+    place.lay("more1", "value_error!")
+    place.lay("more2", "terminate!")
+    assert place.run_here().returncode == 75
+    layout = Layout(place.workdir)
+    write_pin(layout.model, Snapshot("org/model", None, str(folder), "abc"))
+    attempt = next(path.parent for path in place.workdir.rglob("spec.json"))
+    result = {"fingerprint": "f", "output": "out", "chunk": 0, "start": 0, "stop": 1, "digest": "d", "size_bytes": 1}
+    result |= {"facts": {"dimension": 8}, "limits": {"rows": 1}}
+    (attempt / "result.json").write_text(json.dumps(result))
+    names = {path.name for path in place.workdir.rglob("*.json")}
+    assert names >= {"index.json", "done.json", "out.json", "lessons.json", "table.json", "beat.json", "verdict.json"}
+    assert names >= {"identity.json", "staged.json", "facts.json", "fault.json", "model.json", "000001.json"}
+    return Made(place)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, value: Any) -> Any:
+    """The JSON value with another value somewhere in it, a key less or a key more."""
+    if isinstance(value, dict) and value and draw(st.integers(0, 4)):
+        key = draw(st.sampled_from(sorted(value)))
+        match draw(st.sampled_from(["into", "into", "into", "drop", "add"])):
+            case "into":
+                return {**value, key: draw(mutated(value[key]))}
+            case "drop":
+                return {name: item for name, item in value.items() if name != key}
+            case _:
+                return {**value, draw(st.text(max_size=5)): draw(VALUES)}
+    if isinstance(value, list) and value and draw(st.integers(0, 4)):
+        at = draw(st.integers(0, len(value) - 1))
+        return [*value[:at], draw(mutated(value[at])), *value[at + 1 :]]
+    return draw(VALUES)
+
+
+@st.composite
+def another(draw: st.DrawFn, content: bytes) -> bytes:
+    """Something else in the place of a state file: bytes, JSON, or the same with a change and a seal that holds."""
+    match draw(st.sampled_from(["bytes", "damage", "json", "change", "sealed", "sealed", "sealed"])):
+        case "bytes":
+            return draw(st.binary(max_size=40) | st.sampled_from([b"", b"[" * 100_000, b"{}", b"null", b"\0" * 50]))
+        case "damage":
+            return draw(damaged(content))
+        case "json":
+            return json.dumps(draw(VALUES)).encode()
+        case kind:
+            try:
+                value = json.loads(content)
+            except ValueError:  # the journal: lines of JSON; else text or numbers
+                lines = content.split(b"\n") if content.startswith(b'{"t"') else []
+                return b"\n".join([json.dumps(draw(mutated(json.loads(line)))).encode() for line in lines[:9] if line])
+            value = draw(mutated(value))
+            if kind == "sealed" and isinstance(value, dict):
+                value.pop("seal", None)
+                value["seal"] = digest_of(value)
+            return json.dumps(value).encode()
+
+
+def _lessons(place: ScriptedWorkplace, path: Path) -> None:
+    for key in json.loads(place_lessons) if (place_lessons := _text(path)) else ():
+        file = LessonFile(path, key)
+        lessons = file.get("")
+        rows, tokens = apply(Limits(8, 100), lessons).of_length(20)
+        assert rows >= 1
+        assert tokens is None or tokens >= 1
+        file.save("", learn(lessons, Tier(4, 2, 50)))
+
+
+def _text(path: Path) -> str:
+    """The file where it is a JSON object."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if isinstance(json.loads(path.read_bytes()), dict):
+            return path.read_text()
+    return ""
+
+
+def readers(made: Made) -> Iterator[Callable[[], Any]]:
+    """Everything that reads state files, as the commands do."""
+    workdir, layout = made.place.workdir, Layout(made.place.workdir)
+
+    def alive() -> None:
+        if (holder := read_holder(layout.lock)) is not None:
+            holder.alive()
+        in_words(taken_by_run(layout.lock))
+
+    def ledger(name: str) -> None:
+        found = ledger_of(layout.output(name))
+        if found is not None:
+            found.load()
+            for chunk in found.taken_apart():
+                found.parts(chunk).missing()
+                with contextlib.suppress(OSError):
+                    if found.facts is not None and not found.parts(chunk).missing():
+                        found.parts(chunk).compose(found.facts.dimension)
+            assert 0 <= found.texts_done <= found.plan.distinct
+
+    def finished(name: str) -> None:
+        output = layout.output(name)
+        if (manifest := read_finished(output)) is not None:
+            assert hashlib.sha256(output.final.read_bytes()).hexdigest() == made_digest
+            assert isinstance(manifest["quarantined"], list)
+
+    def table(name: str) -> None:
+        opened = StagedTable.open(layout.output(name).table)
+        texts = opened.texts(0, opened.distinct)
+        opened.row_text(0, opened.rows), opened.first_row(0, opened.distinct)
+        for row in range(opened.rows):
+            opened.line_of(row)
+        assert texts == [f"{name}{number}" for number in range(len(texts))]
+
+    made_digest = hashlib.sha256(made.files[workdir / "out.npy"]).hexdigest()
+    yield alive
+    yield lambda: list(read_events(layout.events))
+    yield lambda: json.dumps(read_status(workdir).to_json())
+    yield lambda: list(verify(workdir))
+    yield lambda: read_pin(layout.model, "org/model", None)
+    yield lambda: resolve_local(_local(made), layout.model)
+    yield lambda: _lessons(made.place, layout.lessons)
+    for name in ("out", "more"):
+        output = layout.output(name)
+        for read in (read_fixed, read_staged, read_facts, read_manifest, read_quarantined):
+            yield partial(read, output)
+        yield partial(lambda output: list(read_quarantine(output)), output)
+        for look in (table, finished, ledger):
+            yield partial(look, name)
+    for path in workdir.rglob("spec.json"):
+        files = AttemptFiles(path.parent)
+        records: dict[type[Any], Path] = {Spec: files.spec, Beat: files.beat, Fault: files.fault, Result: files.result}
+        for kind, record in records.items():
+            yield partial(read_message, kind, record)
+
+
+def _local(made: Made) -> ModelConfig:
+    """A model in a folder of one file."""
+    folder = made.place.folder / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return ModelConfig(name=str(folder))
+
+
+@hostile(600)
+@given(st.data())
+def test_state_of_any_content(made: Made, data: st.DataObject) -> None:
+    """Whatever a state file holds, and be its seal a good one: who reads it reads it, or says that it is damaged."""
+    named = {path.relative_to(made.place.workdir).as_posix(): path for path in made.files if path.suffix != ".npy"}
+    kinds = sorted({path.name for path in named.values()})
+    kind = data.draw(st.sampled_from(kinds))
+    path = data.draw(st.sampled_from([each for each in named.values() if each.name == kind]))
+    try:
+        path.write_bytes(data.draw(another(made.files[path])))
+        for read in readers(made):
+            with contextlib.suppress(DamagedError):
+                try:
+                    read()
+                except Halt as halt:
+                    in_words(halt)
+    finally:
+        made.restore()
+
+
+@hostile(10)
+@given(st.data())
+def test_run_over_state_of_any_content(made: Made, tmp_path: Path, data: st.DataObject) -> None:
+    """A whole run over such a state file refuses in words, or ends with the right vectors."""
+    kinds = ["identity.json", "staged.json", "facts.json", "done.json", "out.json", "lessons.json", "index.json"]
+    kinds += ["000001.json", "table.json", "model.json"]
+    kind = data.draw(st.sampled_from(kinds))
+    path = data.draw(st.sampled_from([each for each in made.files if each.name == kind]))
+    value = json.loads(made.files[path])
+    del value["seal"]
+    value = data.draw(mutated(value).filter(lambda changed: isinstance(changed, dict)))
+    try:
+        write_sealed(path, value)
+        ended = made.place.run_here()
+        assert "Traceback" not in ended.stderr, (kind, ended.stderr)
+        assert ended.returncode in (3, 74, 75, 78), (kind, ended)
+        if (made.place.workdir / "out.npy").exists():
+            vectors = made.place.vectors()
+            good = ~np.isnan(vectors).any(axis=1)
+            assert np.array_equal(vectors[good], expected([f"out{number}" for number in range(6)])[good])
+    finally:
+        made.restore()

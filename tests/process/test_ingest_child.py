@@ -1,0 +1,201 @@
+"""The child process of an ingest: its table, its errors, and its end."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import psutil
+import pytest
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.ingest.stage import _halt_of
+from chunkvisor.ingest.table import StagedTable
+from ingest_files import write_texts
+
+
+def nothing() -> None:
+    """Wait on."""
+
+
+def request_for(path: Path) -> IngestRequest:
+    """A request for the column `text` of one file."""
+    return IngestRequest(sources=(str(path),), column="text")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file that takes the child far longer than the parent's first look."""
+    path = tmp_path / "large.txt"
+    path.write_bytes(b"".join(b"text %d\n" % number for number in range(400_000)))
+    return path
+
+
+def test_table_is_put_in_place(tmp_path: Path) -> None:
+    """The folder appears whole, private, without leftovers, and replaces the one before."""
+    folder = tmp_path / "state" / "odd name; $x"
+    write_texts(tmp_path / "a.csv", ["x", "y", "x"])
+    stage_table(request_for(tmp_path / "a.csv"), folder, nothing)
+    write_texts(tmp_path / "a.csv", ["z"])
+    (folder.with_name(folder.name + ".partial")).mkdir()
+
+    table = stage_table(request_for(tmp_path / "a.csv"), folder, nothing)
+
+    assert table == StagedTable.open(folder)
+    assert table.texts(0, 1) == ["z"]
+    assert table.signature == signature(resolve([str(tmp_path / "a.csv")]))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert "scratch" not in [path.name for path in folder.iterdir()]
+    assert {path.stat().st_mode & 0o077 for path in [folder, *folder.iterdir()]} == {0}
+
+
+def test_bad_input_reaches_the_parent(tmp_path: Path) -> None:
+    """The child's message is the parent's, and an earlier table stays."""
+    write_texts(tmp_path / "a.csv", ["x"])
+    stage_table(request_for(tmp_path / "a.csv"), tmp_path / "table", nothing)
+    (tmp_path / "a.csv").write_text("id,text\n1\n")
+
+    with pytest.raises(Halt) as caught:
+        stage_table(request_for(tmp_path / "a.csv"), tmp_path / "table", nothing)
+
+    assert caught.value.code is ExitCode.CONFIG
+    assert caught.value.what.startswith(f"{tmp_path}/a.csv, line 2: ")
+    assert StagedTable.open(tmp_path / "table").rows == 1
+    assert not (tmp_path / "table.partial").exists()
+
+
+def children() -> list[psutil.Process]:
+    """Processes that read sources for this one."""
+    return [child for child in psutil.Process().children() if "chunkvisor.ingest.stage" in child.cmdline()]
+
+
+def test_stop_while_waiting(tmp_path: Path, large: Path) -> None:
+    """What the callback raises ends the child and is raised again; no table appears."""
+    seen: list[psutil.Process] = []
+
+    def stop() -> None:
+        seen.extend(children())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stage_table(request_for(large), tmp_path / "table", stop)
+
+    assert seen
+    assert not any(child.is_running() for child in seen)
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)], ids=["kill", "crash"]
+)
+def test_child_that_dies(tmp_path: Path, large: Path, signum: signal.Signals, code: ExitCode) -> None:
+    """A killed child is taken for a lack of memory, a crash for a bug; both name the log."""
+
+    def strike() -> None:
+        for child in children():
+            child.send_signal(signum)
+
+    with pytest.raises(Halt) as caught:
+        stage_table(request_for(large), tmp_path / "table", strike)
+
+    assert caught.value.code is code
+    assert caught.value.log is not None
+    assert caught.value.log.exists()
+    assert not (tmp_path / "table").exists()
+    assert ("1,073,741,824" in caught.value.why) == (code is ExitCode.TRY_AGAIN)
+
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+import psutil
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.request import IngestRequest
+
+def die():
+    print(psutil.Process().children()[0].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+stage_table(IngestRequest(sources=(sys.argv[1],), column="text"), Path(sys.argv[2]), die)
+"""
+
+
+def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
+    """When the parent is killed, the child is gone without finishing."""
+    parent = subprocess.run(
+        [sys.executable, "-c", PARENT, str(large), str(tmp_path / "table")],
+        stdout=subprocess.PIPE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    child = int(parent.stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlives its parent"
+        time.sleep(0.01)
+
+    assert not (tmp_path / "table.partial" / "table.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), ExitCode.DISK),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), ExitCode.DISK),
+        (OSError(errno.EIO, "Input/output error"), ExitCode.DISK),
+        (duckdb.IOException("IO Error: Could not write file: No space left on device"), ExitCode.DISK),
+        (duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"), ExitCode.MACHINE),
+        (MemoryError(), ExitCode.MACHINE),
+        (ZeroDivisionError(), None),
+        (duckdb.InternalException("INTERNAL Error"), None),
+    ],
+)
+def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
+    """A full disk and a lack of memory are told from bugs."""
+    halt = _halt_of(error, None)
+
+    assert (halt.code if halt else None) == code
+
+
+def test_changed_while_reading(tmp_path: Path, large: Path) -> None:
+    """A source that is written to while it is read is not staged."""
+
+    def append() -> None:
+        with open(large, "ab") as file:
+            file.write(b"more\n")
+
+    with pytest.raises(Halt) as caught:
+        stage_table(request_for(large), tmp_path / "table", append)
+
+    assert caught.value.code is ExitCode.TRY_AGAIN
+
+
+def test_small_memory(tmp_path: Path, large: Path) -> None:
+    """The least memory that a config may give is enough for a moderate file."""
+    request = IngestRequest(sources=(str(large),), column="text", memory_limit_bytes=64 << 20)
+
+    assert stage_table(request, tmp_path / "table", nothing).distinct == 400_000
+
+
+def test_parent_does_not_import_duckdb() -> None:
+    """Neither DuckDB nor torch is imported by what the parent imports."""
+    code = "import chunkvisor.ingest.child, sys; print(sorted({'duckdb', '_duckdb', 'torch'} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True).stdout == b"[]\n"
+    )
+
+
+def test_request_round_trip() -> None:
+    """A request is the same after its way through the file."""
+    request = IngestRequest(sources=("/a/é.csv", "/b/\udcff.txt"), template="{a}", max_rows=3, skip_blank=True)
+
+    assert IngestRequest.from_json(request.to_json()) == request

@@ -1,0 +1,220 @@
+"""The numbered folder of each invocation of `run`."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chunkvisor.observe.invocation import KEPT, next_number, open_invocation, superfluous
+from chunkvisor.observe.secretless import LEFT_OUT, is_secret, without_secrets
+from chunkvisor.observe.surroundings import driver_version, surroundings
+from chunkvisor.store.layout import InvocationFiles, Layout
+from harness import finish, kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [
+        ([], 1),
+        (["latest", "notes.txt"], 1),
+        (["001_2026-01-31_235959"], 2),
+        (["001_a", "002"], 3),
+        (["003_failed", "007-mine"], 8),
+        (["7"], 8),
+        (["012 copy", "old_040"], 13),
+        (["999_a"], 1000),
+        (["1000_a", "999_b"], 1001),
+        (["00012_a"], 13),
+        (["003_a", "003_b"], 4),
+        (["20260131_backup", "002_a"], 3),
+        (["٣_arabic"], 1),
+    ],
+)
+def test_next_number(names: list[str], number: int) -> None:
+    """The next number is found whatever follows the numbers that are there, and whatever else lies around."""
+    assert next_number(names) == number
+
+
+def test_superfluous() -> None:
+    """The oldest go first, by number and not by letter; what a person has renamed, and anything else, stays."""
+    ours = [f"{number:03d}_2026-01-31_235959" for number in (2, 3, 999, 1000)]
+    assert superfluous([*ours, "001_mine", "latest", "001"], 2) == ours[:2]
+    assert superfluous(ours, 4) == []
+
+
+def test_open_invocation(tmp_path: Path) -> None:
+    """Each gets a number of its own, `latest` points to the newest, and the number of folders is bounded."""
+    layout = Layout(tmp_path)
+    first = open_invocation(layout)
+    assert first is not None
+    first.folder.rename(layout.invocations / "001_the_good_one")
+    for _ in range(KEPT + 2):
+        files = open_invocation(layout)
+        assert files is not None
+        assert layout.latest.readlink() == Path(files.name)
+    assert files is not None
+    names = {path.name for path in layout.invocations.iterdir()}
+    assert len(names) == KEPT + 2  # the renamed one and the link
+    assert "001_the_good_one" in names
+    assert files.name.startswith(f"{KEPT + 3:03d}_")
+
+
+def test_no_link_can_be_made(tmp_path: Path) -> None:
+    """Where something else bears the link's name, there is no link, and the invocation has its folder all the same."""
+    layout = Layout(tmp_path)
+    layout.latest.mkdir(parents=True)
+    (layout.latest / "something").touch()
+    files = open_invocation(layout)
+    assert files is not None
+    assert files.log.exists()
+    assert not layout.latest.is_symlink()
+
+
+def test_no_folder_can_be_made(tmp_path: Path) -> None:
+    """Where no folder can be made there is none, and no error."""
+    Layout(tmp_path).invocations.touch()
+    assert open_invocation(Layout(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("HF_TOKEN", True),
+        ("OPENAI_API_KEY", True),
+        ("aws-secret", True),
+        ("password", True),
+        ("batch_tokens", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("CUDA_VISIBLE_DEVICES", False),
+        ("key_value_cache", True),
+    ],
+)
+def test_is_secret(name: str, secret: bool) -> None:
+    """A name with the word for a secret in it counts as one; rather one too many."""
+    assert is_secret(name) is secret
+
+
+def test_without_secrets() -> None:
+    """Tokens, credentials in addresses and the addresses of notices are left out; the rest stays as it is."""
+    values = {
+        "env": {"HF_TOKEN": "hf_abc", "HF_ENDPOINT": "https://me:pw@hub.example/x", "PIN_KEY": 12, "A": None},
+        "notify": ["slack://tokenA/tokenB", "mailto://me:pw@example.org"],
+        "encode": {"batch_tokens": 4096, "normalize": True},
+        "workdir": "w",
+    }
+    assert without_secrets(values) == {
+        "env": {
+            "HF_TOKEN": LEFT_OUT,
+            "HF_ENDPOINT": f"https://{LEFT_OUT}@hub.example/x",
+            "PIN_KEY": LEFT_OUT,
+            "A": None,
+        },
+        "notify": [f"slack://{LEFT_OUT}", f"mailto://{LEFT_OUT}"],
+        "encode": {"batch_tokens": 4096, "normalize": True},
+        "workdir": "w",
+    }
+
+
+def test_surroundings(tmp_path: Path) -> None:
+    """Versions are there, variables of note too, and no others."""
+    found = surroundings({"HF_TOKEN": "hf_abc", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7", "HOME": "h"})
+    assert found["variables"] == {"HF_TOKEN": LEFT_OUT, "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}
+    assert found["packages"]["numpy"]
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)\n")
+    assert driver_version(version) == "580.65.06"
+    assert driver_version(tmp_path / "none") is None
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """Two chunks of two texts."""
+    return ScriptedWorkplace.make(tmp_path / "place", ["t0", "t1", "t2", "t3"], chunk__size=2)
+
+
+def newest(place: ScriptedWorkplace) -> InvocationFiles:
+    """The folder that `latest` leads to."""
+    return InvocationFiles(Layout(place.workdir).latest)
+
+
+def test_what_a_run_leaves(place: ScriptedWorkplace) -> None:
+    """Log, config, surroundings and summary of a run with a fault; the log has every line that standard error had."""
+    place.lay("t2", "crash")
+    place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PLAIN="shown")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    files = newest(place)
+    assert files.folder.resolve().name.startswith("001_")
+    log = files.log.read_text()
+    assert [line for line in ended.stderr.splitlines() if line not in log.splitlines()] == []
+    assert "crashed" in log
+    config = yaml.safe_load(files.config.read_text())
+    assert config["chunk"]["size"] == 2
+    assert config["env"] | {"PYTHONPATH": ""} == {"MY_TOKEN": LEFT_OUT, "PLAIN": "shown", "PYTHONPATH": ""}
+    assert "hush" not in "".join(path.read_text() for path in files.folder.iterdir())
+    assert json.loads(files.environment.read_text())["worker_versions"]
+    summary = json.loads(files.summary.read_text())
+    assert summary["code"] == 0
+    assert summary["attempts"] == {"committed": 2, "crashed": 1}
+    assert summary["rows"] == {"out": 4}
+    assert summary["texts"] == 4
+    assert summary["seconds"] > 0
+
+
+def test_last_words_are_kept(place: ScriptedWorkplace) -> None:
+    """The log of a run that halts ends with the words and the summary has them, with the code."""
+    place.write_config("scripted:make", chunk__size=2, recovery__attempts=1)
+    place.lay("t2", "terminate!")
+    ended = place.run_here()
+    assert ended.returncode == 75
+    log = newest(place).log.read_text()
+    for line in ended.stderr.splitlines()[-4:]:
+        assert line.removeprefix("chunkvisor: ").strip() in log
+    summary = json.loads(newest(place).summary.read_text())
+    assert summary["code"] == 75
+    assert "failed in every try" in summary["words"]["what"]
+
+
+def test_refused_by_the_lock_and_killed(place: ScriptedWorkplace) -> None:
+    """A second run at the same time makes no folder; a killed one has no summary; the next gets the next number."""
+    place.lay("t2", "wait!")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    second = place.run_here()
+    assert second.returncode == 75
+    folder = Layout(place.workdir).invocations
+    assert len([path for path in folder.iterdir() if not path.is_symlink()]) == 1
+    kill(process)
+    assert not newest(place).summary.exists()
+    place.lift("t2")
+    assert place.run_here().returncode == 0
+    assert newest(place).folder.resolve().name.startswith("002_")
+
+
+def test_tail_goes_on_with_the_next_run(place: ScriptedWorkplace) -> None:
+    """`tail -F` on the log behind the link shows one run after another."""
+    assert place.run_here().returncode == 0
+    shown = place.folder / "tail.txt"
+    with shown.open("wb") as file:
+        tail = subprocess.Popen(
+            ["tail", "-n", "+1", "-F", str(newest(place).log)], stdout=file, stderr=subprocess.DEVNULL
+        )
+    try:
+        wait_for(lambda: "complete," in shown.read_text())
+        assert place.run_here().returncode == 0
+        wait_for(lambda: "complete already" in shown.read_text())
+    finally:
+        tail.kill()
+        tail.wait()
+
+
+def test_a_folder_that_cannot_be_made_does_no_harm(place: ScriptedWorkplace) -> None:
+    """A run without a place for its story does its work all the same."""
+    place.workdir.mkdir()
+    Layout(place.workdir).invocations.touch()
+    ended = finish(place.start("run", str(place.config_path)))
+    assert ended.returncode == 0, ended.stderr
+    assert "left out" not in ended.stderr

@@ -1,0 +1,148 @@
+"""Counting tokens without weights, against the encoder that has them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkvisor_worker.batching import cut, waste
+from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.messages import (
+    EncodeSpec,
+    Fault,
+    Limits,
+    ModelSpec,
+    Phase,
+    read_message,
+    write_message,
+)
+from chunkvisor_worker.lengths import Counter, measure
+from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+
+TEXTS = ["fix: close the file", "", "word " * 3000, "漢字とかなの混じった文。" * 5, "🙂 emoji", "a\x00b", "Ünïcödé"]
+
+
+class Silent:
+    """Progress that nobody hears."""
+
+    def phase(self, phase: Phase) -> None:
+        """A phase began."""
+
+    def tick(self) -> None:
+        """A sign of life."""
+
+
+def task_of(folder: Path, texts: list[str], **changes: Any) -> LengthsTask:
+    """A task over the texts, written as a staged table has them."""
+    data = [text.encode() for text in texts]
+    (folder / "texts.bin").write_bytes(b"".join(data))
+    np.cumsum([0, *map(len, data)]).astype("<u8").tofile(folder / "offsets.bin")
+    values: dict[str, Any] = {
+        "texts": str(folder / "texts.bin"),
+        "offsets": str(folder / "offsets.bin"),
+        "count": len(texts),
+        "chunk_size": 1000,
+        "every": 1,
+        "encode": EncodeSpec(),
+        "limits": Limits(32),
+    }
+    return LengthsTask(**(values | changes))
+
+
+class Bytes:
+    """Stands in for a tokenizer: a token for each byte."""
+
+    max_length: int | None = 6
+    is_transformer = True
+
+    def prompt(self, encode: EncodeSpec) -> str:
+        """Whatever the spec says."""
+        return encode.prompt or ""
+
+    def count(self, texts: list[str]) -> list[int]:
+        """One for each byte."""
+        return [len(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "every", "lengths"),
+    [(1000, 1, [1, 2, 3, 4, 5, 6, 7]), (3, 1, [1, 2, 3, 4, 5, 6, 7]), (2, 2, [1, 2, 5, 6]), (1, 3, [1, 4, 7])],
+)
+def test_chunks_are_measured_one_by_one(tmp_path: Path, chunk_size: int, every: int, lengths: list[int]) -> None:
+    """Every so-manieth chunk is measured, its lengths are uncut, and its batches are those that a worker would cut."""
+    limits = Limits(2)
+    task = task_of(tmp_path, ["x" * n for n in range(1, 8)], chunk_size=chunk_size, every=every, limits=limits)
+    report = measure(Bytes(), task, tmp_path / "out.npy")  # type: ignore[arg-type]  # a stand-in
+    assert np.load(tmp_path / "out.npy").tolist() == lengths
+    kept = np.minimum(lengths, 6)
+    chunks = [kept[start : start + chunk_size] for start in range(0, len(kept), chunk_size)]
+    cuts = [(chunk, cut(chunk, limits)) for chunk in chunks]
+    assert (report.tokens, report.batches) == (sum(kept), sum(len(batches) for _, batches in cuts))
+    if chunk_size == 1000:
+        assert 1 - report.tokens / report.padded_tokens == pytest.approx(waste(kept, cut(kept, limits)))
+
+
+def test_prompt_is_counted(tmp_path: Path) -> None:
+    """The text put before every text counts as well."""
+    task = task_of(tmp_path, ["é", ""], encode=EncodeSpec(prompt="abc"))
+    measure(Bytes(), task, tmp_path / "out.npy")  # type: ignore[arg-type]  # a stand-in
+    assert np.load(tmp_path / "out.npy").tolist() == [5, 3]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("model", "encode"),
+    [
+        ({}, EncodeSpec()),
+        ({"max_length": 12}, EncodeSpec(prompt="query: ")),
+        ({"kwargs": {"prompts": {"q": "ask: "}}}, EncodeSpec(prompt_name="q")),
+    ],
+    ids=["plain", "cut, with prompt", "prompt by name"],
+)
+def test_counts_are_the_encoders(tmp_path: Path, minilm_path: Path, model: dict[str, Any], encode: EncodeSpec) -> None:
+    """Cut at the limit, the counts are those that the encoder itself makes its batches of."""
+    spec = ModelSpec("minilm", path=str(minilm_path), **model)
+    report = measure(Counter(spec, minilm_path), task_of(tmp_path, TEXTS, encode=encode), tmp_path / "out.npy")
+    encoder = SentenceTransformerEncoder(spec, encode, "cpu")
+    encoder.load(Silent())  # type: ignore[arg-type]  # all that these two need
+    encoder.tokenize(TEXTS, Silent())  # type: ignore[arg-type]  # as above
+    lengths = np.load(tmp_path / "out.npy")
+    assert report.max_length is not None
+    assert report.max_length == model.get("max_length", 256)
+    assert np.minimum(lengths, report.max_length).tolist() == encoder._lengths.tolist()
+    assert lengths.max() > 3000
+    assert not report.estimated
+
+
+def run_child(folder: Path) -> int:
+    """The child's own command line."""
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
+    return subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, timeout=120).returncode
+
+
+def test_a_model_without_a_tokenizer_is_estimated(tmp_path: Path) -> None:
+    """Where the encoder would estimate from bytes, so does the count, and says so."""
+    modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": "0_Static"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    report = measure(Counter(ModelSpec("static"), tmp_path), task_of(tmp_path, ["abcdef"]), tmp_path / "out.npy")
+    assert report == LengthsReport(None, estimated=True, tokens=4, padded_tokens=4, batches=1)
+
+
+@pytest.mark.model
+def test_a_broken_folder_is_a_fault(tmp_path: Path, minilm_path: Path) -> None:
+    """A folder without a tokenizer leaves a fault that names the exception, not an answer."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
+    files = LengthsFiles(tmp_path)
+    spec = ModelSpec("broken", path=str(tmp_path / "model"))
+    write_message(files.request, LengthsRequest(spec, (task_of(tmp_path, TEXTS),)))
+    assert run_child(tmp_path) != 0
+    assert read_message(LengthsAnswer, files.answer) is None
+    fault = read_message(Fault, files.fault)
+    assert fault is not None
+    assert fault.chain

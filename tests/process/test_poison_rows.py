@@ -1,0 +1,404 @@
+"""Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
+from scripted_workplace import ScriptedWorkplace
+
+
+def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
+    """The journal's events of these names."""
+    return [event for event in place.events() if event["event"] in names]
+
+
+def parts_folder(place: ScriptedWorkplace) -> Path:
+    """Where the parts of chunks lie."""
+    return place.workdir / "outputs" / "out" / "parts"
+
+
+def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[int]) -> None:
+    """Just these rows are NaN and in the manifest, with file and line; all other rows are right to the byte."""
+    right = expected(texts)
+    right[rows] = np.nan
+    vectors = place.vectors()
+    assert np.isnan(vectors[rows]).all()
+    others = [row for row in range(len(texts)) if row not in rows]
+    assert vectors[others].tobytes() == right[others].tobytes()
+    listed = place.manifest()["quarantined"]
+    assert [each["row"] for each in listed] == rows
+    assert [Path(each["place"]).name for each in listed] == [f"rows.jsonl:{row + 1}" for row in rows]
+    assert all(each["reason"] for each in listed)
+    assert not parts_folder(place).exists() or not list(parts_folder(place).iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- a thousand rows
+
+CHUNK = 100
+SEGFAULT, ASSERT, VALUE_ERROR, NAN = 137, 333, 512, 871
+AGAIN = 990
+"""A row with the same text as row SEGFAULT."""
+POISON = {SEGFAULT: "crash!", ASSERT: "device_assert!", VALUE_ERROR: "value_error!", NAN: "nan!"}
+THOUSAND = [f"t{SEGFAULT if row == AGAIN else row}" for row in range(1000)]
+
+# A bad text in a chunk of n that fails as a whole: three tries of the chunk (recovery.attempts), on each of log2(n)
+# levels the half with it and the half without, and the second look at the text alone.
+WORKERS_OF_A_FAULT = 3 + 2 * math.ceil(math.log2(CHUNK)) + 1
+# Bad vectors name their rows: the chunk, and the text alone.
+WORKERS_OF_A_NAN = 2
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[ScriptedWorkplace, Ended]:
+    """A finished run over a thousand rows, four of whose texts are bad, each in its own way."""
+    place = ScriptedWorkplace.make(
+        tmp_path_factory.mktemp("thousand") / "place", THOUSAND, chunk__size=CHUNK, workers__per_device=2
+    )
+    for row, fault in POISON.items():
+        place.lay(THOUSAND[row], fault)
+    return place, place.run_here()
+
+
+def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
+    """A segfault, a ValueError, a NaN and a device-side assert are told by row; so is the second row of a bad text."""
+    place, ended = thousand
+    assert ended.returncode == 3, ended.stderr
+    assert "finished, but 5 rows could not be encoded" in ended.stderr
+    assert "chunkvisor retry" in ended.stderr
+    assert_quarantined(place, THOUSAND, sorted([*POISON, AGAIN]))
+    outcomes = {each["row"]: each["outcome"] for each in place.manifest()["quarantined"]}
+    assert outcomes == {
+        SEGFAULT: "crashed",
+        AGAIN: "crashed",
+        ASSERT: "device_fault",
+        VALUE_ERROR: "crashed",
+        NAN: "bad_output",
+    }
+    assert place.status()["outputs"]["out"]["quarantined"] == 5
+
+
+def test_a_poison_row_costs_log2_workers(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
+    """Each bad text takes no more workers than halving its chunk does, and good chunks take one."""
+    place, _ = thousand
+    started = Counter(event["chunk"] for event in events_of(place, "attempt_started"))
+    for row in POISON:
+        bound = WORKERS_OF_A_NAN if row == NAN else WORKERS_OF_A_FAULT
+        print(f"row {row} ({POISON[row]}): {started[row // CHUNK]} workers for a chunk of {CHUNK}, at most {bound}")
+        assert started[row // CHUNK] <= bound
+    good = [started[chunk] for chunk in range(10) if chunk not in {row // CHUNK for row in POISON}]
+    assert sum(good) <= len(good) + 1  # one text that is known to be good may serve as a control
+
+
+def test_second_run_is_done_at_once(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
+    """The same command again computes nothing and repeats what is in quarantine, by exit code and in words."""
+    place, _ = thousand
+    calls = len(place.calls())
+    ended = place.run_here()
+    assert ended.returncode == 3
+    assert f"rows.jsonl:{SEGFAULT + 1}" in ended.stderr
+    assert len(place.calls()) == calls
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path) -> None:
+    """After `retry`, mended texts are computed and nothing else; what is bad still stays in quarantine."""
+    place = thousand[0].copy(tmp_path / "place")
+    for row in (SEGFAULT, ASSERT, VALUE_ERROR):
+        place.lift(THOUSAND[row])
+    calls = len(place.calls())
+    told = place.here("retry", str(place.workdir))
+    assert (told.returncode, "4 texts are pending again" in told.stdout) == (0, True)
+    status = place.here("status", str(place.workdir)).stdout
+    assert status.startswith("stopped: rows that had no vector are pending again\n")
+    assert "NaN" not in status
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    computed = Counter(text for call in place.calls()[calls:] for text in call)
+    control = computed.keys() - {f"t{row}" for row in POISON}
+    assert len(control) <= 1  # a text that is known to be good, before one is blamed again
+    assert computed - Counter(control) == {f"t{row}": 1 for row in POISON}
+    assert_quarantined(place, THOUSAND, [NAN])
+
+    place.lift(THOUSAND[NAN])
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.calls()[-1] == [f"t{NAN}"]
+    assert len(place.calls()) == calls + 5 + len(control)
+    assert place.vectors().tobytes() == expected(THOUSAND).tobytes()
+    assert place.manifest()["quarantined"] == []
+    assert place.here("retry", str(place.workdir)).stdout == "nothing is in quarantine\n"
+    assert place.run_here().returncode == 0
+    assert not list(place.workdir.glob("*.aside*"))  # the earlier final files were ours
+
+
+# ---------------------------------------------------------------------------------------------------- small runs
+
+FEW = [f"t{number}" for number in range(8)]
+"""Two chunks of four."""
+
+
+def few(folder: Path, texts: list[str] = FEW, **changes: Any) -> ScriptedWorkplace:
+    """Chunks of four texts; a chunk that fails is taken apart at once."""
+    return ScriptedWorkplace.make(folder, texts, **{"chunk__size": 4, "recovery__attempts": 1, **changes})
+
+
+def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
+    """A vector that is bad only in company is computed alone, and the row is not in quarantine."""
+    place = few(tmp_path / "place")
+    place.lay("t5", "nan_beside!")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(FEW).tobytes()
+    assert place.manifest()["quarantined"] == []
+    assert place.calls()[-1] == ["t5"]
+    assert len(place.calls()) == 3
+
+
+def test_crash_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
+    """What crashes once alone is tried a second time before it is given up."""
+    place = few(tmp_path / "place", recovery__attempts=2)
+    for text in FEW[:4]:
+        place.lay(text, "crash")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(FEW).tobytes()
+
+
+def test_on_bad_row_fail(tmp_path: Path) -> None:
+    """`recovery.on_bad_row: fail` ends the run at the first bad text with 78, and names file and line."""
+    place = few(tmp_path / "place", recovery__on_bad_row="fail")
+    place.lay("t5", "value_error!")
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    last_words = ended.stderr[ended.stderr.index("chunkvisor: ") :]
+    assert f"{place.source}:6" in last_words
+    assert "this text is beyond me" in last_words
+    assert "on_bad_row: quarantine" in last_words
+    assert not (place.workdir / "out.npy").exists()
+    ended = place.run_here("--set", "recovery.on_bad_row=quarantine")
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, FEW, [5])
+
+
+def test_too_many_bad_rows(tmp_path: Path) -> None:
+    """More bad texts than `recovery.max_bad_rows` end the run with 78; with a higher limit it goes on from there."""
+    place = few(tmp_path / "place", recovery__max_bad_rows=2)
+    for text in ("t1", "t5", "t6"):
+        place.lay(text, "nan!")
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert "3 texts cannot be encoded" in ended.stderr
+    assert "recovery.max_bad_rows (2)" in ended.stderr
+    calls = len(place.calls())
+    ended = place.run_here("--set", "recovery.max_bad_rows=3")
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, FEW, [1, 5, 6])
+    assert len(place.calls()) <= calls + 2  # the third, and perhaps a text that is known to be good
+
+
+def test_limit_counts_what_an_earlier_run_found(tmp_path: Path) -> None:
+    """Bad texts of chunks that are committed, or half known, count in the next run as well."""
+    place = few(tmp_path / "place", recovery__max_bad_rows=2)
+    place.lay("t1", "nan!")
+    place.lay("t4", "nan!")
+    place.lay("t6", "terminate!")
+    assert place.run_here().returncode == 75
+    place.lift("t6")
+    place.lay("t6", "nan!")
+    assert place.run_here().returncode == 78
+
+
+def test_every_text_is_bad(tmp_path: Path) -> None:
+    """Where no text can be encoded there is no dimension and no file: the run ends with 78, and so does the next."""
+    place = few(tmp_path / "place", ["t0", "t1"])
+    for text in ("t0", "t1"):
+        place.lay(text, "value_error!")
+    for _ in range(2):
+        ended = place.run_here()
+        assert ended.returncode == 78, ended.stderr
+        assert "not one of its texts can be encoded" in ended.stderr
+        assert "this text is beyond me" in ended.stderr
+    place.lift("t1")
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 3
+    assert_quarantined(place, ["t0", "t1"], [0])
+
+
+@pytest.mark.parametrize("stopped_between", [False, True])
+def test_first_chunk_is_all_bad(tmp_path: Path, stopped_between: bool) -> None:
+    """A chunk of bad texts only waits for another to tell the dimension, over a resume as well."""
+    texts = ["t0", "t1", "t2", "t3"]
+    place = few(tmp_path / "place", texts, chunk__size=2)
+    for text in ("t0", "t1"):
+        place.lay(text, "value_error!")
+    if stopped_between:
+        place.lay("t2", "terminate!")
+        assert place.run_here().returncode == 75
+        place.lift("t2")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, texts, [0, 1])
+
+
+def test_parts_that_are_given_up(tmp_path: Path) -> None:
+    """Parts that fail for no text's sake are given up for this run; the rest of their chunk is done all the same."""
+    place = few(tmp_path / "place")
+    place.lay("t0", "crash!")
+    for text in ("t1", "t3"):
+        place.lay(text, "terminate!")
+    ended = place.run_here()
+    assert ended.returncode == 75, ended.stderr
+    assert "not complete: out chunk 0 failed in every try" in ended.stderr
+    assert place.status()["outputs"]["out"]["chunks_done"] == 1
+    calls = len(place.calls())
+    for text in ("t1", "t3"):
+        place.lift(text)
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, FEW, [0])
+    assert "t0" not in {text for call in place.calls()[calls:] for text in call}
+
+
+def test_run_in_which_everything_fails(tmp_path: Path) -> None:
+    """If every worker crashes it is not the texts: dozens of attempts, then exit 75 and the last record in words."""
+    texts = [f"t{number}" for number in range(64)]
+    place = few(tmp_path / "place", texts, chunk__size=64, recovery__attempts=3)
+    for text in texts:
+        place.lay(text, "crash!")
+    ended = place.run_here()
+    assert ended.returncode == 75, ended.stderr
+    assert len(events_of(place, "attempt_failed", "part_failed")) <= 64
+    assert not events_of(place, "quarantined")
+    what, why, remedy, log = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
+    assert "not one of its texts can be encoded" in what
+    assert "Segmentation fault" in why
+    assert "run the same command again" in remedy
+    assert Path(log.partition("log: ")[2]).name == "worker.log"
+
+
+# ------------------------------------------------------------------------------------------------ killed, damaged
+
+
+@pytest.mark.soak
+@local_engine_only
+def test_killed_while_taking_apart(tmp_path: Path) -> None:
+    """Killed after an event of a run that takes chunks apart, the next run has the same bytes and quarantine."""
+    template = few(tmp_path / "template")
+    template.lay("t1", "value_error!")
+    template.lay("t6", "nan!")
+    whole = template.copy(tmp_path / "whole")
+    assert whole.run_here().returncode == 3
+    assert_quarantined(whole, FEW, [1, 6])
+    # Not by the attempt: bad texts fail anew in each run.
+    told = sweep(
+        "each",
+        "after",
+        template.folder,
+        tmp_path / "each",
+        "chunkvisor.events.journal:Journal.write",
+        keys="output chunk start row",
+        share=f"3:{SOAK_SEED}" if SOAK_SEED else "7:a",
+    )
+    for line in told:
+        assert line["returncode"] == 3, line
+        place = ScriptedWorkplace(Path(line["folder"]))
+        assert_quarantined(place, FEW, [1, 6])
+        assert (place.workdir / "out.npy").read_bytes() == (whole.workdir / "out.npy").read_bytes()
+    assert len(told) > 2
+
+
+@dataclass(frozen=True)
+class Halfway:
+    """A workdir with parts and with a chunk that has bad texts."""
+
+    place: ScriptedWorkplace
+
+    def copy(self, folder: Path) -> ScriptedWorkplace:
+        """A copy in which nothing is in the way of the rest."""
+        made = self.place.copy(folder)
+        made.lift("t6")
+        return made
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
+    """The first chunk is committed with a bad text; of the second, parts and a bad text are known."""
+    place = few(tmp_path_factory.mktemp("halfway") / "place")
+    place.lay("t1", "value_error!")
+    place.lay("t5", "value_error!")
+    place.lay("t6", "terminate!")
+    assert place.run_here().returncode == 75
+    names = {path.name for path in (parts_folder(place) / "000001").iterdir()}
+    assert "index.json" in names
+    assert len(names) == 2
+    return Halfway(place)
+
+
+def truncate(path: Path) -> None:
+    """Half of it is left."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    """Nothing is left."""
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    """One bit is another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["parts/000001/index.json", "parts/000001/4-5*.npy", "quarantine/000000.json"])
+def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    """What is damaged is computed again, and the result is the same."""
+    place = halfway.copy(tmp_path / "place")
+    (path,) = (place.workdir / "outputs" / "out").glob(name)
+    damage(path)
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, FEW, [1, 5])
+
+
+def test_undamaged(halfway: Halfway, tmp_path: Path) -> None:
+    """Without damage only the missing texts are computed."""
+    place = halfway.copy(tmp_path / "place")
+    calls = len(place.calls())
+    assert place.run_here().returncode == 3
+    assert_quarantined(place, FEW, [1, 5])
+    assert place.calls()[calls:] == [["t6", "t7"]]
+
+
+def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that turns out damaged when its chunk is put together is computed again by the same run."""
+    from chunkvisor.decide.bisect import Part
+    from chunkvisor.store.parts import Parts
+
+    place = few(tmp_path / "place", FEW[:4])
+    place.lay("t1", "value_error!")
+    compose, damaged = Parts.compose, list[Part]()
+
+    def damage_first(parts: Parts, dimension: int) -> tuple[Path, str]:
+        if not damaged:
+            damaged.append(parts._parts[0])
+            flip(parts._path(damaged[0]))
+        return compose(parts, dimension)
+
+    monkeypatch.setattr(Parts, "compose", damage_first)
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert "chunk 0 is damaged and will be computed again" in ended.stderr
+    assert_quarantined(place, FEW[:4], [1])
+    assert place.calls()[-1] == [f"t{text}" for text in range(damaged[0].start, damaged[0].stop)]

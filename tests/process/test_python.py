@@ -1,0 +1,255 @@
+"""`chunkvisor.encode` and `chunkvisor.run`, as a program calls them."""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chunkvisor
+from harness import ENCODERS, ROOT, Workplace, expected
+
+TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
+
+
+@pytest.fixture(autouse=True)
+def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoders of the tests can be imported; temporary folders can be seen."""
+    path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path)
+
+
+def encode(texts: Any, encoder: str = "good:make", **more: Any) -> np.ndarray:
+    """On the CPU, without a standby."""
+    overrides = ("workers.standby=0", *more.pop("set", ()))
+    return chunkvisor.encode(texts, model="m", encoder=encoder, device="cpu", set=overrides, **more)
+
+
+def test_in_memory(tmp_path: Path) -> None:
+    """Without a workdir the array is in memory, one row a text, and no trace is left on the disk."""
+    vectors = encode(iter(TEXTS), chunk_size=2)
+    np.testing.assert_array_equal(vectors, expected(TEXTS))
+    assert not isinstance(vectors, np.memmap)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_in_a_workdir(tmp_path: Path) -> None:
+    """With a workdir the array is mapped from a file; the same call again computes nothing."""
+    events: list[str] = []
+    for call in range(2):
+        vectors = encode(TEXTS, workdir="cache/mine", on_event=lambda name, _details: events.append(name))
+        assert isinstance(vectors, np.memmap)
+        np.testing.assert_array_equal(vectors, expected(TEXTS))
+        assert events.count("chunk_committed") == 1, call
+    assert (tmp_path / "cache" / "mine" / "embeddings.npy").exists()
+    assert "output_already_complete" in events
+    assert "staging" not in events[events.index("run_ended") :]
+
+
+def test_other_texts_in_the_same_workdir() -> None:
+    """Other texts in a workdir are refused in the words of the command, unless it is to begin anew."""
+    encode(["one"], workdir="w")
+    with pytest.raises(chunkvisor.ChunkvisorError, match="same number of rows, other content") as caught:
+        encode(["two"], workdir="w")
+    assert caught.value.code is chunkvisor.ExitCode.CONFIG
+    np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
+
+
+def test_interrupted_work_goes_on() -> None:
+    """What was done before a failure is not done again."""
+    kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}
+    arguments: dict[str, Any] = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
+    error = caught.value
+    assert (error.code, error.log is not None and error.log.exists()) == (78, True)
+    assert "a row cannot be encoded" in error.what
+    assert str(error).splitlines() == error.lines()
+    events: list[str] = []
+    vectors = encode(
+        ["a", "b", "c"],
+        set=("recovery.on_bad_row=fail", "env.BEHAVE='1'"),
+        on_event=lambda name, _details: events.append(name),
+        **arguments,
+    )
+    np.testing.assert_array_equal(vectors, expected(["a", "b", "c"]))
+    assert events.count("chunk_committed") == 1  # the other two were there
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a", 3], r"texts\[1\] is no string: int 3"),
+        ([float("nan")], r"texts\[0\] is no string: float nan"),
+        ([b"bytes"], r"texts\[0\] is no string: bytes"),
+        (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
+        ([], "there are no texts"),
+        ("a single string", "texts is a single string"),
+    ],
+    ids=["int", "nan", "bytes", "surrogate", "none", "str"],
+)
+def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
+    """What is no text is refused by its index, and leaves nothing behind."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
+        encode(texts, workdir="w")
+    assert caught.value.code == 78
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "encode.batch_size: 0 is not"),
+        ({"set": ("chunk.sise=3",)}, "chunk.sise: unknown key"),
+        ({"encoder": "good"}, "model.encoder"),
+        ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
+    """Arguments are checked as the config's keys are, before a text is looked at."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words):
+        encode(iter([object()]), **arguments)
+
+
+def test_log_of_a_temporary_folder() -> None:
+    """Where the folder with the log is gone, its last lines go with the error."""
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a"], encoder="no_such_module:make")
+    assert caught.value.log is None
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in "\n".join(caught.value.__notes__)
+
+
+def test_quarantined_texts_warn() -> None:
+    """Texts without a vector are NaN and warned of by index; nothing is raised."""
+    with pytest.warns(
+        chunkvisor.QuarantineWarning, match="1 rows have no vector and are NaN: embeddings row 1"
+    ) as seen:
+        vectors = encode(["one", "bad", "two"], encoder="picky:make")
+    assert np.isnan(vectors[1]).all()
+    np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
+    assert seen[0].filename == chunkvisor.api.__file__ or seen[0].filename == __file__
+
+
+def test_run_reports(workplace: Workplace) -> None:
+    """`run` does what the command does, and reports file, manifest and quarantined rows of each output."""
+    workplace.write_source(["one", "bad", "two"])
+    workplace.write_config("picky:make")
+    with pytest.warns(chunkvisor.QuarantineWarning):
+        report = chunkvisor.run(workplace.config_path, set=["chunk.size=2"])
+    out = report.outputs["out"]
+    assert out.path == workplace.workdir / "out.npy"
+    assert (out.manifest["rows"], report.quarantined) == (3, 1)
+    assert (out.quarantined[0].row, out.quarantined[0].place) == (1, f"{workplace.source}:2")
+    assert out.vectors().shape == (3, 8)
+    Path("mended").touch()
+    assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
+
+
+def test_errors_travel_between_processes() -> None:
+    """An error keeps all of its parts through a process pool, which pickles it."""
+    error = chunkvisor.ChunkvisorError(
+        chunkvisor.ExitCode.DISK, "full", why="it is", remedy="free some", log=Path("worker.log")
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is chunkvisor.ChunkvisorError
+    assert (again.code, again.lines()) == (error.code, error.lines())
+
+
+def test_in_a_thread() -> None:
+    """Two jobs in threads of one process, each in a folder of its own."""
+    found: dict[int, np.ndarray] = {}
+    threads = [
+        threading.Thread(target=lambda number=number: found.update({number: encode([f"text {number}"])}))
+        for number in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(2):
+        np.testing.assert_array_equal(found[number], expected([f"text {number}"]))
+
+
+SCRIPT = """
+import sys
+import chunkvisor
+assert not {name.partition(".")[0] for name in sys.modules} & {"numpy", "pydantic", "click", "yaml"}
+vectors = chunkvisor.encode(["one", "two"], model="m", encoder="good:make", device="cpu")
+print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
+"""
+
+
+def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
+    """A plain script works: `import chunkvisor` is light, no worker runs the script again, torch stays outside."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "imported once (2, 8) set()\n"
+    assert ended.stderr == ""
+
+
+INTERRUPTED = """
+import os, signal
+import chunkvisor
+
+def on_event(name, details):
+    if name == "go":
+        os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    chunkvisor.encode(["a", "b"], model="m", encoder="good:make", device="cpu", chunk_size=1, workdir="w",
+                      set=["workers.standby=0"], on_event=on_event)
+except KeyboardInterrupt as interrupt:
+    print("interrupted:", interrupt)
+"""
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout.startswith("interrupted: stopped by SIGINT"), ended.stderr
+    assert len(list((tmp_path / "w" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
+
+
+def test_public_names() -> None:
+    """Every public name can be had, is listed, and knows no other."""
+    assert set(chunkvisor.__all__) == set(dir(chunkvisor))
+    for name in chunkvisor.__all__:
+        assert getattr(chunkvisor, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = chunkvisor.nonsense
+
+
+def code_blocks() -> list[str]:
+    """The Python examples of docs/python.md."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.model
+def test_the_page_runs(tmp_path: Path, minilm_path: Path) -> None:
+    """The examples of docs/python.md, one after the other, do what they say."""
+    (tmp_path / "model").symlink_to(minilm_path)
+    (tmp_path / "articles.csv").write_text("title\nOne thing\nAnother\n")
+    (tmp_path / "config.yaml").write_text(
+        "workdir: cache/embeddings\nmodel: {name: model}\ndevice: cpu\n"
+        "outputs: {titles: {source: articles.csv, column: title}}\n"
+    )
+    blocks = code_blocks()
+    assert len(blocks) >= 3
+    script = "\n".join(blocks)
+    ended = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

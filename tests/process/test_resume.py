@@ -1,0 +1,120 @@
+"""Running again is resuming: whatever was killed, whenever, the same command ends with the same bytes."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import expected, local_engine_only, sweep
+from killed import TEXTS, assert_whole, eventful
+from scripted_workplace import ScriptedWorkplace
+
+
+@local_engine_only
+def test_killed_after_an_event(tmp_path: Path) -> None:
+    """A run killed right after an event of its journal leaves a folder in which the next run completes."""
+    template = eventful(tmp_path / "template").folder
+    told = sweep("each", "after", template, tmp_path / "each", "chunkvisor.events.journal:Journal.write", share="4:a")
+    assert len(told) > 2
+    for line in told:
+        assert line["returncode"] == 0, line
+        assert_whole(Path(line["folder"]))
+
+
+@local_engine_only
+@pytest.mark.parametrize(
+    ("targets", "share"),
+    [
+        (("chunkvisor.events.journal:Journal.write",), "1:"),
+        (("os:replace", "os:rename", "os:fsync", "os:rmdir"), "2:a"),
+    ],
+    ids=["events", "renames and syncs"],
+)
+def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share: str) -> None:
+    """A folder in which every run was killed at a new place, once before each of them, still comes out right."""
+    template = eventful(tmp_path / "template").folder
+    told = sweep("chain", "before", template, tmp_path / "chain", *targets, share=share)
+    assert told[-1]["returncode"] == 0, told[-1]["stderr"]
+    assert not [line for line in told if "Traceback" in line["stderr"]]
+    assert_whole(Path(told[-1]["folder"]))
+    killed_at = [line["call"].split()[0] for line in told[:-1]]
+    assert set(killed_at) <= {re.split("[:.]", target)[-1] for target in targets}
+    assert len(killed_at) >= 12
+
+
+@local_engine_only
+@pytest.mark.parametrize(
+    ("fault", "first"), [("kill_worker", 0), ("kill_supervisor", -9), ("kill_both", -9)], ids=lambda value: str(value)
+)
+def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
+    """A worker that is killed is replaced at once; where the supervisor is killed, the next run goes on."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t2", fault)
+    assert place.run().returncode == first
+    assert place.run().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert Counter(map(tuple, place.calls())) == {("t0", "t1"): 1, ("t2", "t3"): 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encode__batch_size": 1},
+        {"recovery__attempts": 5},
+        {"workers__standby": 2},
+        {"chunk__size": 1},
+        {"chunk__size": 1000},
+        {"chunk__keep": True},
+        {"recovery__stall_timeout": 77},
+        {"env__OTHER": "1"},
+    ],
+    ids=str,
+)
+def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
+    """What only changes how the work is done may change at a resume; only what is missing is computed."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    place.lay("t0", "terminate!")
+    assert place.run_here().returncode == 75
+    place.lift("t0")
+    done_before = len(place.calls())
+    place.write_config("scripted:make", **{"chunk__size": 2, "recovery__attempts": 1, **change})
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert [text for call in place.calls()[done_before:] for text in call] == ["t0", "t1"]
+    assert ("keeps chunks of 2 texts" in ended.stderr) == ("chunk__size" in change)
+    assert (place.workdir / "outputs" / "out" / "chunks").exists() == ("chunk__keep" in change)
+
+
+@local_engine_only
+def test_result_without_a_judge(tmp_path: Path) -> None:
+    """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    told = sweep("each", "before", place.folder, tmp_path / "each", "chunkvisor.supervise.driver:Driver._conclude")
+    assert [line["returncode"] for line in told] == [0, 0]
+    killed = ScriptedWorkplace(Path(told[0]["folder"]))
+    np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))
+    assert len(killed.calls()) == 1
+    assert [event["event"] for event in killed.events()].count("attempt_started") == 1
+
+
+@local_engine_only
+def test_result_made_by_hand(tmp_path: Path) -> None:
+    """An attempt that a person finished by the worker's own command line is adopted like any other."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    place.lay("t0", "kill_supervisor")
+    assert place.run().returncode == -9
+    (attempt,) = (place.workdir / "outputs" / "out" / "attempts" / "000000").iterdir()
+    by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
+    assert subprocess.run(by_hand, env=os.environ, check=False, timeout=60).returncode == 0
+    assert len(place.calls()) == 2
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert len(place.calls()) == 2

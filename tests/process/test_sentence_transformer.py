@@ -1,0 +1,463 @@
+"""The sentence-transformers encoder against the library's own `encode`, on real weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from chunkvisor_worker import sentence_transformer
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
+from chunkvisor_worker.model import is_placed_by_loading, position_limit, split_kwargs
+from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+from chunkvisor_worker.tokenizer_check import TokenizerMismatchError
+
+pytestmark = pytest.mark.model
+
+TEXTS = [
+    "fix: close the file",
+    "",
+    "Fix: Close the File",
+    "word " * 3000,
+    "fix: close the file",
+    "漢字とかなの混じった文。" * 5,
+    "🙂🙃 emoji 👩‍👩‍👧",
+    " \t ",
+    "\n\n\n",
+    "a\x00b",
+    "Ünïcödé naïve café",
+    *(f"commit {number}: " + "refactor the parser " * (number) for number in range(12)),
+]
+SMALL = Limits(rows=16, tokens=1024)
+
+
+class RecordedProgress:
+    """Keeps what an encoder reports."""
+
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+        self.ticks = 0
+        self.batches: list[tuple[int, int]] = []
+        self.advances: list[tuple[int, int, int]] = []
+
+    def phase(self, phase: Phase) -> None:
+        """A phase began."""
+        self.phases.append(phase)
+
+    def tick(self) -> None:
+        """A sign of life."""
+        self.ticks += 1
+
+    def batch(self, rows: int, tokens: int) -> None:
+        """A batch began."""
+        self.batches.append((rows, tokens))
+
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+        """A batch was done."""
+        self.advances.append((rows, tokens, padded_tokens))
+
+
+def run(
+    model: ModelSpec,
+    texts: list[str] = TEXTS,
+    encode: EncodeSpec = EncodeSpec(),  # noqa: B008 - frozen
+    limits: Limits = SMALL,
+    progress: RecordedProgress | None = None,
+) -> tuple[npt.NDArray[np.float32], SentenceTransformerEncoder]:
+    """All vectors in the order of the texts, and the encoder that made them."""
+    progress = progress or RecordedProgress()
+    encoder = SentenceTransformerEncoder(model, encode, "cpu")
+    encoder.load(progress)
+    encoder.tokenize(texts, progress)
+    encoder.start(progress)
+    parts = list(encoder.encode(limits, progress))
+    indices = np.concatenate([part[0] for part in parts])
+    assert sorted(indices.tolist()) == list(range(len(texts)))
+    vectors = np.empty((len(texts), parts[0][1].shape[1]), dtype=np.float32)
+    for index, block in parts:
+        assert block.dtype == np.float32
+        vectors[index] = block
+    return vectors, encoder
+
+
+def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) -> Path:
+    """A copy of the model folder by links, some files left out and some JSON files changed (name -> new keys)."""
+    for file in folder.rglob("*"):
+        name = str(file.relative_to(folder))
+        if not file.is_file() or name in leave_out:
+            continue
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if name in changes:
+            copy.write_text(json.dumps(json.loads(file.read_text()) | changes[name]))
+        else:
+            copy.symlink_to(file)
+    return target
+
+
+@pytest.fixture(scope="module")
+def minilm(minilm_path: Path) -> ModelSpec:
+    """The real MiniLM."""
+    return ModelSpec("sentence-transformers/all-MiniLM-L6-v2", str(minilm_path))
+
+
+@pytest.fixture(scope="module")
+def library(minilm_path: Path) -> Any:
+    """The same model as the library loads it."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(minilm_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("fast", "encode"),
+    [
+        (True, EncodeSpec()),
+        (True, EncodeSpec(normalize=True)),
+        (True, EncodeSpec(truncate_dim=128, normalize=True)),
+        (True, EncodeSpec(prompt="Represent this commit: ")),
+        (False, EncodeSpec()),
+        (False, EncodeSpec(truncate_dim=128, normalize=True, prompt="Represent this commit: ")),
+    ],
+)
+def test_vectors_equal_the_librarys(
+    minilm: ModelSpec, library: Any, fast: bool, encode: EncodeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either path gives, row by row, what one plain `SentenceTransformer.encode` gives."""
+    if not fast:
+        monkeypatch.setattr(sentence_transformer, "is_plain_text_model", lambda model: False)
+
+    vectors, encoder = run(minilm, encode=encode)
+
+    expected = library.encode(
+        TEXTS,
+        prompt=encode.prompt,
+        normalize_embeddings=encode.normalize,
+        truncate_dim=encode.truncate_dim,
+        show_progress_bar=False,
+    )
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert encoder.facts().dimension == expected.shape[1]
+
+
+def test_equal_texts_have_equal_vectors_in_any_batch(minilm: ModelSpec) -> None:
+    """Limits change how the work is done, not the vectors."""
+    one, _ = run(minilm, limits=Limits(rows=1))
+    all_at_once, _ = run(minilm, limits=Limits(rows=10**6, tokens=None))
+
+    assert np.abs(one - all_at_once).max() < 1e-5
+    assert np.abs(one[0] - one[4]).max() == 0
+
+
+def test_progress_counts_rows_and_tokens(minilm: ModelSpec, library: Any) -> None:
+    """Every row is reported once, each batch before and after, within the token budget."""
+    progress = RecordedProgress()
+
+    run(minilm, progress=progress)
+
+    assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
+    assert progress.ticks >= 1
+    assert sum(rows for rows, _, _ in progress.advances) == len(TEXTS)
+    assert progress.batches == [(rows, padded) for rows, _, padded in progress.advances]
+    assert max(padded for _, padded in progress.batches) <= 1024
+    ids = library.tokenizer(TEXTS, truncation=True, max_length=256)["input_ids"]
+    assert sum(tokens for _, tokens, _ in progress.advances) == sum(map(len, ids))
+
+
+def test_facts_tell_the_model(minilm: ModelSpec) -> None:
+    """Dimension, dtype, length and versions are known after encoding."""
+    _, encoder = run(minilm, TEXTS[:2])
+
+    facts = encoder.facts()
+
+    assert (facts.dimension, facts.dtype, facts.max_length) == (384, "float32", 256)
+    assert {"python", "torch", "sentence-transformers", "transformers", "numpy"} <= set(facts.versions)
+
+
+def test_max_length_is_set(minilm: ModelSpec, library: Any) -> None:
+    """A length other than the model's own truncates there."""
+    vectors, encoder = run(replace(minilm, max_length=16))
+
+    expected = library.encode(
+        TEXTS, processing_kwargs={"text": {"max_length": 16}}, show_progress_bar=False, batch_size=7
+    )
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert encoder.facts().max_length == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "encode", "message"),
+    [
+        ({"max_length": 513}, {}, "513, but the model has positions for 512"),
+        ({}, {"truncate_dim": 385}, "385, but the model's vectors have 384"),
+        ({}, {"prompt_name": "passage"}, "'passage' is not a prompt of this model; it has: 'query', 'document'"),
+    ],
+)
+def test_what_the_model_cannot_meet_is_refused(
+    minilm: ModelSpec, model: dict[str, Any], encode: dict[str, Any], message: str
+) -> None:
+    """The error names the setting and what the model has; nothing is encoded."""
+    encoder = SentenceTransformerEncoder(replace(minilm, **model), EncodeSpec(**encode), "cpu")
+
+    with pytest.raises(ValueError, match=message):
+        encoder.load(RecordedProgress())
+
+
+def test_prompts_of_the_model(minilm: ModelSpec, library: Any) -> None:
+    """A prompt by name, and a default prompt, stand before each text."""
+    prompts = {"prompts": {"mine": "query: ", "other": "other: "}}
+    expected = library.encode(TEXTS[:5], prompt="query: ", show_progress_bar=False)
+
+    by_name, _ = run(replace(minilm, kwargs=prompts), TEXTS[:5], EncodeSpec(prompt_name="mine"))
+    default, _ = run(replace(minilm, kwargs={**prompts, "default_prompt_name": "mine"}), TEXTS[:5])
+
+    assert np.abs(by_name - expected).max() < 1e-5
+    assert np.abs(default - expected).max() < 1e-5
+
+
+def test_pooling_without_the_prompt(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
+    """A model that leaves the prompt out of its pooling does so here too."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = with_files(minilm_path, tmp_path, **{"1_Pooling/config.json": {"include_prompt": False}})
+    encode = EncodeSpec(prompt="Represent this commit: ")
+
+    vectors, _ = run(replace(minilm, path=str(folder)), encode=encode)
+
+    library = SentenceTransformer(str(folder), device="cpu")
+    expected = library.encode(TEXTS, prompt=encode.prompt, show_progress_bar=False)
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert np.abs(expected - library.encode(TEXTS, show_progress_bar=False)).max() > 1e-3
+
+
+def test_lower_casing_of_the_model(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
+    """`do_lower_case` of the model's configuration is honoured even where its tokenizer keeps capitals."""
+    tokenizer = json.loads((minilm_path / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    cased = {"tokenizer.json": tokenizer, "tokenizer_config.json": {"do_lower_case": False}}
+    plain = with_files(minilm_path, tmp_path / "plain", **cased)
+    lowered = with_files(
+        minilm_path, tmp_path / "lowered", **cased, **{"sentence_bert_config.json": {"do_lower_case": True}}
+    )
+
+    kept, _ = run(replace(minilm, path=str(plain)), TEXTS[:3])
+    equal, _ = run(replace(minilm, path=str(lowered)), TEXTS[:3])
+
+    assert np.abs(kept[0] - kept[2]).max() > 1e-3
+    assert np.abs(equal[0] - equal[2]).max() == 0
+
+
+@pytest.mark.parametrize(("dtype", "loaded"), [("auto", "bfloat16"), ("float32", "float32"), ("float16", "float16")])
+def test_left_padded_decoder(minilm_path: Path, tmp_path: Path, dtype: str, loaded: str) -> None:
+    """A causal model with left padding and last-token pooling, in the dtype asked for, equals the library's."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
+
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=30522,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    Qwen2Model(config).to(torch.bfloat16).save_pretrained(tmp_path / "backbone")
+    AutoTokenizer.from_pretrained(minilm_path, padding_side="left").save_pretrained(tmp_path / "backbone")
+    backbone = Transformer(str(tmp_path / "backbone"), model_kwargs={"dtype": "auto"})
+    SentenceTransformer(modules=[backbone, Pooling(32, "lasttoken")], device="cpu").save(str(tmp_path / "whole"))
+    library = SentenceTransformer(str(tmp_path / "whole"), device="cpu", model_kwargs={"dtype": dtype})
+    texts = [text for text in TEXTS if len(text) < 500]
+
+    vectors, encoder = run(ModelSpec("tiny", str(tmp_path / "whole"), dtype=dtype), texts)
+
+    expected = library.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().numpy()
+    assert encoder.facts().dtype == loaded
+    assert np.abs(vectors - expected).max() < (1e-5 if dtype == "float32" else 0.1)
+    assert vectors.dtype == np.float32
+
+
+def test_static_embeddings_take_the_librarys_own_encode(minilm_path: Path, tmp_path: Path) -> None:
+    """A model without a transformer is encoded all the same, its token counts unknown."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(minilm_path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    library = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu")
+    library.save(str(tmp_path))
+    spec = ModelSpec("static", str(tmp_path))
+    progress = RecordedProgress()
+
+    vectors, encoder = run(spec, limits=Limits(rows=10**6, tokens=1024), progress=progress)
+
+    assert np.abs(vectors - library.encode(TEXTS, show_progress_bar=False)).max() < 1e-5
+    assert len(progress.batches) > 1
+    assert {tokens for _, tokens in progress.batches} == {0}
+    assert encoder.facts().max_length is None
+    with pytest.raises(ValueError, match="has no length to set"):
+        run(replace(spec, max_length=10))
+
+
+def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
+    """Without vocabulary, transformers builds a tokenizer of five tokens; the model is not loaded with it."""
+    folder = with_files(minilm_path, tmp_path, leave_out=("tokenizer.json", "vocab.txt"))
+    encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
+
+    with pytest.raises(TokenizerMismatchError, match=r"knows 5 tokens, but .* 30522 rows"):
+        encoder.load(RecordedProgress())
+
+
+def test_missing_vocabulary_is_told_by_words_too(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
+    """A tokenizer of the right size that knows no word is refused."""
+    tokenizer = json.loads((minilm_path / "tokenizer.json").read_text())
+    special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {
+        token if token in special else f"\ue000{number}": number for token, number in vocabulary.items()
+    }
+    folder = with_files(minilm_path, tmp_path, leave_out=("vocab.txt",), **{"tokenizer.json": tokenizer})
+    encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
+
+    with pytest.raises(TokenizerMismatchError, match="knows the words of no language"):
+        encoder.load(RecordedProgress())
+
+
+def test_a_lone_surrogate_is_a_bad_text(minilm: ModelSpec) -> None:
+    """Half a character is named as such instead of the tokenizer's complaint about types."""
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        run(minilm, ["good", "a\ud800b"])
+
+
+def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch cannot reach a GPU its own reason comes through, and the model stays unused."""
+    import torch
+
+    def refuse(*size: int, device: str) -> None:
+        raise RuntimeError(f"No {device} GPUs are available")
+
+    progress = RecordedProgress()
+    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
+    encoder.load(progress)
+    encoder.tokenize(["text"], progress)
+    monkeypatch.setattr(torch, "zeros", refuse)
+
+    with pytest.raises(RuntimeError, match="No cuda GPUs are available"):
+        encoder.start(progress)
+    assert progress.phases[-1] is Phase.CUDA_INIT
+
+
+def test_nothing_asks_for_cuda_before_start(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading and tokenizing for a GPU leave the driver alone."""
+    import torch
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("CUDA was asked for")
+
+    for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, forbidden)
+    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
+
+    encoder.load(RecordedProgress())
+    encoder.tokenize(TEXTS[:3], RecordedProgress())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "config", "expected"),
+    [
+        ({}, {}, False),
+        ({"attn_implementation": "sdpa"}, {}, False),
+        ({"quantization_config": {"load_in_8bit": True}}, {}, True),
+        ({"model_kwargs": {"device_map": "auto"}}, {}, True),
+        ({"device_map": None}, {}, False),
+        ({"backend": "onnx"}, {}, True),
+        ({}, {"quantization_config": {"quant_method": "gptq"}}, True),
+    ],
+)
+def test_what_is_loaded_on_the_device(
+    kwargs: dict[str, Any], config: dict[str, Any], expected: bool, tmp_path: Path
+) -> None:
+    """A quantized model, or one with a device map, waits for the GPU; any other is loaded ahead."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert is_placed_by_loading(ModelSpec("any", str(tmp_path), kwargs=kwargs)) is expected
+
+
+def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded or tokenized before the GPU may be used."""
+    import torch
+
+    loaded_on: list[str] = []
+
+    def load(spec: ModelSpec, device: str) -> Any:
+        from chunkvisor_worker.model import load_model
+
+        loaded_on.append(device)
+        return load_model(replace(spec, kwargs={}), "cpu")
+
+    monkeypatch.setattr(sentence_transformer, "load_model", load)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    progress = RecordedProgress()
+    spec = replace(minilm, kwargs={"quantization_config": {"load_in_8bit": True}})
+    encoder = SentenceTransformerEncoder(spec, EncodeSpec(), "cuda")
+    encoder.load(progress)
+    encoder.tokenize(TEXTS[:3], progress)
+
+    assert loaded_on == []
+    monkeypatch.undo()
+    monkeypatch.setattr(sentence_transformer, "load_model", load)
+    monkeypatch.setattr(encoder, "_device", "cpu")
+    encoder.start(progress)
+
+    assert loaded_on == ["cpu"]
+    assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
+    assert sum(len(indices) for indices, _ in encoder.encode(SMALL, progress)) == 3
+
+
+def test_kwargs_reach_the_model(minilm: ModelSpec) -> None:
+    """Keys of the transformers model and of SentenceTransformer's own constructor go where they belong."""
+    assert split_kwargs({"attn_implementation": "eager", "model_kwargs": {"a": 1}, "prompts": {}}) == (
+        {"prompts": {}},
+        {"a": 1, "attn_implementation": "eager"},
+    )
+
+    _, encoder = run(replace(minilm, kwargs={"attn_implementation": "eager"}), TEXTS[:1])
+
+    assert encoder._model.transformers_model.config._attn_implementation == "eager"
+
+
+def test_roberta_positions_begin_after_the_padding_index(minilm_path: Path) -> None:
+    """A RoBERTa with a table of 18 positions reads 16 tokens."""
+    import torch
+    from transformers import XLMRobertaConfig, XLMRobertaModel
+
+    config = XLMRobertaConfig(
+        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=18
+    )
+    model = XLMRobertaModel(config)
+
+    limit = position_limit(model)
+
+    assert limit == 16
+    model(torch.full((1, limit), 5))
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        model(torch.full((1, limit + 1), 5))
+
+
+def test_long_texts_are_tokenized_in_slices(minilm: ModelSpec) -> None:
+    """There is a sign of life before each 256 texts and before each megabyte."""
+    progress = RecordedProgress()
+    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cpu")
+    encoder.load(progress)
+
+    encoder.tokenize(["a"] * 300 + ["b" * 800_000, "c" * 800_000], progress)
+
+    assert progress.ticks == 3

@@ -1,0 +1,282 @@
+"""Sharded finals: the same rows in several files, kept, mended and cut anew as one file is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import chunkvisor
+from chunkvisor.assemble.finalfiles import parts_of
+from harness import SOAK_SEED, expected, sweep
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
+
+
+def finished(folder: Path, **changes: object) -> ScriptedWorkplace:
+    """A complete output of three shards."""
+    place = ScriptedWorkplace.make(folder, TEXTS, **{"chunk__size": 2, "outputs__out__shards": 3, **changes})
+    assert place.run_here().returncode == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """One, for all."""
+    return finished(tmp_path_factory.mktemp("finished") / "place")
+
+
+@pytest.fixture
+def place(made: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it that knows its source again, which was copied as well."""
+    place = made.copy(tmp_path / "place")
+    assert place.run_here().returncode == 0
+    return place
+
+
+def shards(place: ScriptedWorkplace) -> list[Path]:
+    """What is in the folder of the shards, in order."""
+    return sorted((place.workdir / "out").iterdir())
+
+
+def joined(place: ScriptedWorkplace) -> np.ndarray:
+    """All rows."""
+    return np.concatenate([np.load(path, allow_pickle=False) for path in shards(place)])
+
+
+def visible(place: ScriptedWorkplace) -> set[str]:
+    """Names in the workdir that belong to the output."""
+    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "sizes"),
+    [(10, 3, [3, 3, 4]), (4, 4, [1] * 4), (2, 5, [1, 1]), (7, 1, [7]), (10_007, 10_000, None)],
+)
+def test_even_split(rows: int, count: int, sizes: list[int] | None) -> None:
+    """Rows are split evenly and in order, names sort as they follow each other, and no shard is empty."""
+    parts = parts_of(Path("out"), rows, count)
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, rows)
+    assert sorted(parts, key=lambda part: str(part.path)) == parts
+    assert {part.rows for part in parts} <= {rows // len(parts), rows // len(parts) + 1}
+    assert sizes is None or [part.rows for part in parts] == sizes
+
+
+def test_shards_are_the_one_file_cut(place: ScriptedWorkplace) -> None:
+    """Shards joined are the unsharded final byte for byte; status, verify and clean take them for what they are."""
+    names = [path.name for path in shards(place)]
+    assert names == ["0000.npy", "0001.npy", "0002.npy"]
+    assert visible(place) == {"out", "out.json"}
+    manifest = place.manifest()
+    assert [(each["file"], each["rows"]) for each in manifest["shards"]] == [
+        (f"out/{name}", rows) for name, rows in zip(names, (3, 3, 4), strict=True)
+    ]
+    status = json.loads(place.here("status", str(place.workdir), "--json").stdout)
+    assert status["state"] == "complete"
+    verified = place.here("verify", str(place.workdir))
+    assert (verified.returncode, verified.stdout) == (0, "4 files, all as they were written\n")
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    calls = len(place.calls())
+    again = place.run_here()
+    assert again.returncode == 0
+    assert "complete already" in again.stderr
+    assert len(place.calls()) == calls
+    whole = finished(place.folder / "whole", outputs__out__shards=None)
+    assert joined(place).tobytes() == whole.vectors().tobytes()
+    np.testing.assert_array_equal(joined(place), expected(TEXTS))
+
+
+def test_quarantined_rows(tmp_path: Path) -> None:
+    """Rows without a vector are NaN in whichever shard they are, and come right after a mend."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, outputs__out__shards=4)
+    place.lay("t1", "value_error!")
+    assert place.run_here().returncode == 3
+    assert [row["row"] for row in place.manifest()["quarantined"]] == [1, 6]
+    assert np.flatnonzero(np.isnan(joined(place)).any(axis=1)).tolist() == [1, 6]
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    place.lift("t1")
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(joined(place), expected(TEXTS))
+
+
+def flip(path: Path) -> None:
+    """One bit is another."""
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    """It has the content of its neighbour, which is as long."""
+    shutil.copy(path.with_name("0000.npy"), path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"), [(flip, "has another digest"), (swap, "has another digest"), (Path.unlink, "cannot be read")]
+)
+def test_damaged_shard(place: ScriptedWorkplace, damage: Callable[[Path], None], words: str) -> None:
+    """A damaged shard is named by `verify`; the next run keeps the folder aside and makes it anew, again and again."""
+    for _ in range(2):
+        damage(shards(place)[1])
+        verified = place.here("verify", str(place.workdir))
+        assert verified.returncode == 74
+        assert f"0001.npy: {words}" in verified.stderr
+        assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
+        ended = place.run_here()
+        assert ended.returncode == 0, ended.stderr
+        assert "it is now out.damaged" in ended.stderr
+        np.testing.assert_array_equal(joined(place), expected(TEXTS))
+    assert {"out.damaged", "out.damaged.aside"} <= visible(place)
+
+
+@pytest.mark.parametrize("lost", [["out.json"], ["outputs/out/done.json"], ["out.json", "outputs/out/done.json"]])
+def test_lost_records(place: ScriptedWorkplace, lost: list[str]) -> None:
+    """One lost record is written anew from the other; without both the rows are computed again."""
+    for name in lost:
+        (place.workdir / name).unlink()
+    calls = len(place.calls())
+    assert place.run_here().returncode == 0
+    assert (len(place.calls()) == calls) == (len(lost) == 1)
+    np.testing.assert_array_equal(joined(place), expected(TEXTS))
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_what_is_none_of_the_shards(place: ScriptedWorkplace) -> None:
+    """Another .npy beneath the folder would be read as rows: `verify` names it, a run renames it; the rest may stay."""
+    folder = place.workdir / "out"
+    (folder / "deep").mkdir()
+    for name in ("0003.npy", "deep/more.npy", "index.faiss"):
+        (folder / name).write_bytes(b"mine")
+    verified = place.here("verify", str(place.workdir))
+    assert verified.returncode == 74
+    assert verified.stderr.count("is none of the shards") == 2
+    assert "complete already" in place.run_here().stderr
+    names = {path.name for path in folder.rglob("*") if path.is_file() and path.read_bytes() == b"mine"}
+    assert names == {"0003.npy.aside", "more.npy.aside", "index.faiss"}
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_a_foreign_folder(tmp_path: Path) -> None:
+    """A folder at the shards' place is refused before the first run and kept aside later; it is never touched."""
+    place = ScriptedWorkplace.make(
+        tmp_path / "place", TEXTS, chunk__size=2, outputs__out__shards=3, recovery__attempts=1
+    )
+    mine = place.workdir / "out" / "0000.npy"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    ended = place.run_here()
+    assert ended.returncode == 78
+    assert "is there already, and no run of this workdir has made it" in ended.stderr
+    mine.parent.rename(tmp_path / "away")
+    place.lay("t6", "terminate!")
+    assert place.run_here().returncode == 75
+    (tmp_path / "away").rename(mine.parent)
+    place.lift("t6")
+    assert place.run_here().returncode == 0
+    assert (place.workdir / "out.aside" / "0000.npy").read_bytes() == b"mine"
+    np.testing.assert_array_equal(joined(place), expected(TEXTS))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 3), (3, None), (3, 2), (2, 300)])
+def test_cut_anew(tmp_path: Path, before: int | None, after: int | None) -> None:
+    """A complete output takes another number of shards without a chunk file and without a vector being computed."""
+    place = finished(tmp_path / "place", outputs__out__shards=before)
+    calls = len(place.calls())
+    override = f"outputs.out.shards={json.dumps(after)}"
+    for words in ("cutting its rows anew", "complete already"):
+        ended = place.run_here("--set", override)
+        assert ended.returncode == 0, ended.stderr
+        assert words in ended.stderr
+        assert ("cutting" in ended.stderr) == (words != "complete already")
+        found = place.vectors() if after is None else joined(place)
+        np.testing.assert_array_equal(found, expected(TEXTS))
+    assert len(place.calls()) == calls
+    assert visible(place) == {"out.json", "out.npy" if after is None else "out"}
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_cut_anew_keeps_what_is_not_ours(place: ScriptedWorkplace) -> None:
+    """Something of a person's own in the folder of the shards is not lost with them."""
+    (place.workdir / "out" / "index.faiss").write_bytes(b"mine")
+    assert place.run_here("--set", "outputs.out.shards=2").returncode == 0
+    assert (place.workdir / "out.before" / "index.faiss").read_bytes() == b"mine"
+    assert len(shards(place)) == 2
+
+
+def test_from_scratch(place: ScriptedWorkplace) -> None:
+    """--from-scratch removes the shards, and nothing that lies beside them."""
+    (place.workdir / "out.txt").write_text("mine")
+    ended = place.run_here("--from-scratch", "--yes", "--set", "outputs.out.shards=null")
+    assert ended.returncode == 0, ended.stderr
+    assert visible(place) == {"out.npy", "out.json", "out.txt"}
+
+
+CUTS: list[tuple[int | None, int | None, str]] = [(3, 2, "after"), (None, 3, "before")]
+if SOAK_SEED:
+    CUTS += [(3, 2, "before"), (3, None, "after")]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("before", "after", "when"), CUTS)
+def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | None, when: str) -> None:
+    """A run killed at any step of a new cut loses no row; the next one ends with one form of them."""
+    place = finished(tmp_path / "place", outputs__out__shards=before)
+    place.write_config("scripted:make", chunk__size=2, outputs__out__shards=after)
+    calls = len(place.calls())
+    targets = [
+        "chunkvisor.assemble.finalwriter:set_aside",
+        "chunkvisor.assemble.finalwriter:sync_folder",
+        "chunkvisor.assemble.finished:set_aside",
+        "chunkvisor.assemble.finished:remove_final",
+    ]
+    lines = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share="1:" if SOAK_SEED else "2:a")
+    assert len(lines) > 1
+    for line in lines:
+        assert line.get("returncode") == 0, line
+        result = ScriptedWorkplace(Path(line["folder"]))
+        found = result.vectors() if after is None else joined(result)
+        np.testing.assert_array_equal(found, expected(TEXTS), err_msg=str(line))
+        assert visible(result) == {"out.json", "out.npy" if after is None else "out"}, line
+        assert len(result.calls()) == calls, line
+
+
+def test_from_python(place: ScriptedWorkplace) -> None:
+    """`chunkvisor.run` reports the shards, and their vectors as one array."""
+    final = chunkvisor.run(place.config_path).outputs["out"]
+    assert final.path == place.workdir / "out"
+    assert list(final.files) == shards(place)
+    np.testing.assert_array_equal(final.vectors(), expected(TEXTS))
+
+
+def test_encode_has_one_file(tmp_path: Path) -> None:
+    """`chunkvisor encode` makes the file that it is asked for, and refuses to spread it."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    arguments = ("encode", str(place.source), "--column", "text", "--model", "m", "--device", "cpu")
+    ended = place.here(*arguments, "-o", str(tmp_path / "o.npy"), "--set", "outputs.embeddings.shards=2")
+    assert ended.returncode == 78, ended.stderr
+    assert "shards is for `chunkvisor run`" in ended.stderr
+
+
+def test_embedding_reader(place: ScriptedWorkplace) -> None:
+    """embedding-reader reads the folder as it is: all rows, in order, in batches that span shards."""
+    embedding_reader = pytest.importorskip("embedding_reader", reason="embedding-reader is not installed (pip install)")
+    reader = embedding_reader.EmbeddingReader(embeddings_folder=str(place.workdir / "out"), file_format="npy")
+    assert (reader.count, reader.dimension) == (len(TEXTS), 8)
+    batches = [batch.copy() for batch, _ in reader(batch_size=4, start=0, end=reader.count, show_progress=False)]
+    np.testing.assert_array_equal(np.concatenate(batches), expected(TEXTS))
+
+
+def test_rules_of_embedding_reader(place: ScriptedWorkplace) -> None:
+    """What it goes by, for where it is not installed: header in one line, float32 in C order, sorted paths."""
+    found = []
+    for path in sorted((place.workdir / "out").glob("**/*.npy"), key=str):
+        header, _, data = path.read_bytes().partition(b"\n")
+        assert len(header) < 300
+        assert b"'descr': '<f4', 'fortran_order': False, 'shape': (" in header
+        found.append(np.frombuffer(data, dtype="<f4").reshape(-1, 8))
+    np.testing.assert_array_equal(np.concatenate(found), expected(TEXTS))

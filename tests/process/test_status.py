@@ -1,0 +1,124 @@
+"""`chunkvisor status`: reads the folder alone, beside a live run, after it, and after it was killed."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t3"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """Two chunks; the second waits for ever."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    place.lay("t2", "wait!")
+    return place
+
+
+def status_here(place: ScriptedWorkplace) -> dict[str, Any]:
+    """What `status --json` says."""
+    ended = place.here("status", str(place.workdir), "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
+    """A run is `running` while it lives, `stopped` once it is killed or told to stop, and `complete` at the end."""
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    live = status_here(place)
+    assert live["state"] == "running"
+    assert live["pid"] == process.pid
+    assert live["outputs"]["out"] == {
+        "rows": 6,
+        "rows_done": 3,  # half of the distinct texts
+        "chunks": 2,
+        "chunks_done": 1,
+        "quarantined": 0,
+        "complete": False,
+        "distinct_texts": 4,
+    }
+    assert live["attempts"] == {"committed": 1}
+    assert live["rows_per_s"] > 0
+    assert live["eta_s"] >= 0
+    kill(process)
+    killed = status_here(place)
+    assert killed == {**live, "state": "stopped", "eta_s": None}
+
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 3)
+    assert status_here(place)["state"] == "running"
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: place.events()[-1]["event"] == "draining")  # two signals at once would be taken for one
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert status_here(place)["state"] == "stopped"
+
+    place.lift("t2")
+    assert place.run_here().returncode == 0
+    complete = status_here(place)
+    assert complete["state"] == "complete"
+    assert complete["eta_s"] is None
+    assert complete["outputs"]["out"]["rows_done"] == complete["outputs"]["out"]["rows"] == 6
+    assert complete["outputs"]["out"]["chunks_done"] == 2
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    assert status_here(place)["outputs"] == complete["outputs"]
+    assert status_here(place)["state"] == "complete"
+
+
+def test_halted(place: ScriptedWorkplace) -> None:
+    """A run that gave up is `halted`, and status repeats its last words."""
+    place.lay("t2", "terminate!")
+    assert place.run_here().returncode == 75
+    halted = status_here(place)
+    assert halted["state"] == "halted"
+    assert halted["attempts"] == {"committed": 1, "interrupted": 1}
+    words = place.here("status", str(place.workdir)).stdout
+    assert words.startswith("halted\n")
+    assert "out: 50 %, 3 of 6 rows, 1 of 2 chunks" in words
+    assert "out chunk 1 failed in every try" in words
+    assert "worker.log" in words
+
+
+def test_keys(place: ScriptedWorkplace) -> None:
+    """The keys that programs rely on are there, in every state."""
+    place.lift("t2")
+    assert place.run_here().returncode == 0
+    keys = {"state", "pid", "outputs", "attempts", "rows_per_s", "eta_s"}
+    assert keys <= set(status_here(place))
+    assert {"rows", "rows_done", "chunks", "chunks_done", "quarantined"} <= set(status_here(place)["outputs"]["out"])
+
+
+def test_no_journal(place: ScriptedWorkplace) -> None:
+    """Without a journal the story is gone, but not the state."""
+    place.lift("t2")
+    assert place.run().returncode == 0
+    (place.workdir / "events.jsonl").unlink()
+    assert status_here(place)["state"] == "complete"
+
+
+def test_output_of_another_config(place: ScriptedWorkplace) -> None:
+    """An unfinished output that the last run's config does not name any more does not make the workdir unfinished."""
+    place.lay("t2", "terminate!")
+    assert place.run_here().returncode == 75
+    place.write_config("scripted:make", outputs={"other": {"source": "rows.jsonl", "template": "x{text}"}})
+    assert place.run_here().returncode == 0
+    now = status_here(place)
+    assert now["state"] == "complete"
+    assert not now["outputs"]["out"]["complete"]
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "clean"])
+def test_no_workdir(tmp_path: Path, command: str) -> None:
+    """A folder that is no workdir is told as such, and stays as it is."""
+    place = ScriptedWorkplace(tmp_path)
+    ended = place.here(command, str(tmp_path))
+    assert ended.returncode == 78
+    assert "is no workdir of chunkvisor" in ended.stderr
+    assert not list(tmp_path.iterdir())

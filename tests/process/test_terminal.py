@@ -1,0 +1,292 @@
+"""What a person sees of a run: in a terminal, in a dumb one, in a pipe, in JSON, quietly, and from another terminal."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import ENCODERS, kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+from terminal import Terminal
+
+TEXTS = [f"t{number}" for number in range(8)]
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+COLOUR = re.compile(rb"\x1b\[[0-9;]*(?:3[0-7]|9[0-7]|38;)[0-9;]*m")
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """Four chunks; the third waits until it is released."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t4", "wait_for_release")
+    return place
+
+
+@pytest.fixture
+def opened(place: ScriptedWorkplace) -> Iterator[Open]:
+    """Opens terminals for commands, and closes them at the end."""
+    terminals = []
+
+    def open_terminal(*arguments: str, **options: object) -> Terminal:
+        terminals.append(Terminal(place.command(*arguments), **options))  # type: ignore[arg-type]
+        return terminals[-1]
+
+    yield open_terminal
+    release(place)
+    for terminal in terminals:
+        terminal.close()
+
+
+def release(place: ScriptedWorkplace) -> None:
+    """Let the third chunk go on."""
+    (place.folder / "release").touch()
+
+
+def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[str]:
+    """What is seen once two chunks are done and the third computes; a signal just before it finds nothing to finish."""
+    wait_for(lambda: any("t4" in call for call in place.calls()))
+
+    def seen() -> list[str] | None:
+        lines = look()
+        return lines if all(text in "\n".join(lines) for text in ("4 of 8 rows", "CPU   chunk 2")) else None
+
+    return wait_for(seen)
+
+
+@pytest.mark.parametrize("columns", [80, 160, 40])
+def test_live_view(place: ScriptedWorkplace, opened: Open, columns: int) -> None:
+    """A terminal shows what happens, how far it is and whether to worry; at the end only what has come of it stays."""
+    place.lay("t0", "crash")
+    terminal = opened("run", str(place.config_path), columns=columns)
+    terminal.wait_for("CPU   chunk 2")  # what crashed is tried before or after it
+    screen = terminal.wait_for("note: 1 attempt failed")
+    assert any(line.startswith("computing, ") for line in screen)
+    assert any("━" in line and line.endswith((" 25 %", " 50 %")) for line in screen)
+    assert any(" of 8 rows" in line for line in screen)
+    assert any("crashed" in line for line in terminal.everything())
+    release(place)
+    assert terminal.finish() == 0
+    left = terminal.everything()
+    assert not [line for line in left if line.startswith(("computing, ", "CPU", "note:", "━"))]
+    assert "chunks computed in" in "".join(left)
+    assert terminal.screen.cursor.x == 0
+    assert not terminal.screen.cursor.hidden
+    assert b"\x1b[?25l" not in terminal.written
+    assert b"\x1b[?1049h" not in terminal.written
+    assert COLOUR.search(terminal.written)
+
+
+def test_no_color(place: ScriptedWorkplace, opened: Open) -> None:
+    """With NO_COLOR the view is the same, without a colour."""
+    terminal = opened("run", str(place.config_path), NO_COLOR="1")
+    half_way(place, terminal.look)
+    release(place)
+    assert terminal.finish() == 0
+    assert not COLOUR.search(terminal.written)
+
+
+def test_dumb_terminal(place: ScriptedWorkplace, opened: Open) -> None:
+    """A terminal that cannot move its cursor gets lines, and no escape sequence."""
+    terminal = opened("run", str(place.config_path), columns=400, TERM="dumb")
+    release(place)
+    assert terminal.finish() == 0
+    assert b"\x1b" not in terminal.written
+    assert all(STAMP.match(line) for line in terminal.everything())
+
+
+def test_resize(place: ScriptedWorkplace, opened: Open) -> None:
+    """A terminal that is made smaller or larger gets a view that fits."""
+    terminal = opened("run", str(place.config_path))
+    half_way(place, terminal.look)
+    for columns, lines in ((40, 10), (120, 30), (25, 5)):
+        terminal.resize(columns, lines)
+
+        def fits(columns: int = columns) -> bool:
+            return any("50 %" in line and len(line) >= columns - 3 for line in terminal.look())
+
+        wait_for(fits)
+    release(place)
+    assert terminal.finish() == 0
+
+
+def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
+    """Ctrl-C finishes what is under way and says so; the last words follow on a clean terminal, cursor and all."""
+    terminal = opened("run", str(place.config_path))
+    half_way(place, terminal.look)
+    terminal.type(b"\x03")
+    terminal.wait_for("stopping: ")
+    release(place)
+    assert terminal.finish() == 130
+    left = terminal.look()
+    assert not [line for line in left if line.startswith("stopping: ")]
+    assert any(line.startswith("chunkvisor: stopped by SIGINT") for line in left)
+    assert not terminal.screen.cursor.hidden
+
+
+def test_killed(place: ScriptedWorkplace, opened: Open) -> None:
+    """After `kill -9` the cursor is there and stands on a line of its own."""
+    terminal = opened("run", str(place.config_path))
+    half_way(place, terminal.look)
+    terminal.process.kill()
+    terminal.finish()
+    assert not terminal.screen.cursor.hidden
+    assert terminal.screen.cursor.x == 0
+    assert not terminal.look()[terminal.screen.cursor.y]
+
+
+def test_pipe(place: ScriptedWorkplace) -> None:
+    """Without a terminal: one line for each change of state with its time, no control characters, words at the end."""
+    place.lay("t0", "crash")
+    release(place)
+    ended = place.run()
+    assert ended.returncode == 0
+    assert ended.stdout == ""
+    assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), ended.stderr
+    assert "4 chunks computed in" in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if " so far" not in line]) < 12  # heartbeats take their time
+
+
+@pytest.mark.parametrize("fault", ["crash", "value_error!"])
+def test_quiet(place: ScriptedWorkplace, fault: str) -> None:
+    """Quietly only what is lost is said, and the last words; a fault that is mended is not. The codes are the same."""
+    place.lay("t0", fault)
+    release(place)
+    ended = place.run_here("--quiet")
+    if fault == "crash":
+        assert (ended.returncode, ended.stderr) == (0, "")
+        return
+    assert ended.returncode == 3
+    first, *last = ended.stderr.splitlines()
+    assert "out row 0" in first
+    assert last[0].startswith("chunkvisor: finished, but 1 row")
+
+
+def test_json(place: ScriptedWorkplace) -> None:
+    """With --log-format json every line of standard error is an object, the last words included."""
+    place.lay("t0", "value_error!")
+    release(place)
+    ended = place.run_here("--log-format", "json")
+    assert ended.returncode == 3
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert all(event["t"] > 0 for event in events)
+    names = [event["event"] for event in events]
+    assert names[:2] == ["invoked", "run_started"]
+    assert "chunk_committed" in names
+    assert (names[-1], events[-1]["code"], names.count("halted")) == ("halted", 3, 1)
+    assert "1 row" in events[-1]["what"]
+
+
+def test_json_of_a_halt_before_the_run(place: ScriptedWorkplace) -> None:
+    """A config that is wrong is told as an object, too; quietly it is not kept quiet."""
+    place.write_config("scripted:make", chunk__size="many")
+    for options in (["--log-format", "json"], ["--log-format", "json", "--quiet"]):
+        ended = place.run_here(*options)
+        (line,) = ended.stderr.splitlines()
+        assert (ended.returncode, json.loads(line)["code"], json.loads(line)["event"]) == (78, 78, "halted")
+    assert place.run_here("--quiet").stderr.startswith("chunkvisor: ")
+
+
+def test_encode_quietly_and_in_json(place: ScriptedWorkplace) -> None:
+    """`encode` has the same options."""
+    release(place)
+    out = str(place.folder / "out.npy")
+    asked = ("encode", str(place.source), "--column", "text", "--model", "m", "--encoder", "good:make", "-o", out)
+    from_tests = f"env.PYTHONPATH={ENCODERS}"
+    ended = place.here(*asked, "--device", "cpu", "--set", from_tests, "--quiet")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = place.here(*asked, "--device", "cpu", "--set", from_tests, "--log-format", "json")
+    assert [json.loads(line)["event"] for line in ended.stderr.splitlines()] == ["note"]
+
+
+def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
+    """`status --watch` shows the same view from the folder; when the run is killed it says so, and what comes next."""
+    process = place.start("run", str(place.config_path))
+    terminal = opened("status", "--watch", str(place.workdir)) if wait_for(place.calls) else None
+    assert terminal is not None
+    screen = half_way(place, terminal.look)
+    assert any(line.startswith("computing, ") for line in screen)
+    assert any(line.startswith("CPU   chunk 2") for line in screen)
+    kill(process)
+    assert terminal.finish() == 0
+    left = terminal.everything()
+    assert not [line for line in left if line.startswith(("computing, ", "CPU"))]
+    assert any(line.startswith("stopped: its process was killed") for line in left)
+    assert any("it would keep 2 of 4 chunks and compute the other 2" in line for line in left)
+    assert any("tried afresh" in line and line.endswith("chunk 2") for line in left)
+
+
+def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None:
+    """Ctrl-C ends the looking on, not the run."""
+    process = place.start("run", str(place.config_path))
+    wait_for(place.calls)
+    terminal = opened("status", "--watch", str(place.workdir))
+    half_way(place, terminal.look)
+    terminal.type(b"\x03")
+    assert terminal.finish() == 0
+    assert "Traceback" not in "\n".join(terminal.everything())
+    assert process.poll() is None
+    release(place)
+    assert process.wait(60) == 0
+    process.communicate()
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_watch_in_a_pipe(place: ScriptedWorkplace, options: tuple[str, ...]) -> None:
+    """Without a terminal it prints lines, or one object for each change; it ends when the run has ended."""
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 3)
+    watching = place.start("status", "--watch", str(place.workdir), *options)
+    assert watching.stdout is not None
+    first = watching.stdout.readline()
+    release(place)
+    rest, stderr = watching.communicate(timeout=60)
+    assert (process.wait(60), watching.returncode, stderr) == (0, 0, "")
+    process.communicate()
+    lines = [first, *rest.splitlines()]
+    if options:
+        states = [json.loads(line)["state"] for line in lines]
+        assert (states[0], states[-1]) == ("running", "complete")
+    else:
+        assert all(line.rstrip("\n").isprintable() for line in lines)
+        assert "complete\n" in rest
+
+
+def test_watch_without_a_run(place: ScriptedWorkplace) -> None:
+    """Where no run lives, the state is told at once."""
+    release(place)
+    assert place.run_here().returncode == 0
+    ended = place.here("status", "--watch", str(place.workdir))
+    assert ended.stdout.startswith("complete\n")
+    assert ended.stdout == place.here("status", str(place.workdir)).stdout
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_in_tmux(place: ScriptedWorkplace, columns: int) -> None:
+    """In tmux the view stands where it should: once, at the lower end, no line wrapped."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    tmux = ("tmux", "-S", str(place.folder / "s"), "-f", "/dev/null")
+    size = ("-x", str(columns), "-y", "24")
+    utf8 = {**os.environ, "LC_ALL": "C.UTF-8"}  # without, tmux will not start
+    command = place.command("run", str(place.config_path))
+    subprocess.run([*tmux, "new-session", "-d", *size, *command], check=True, env=utf8)
+
+    def captured() -> str:
+        shown = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, check=False, env=utf8)
+        return shown.stdout.decode()
+
+    try:
+        lines = half_way(place, lambda: captured().splitlines())
+        assert sum("50 %" in line for line in lines) == 1
+        assert sum(line.startswith("computing, ") for line in lines) == 1
+        assert sum(line.startswith("CPU ") for line in lines) == 1
+    finally:
+        release(place)
+        wait_for(lambda: not captured())  # the session ends with its command

@@ -1,0 +1,346 @@
+"""Workers forked from a template: the same vectors, the same evidence, and a run that does without when it must."""
+
+import io
+import os
+import sys
+from collections import Counter
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from chunkvisor.cli import main
+from chunkvisor.decide.outcome import STATUS_LOST, Evidence, judge
+from chunkvisor.devices.gpu import CPU
+from chunkvisor.engine import warm
+from chunkvisor.engine.environment import thread_count, worker_environment
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
+
+PLAIN = [f"text {number}" for number in range(12)]
+
+
+def prepare(place: Workplace, texts: list[str], start: Any = "warm", **changes: Any) -> None:
+    """A run of tests/encoders/told.py, two texts a chunk."""
+    place.write_source(texts)
+    changes = {"chunk.size": 2, "workers.start": start, "model.kwargs": {"notes": str(place.folder)}, **changes}
+    place.write_config("told:make", **changes)
+
+
+def run_here(place: Workplace) -> tuple[int, str]:
+    """`chunkvisor run` in this process, with little patience with a template; (exit code, stderr)."""
+    stderr = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["chunkvisor", "run", str(place.config_path)]),
+        mock.patch.object(warm, "ANSWER_S", 0.5),
+        redirect_stderr(stderr),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0), stderr.getvalue()
+    return 0, stderr.getvalue()
+
+
+def starts(place: Workplace) -> list[tuple[int, int, str]]:
+    """(chunk, attempt, how it started) of every attempt, in order."""
+    events = [event for event in place.events() if event["event"] == "attempt_started"]
+    return [(event["chunk"], event["attempt"], event["start"]) for event in events]
+
+
+def counts(place: Workplace) -> Counter[str]:
+    """How often each event was."""
+    return Counter(event["event"] for event in place.events())
+
+
+@pytest.mark.parametrize("standby", [0, 1, 3])
+def test_warm_workers_make_the_same_vectors(workplace: Workplace, standby: int) -> None:
+    """Every chunk comes from a forked worker, one at a time at the device, and the vectors are the right ones."""
+    prepare(workplace, PLAIN, **{"workers.standby": standby})
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    assert starts(workplace) == [(chunk, 1, "warm") for chunk in range(6)]
+    assert counts(workplace)["template_started"] == 1
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [("segfault", "Segmentation fault"), ("leave", "exit code 44"), ("kill", "signal 9 (SIGKILL)")],
+)
+@pytest.mark.parametrize("start", ["warm", "auto"])
+def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
+    workplace: Workplace, start: str, deed: str, reason: str
+) -> None:
+    """Exit codes and signals come through the template; what follows a failure is a new interpreter."""
+    prepare(workplace, [*PLAIN[:5], deed, *PLAIN[5:]], start=start)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert reason in failed["reason"]
+    assert (2, 2, "fresh") in starts(workplace)
+    assert [how for _, attempt, how in starts(workplace) if attempt == 1] == ["warm"] * 7
+
+
+@pytest.mark.parametrize("start", ["warm", "auto"])
+@pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
+def test_a_template_that_dies_or_stops_is_replaced(workplace: Workplace, start: str, deed: str) -> None:
+    """The worker under way keeps its vectors, and the run goes on from another template."""
+    texts = [*PLAIN[:8], deed, *PLAIN[8:]]
+    prepare(workplace, texts, start=start, **{"workers.standby": 1})
+
+    code, stderr = run_here(workplace)
+
+    assert code == 0, stderr
+    assert np.array_equal(workplace.vectors(), expected(texts))
+    seen = counts(workplace)
+    assert (seen["template_started"], seen["template_failed"], seen["attempt_failed"]) == (2, 1, 0)
+    assert seen["warm_given_up"] == 0
+
+
+@local_engine_only
+def test_two_templates_are_enough(workplace: Workplace) -> None:
+    """When the second one dies as well, the run goes on with fresh workers, and says so once."""
+    texts = ["kill_template 1", *PLAIN[:5], "kill_template 2", *PLAIN[5:]]
+    prepare(workplace, texts, start="auto")
+
+    code, stderr = run_here(workplace)
+
+    assert code == 0, stderr
+    assert np.array_equal(workplace.vectors(), expected(texts))
+    assert counts(workplace)["warm_given_up"] == 1
+    assert stderr.count("every worker is a new interpreter") == 1
+    assert starts(workplace)[-1][2] == "fresh"
+
+
+def test_a_status_lost_with_the_template_is_a_crash(workplace: Workplace) -> None:
+    """A worker that dies without a result after its template is tried again, and the reason says what is not known."""
+    prepare(workplace, ["kill_template_and_die", *PLAIN])
+
+    code, stderr = run_here(workplace)
+
+    assert code == 0, stderr
+    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert failed["outcome"] == "crashed"
+    assert "lost with its template" in failed["reason"]
+
+
+def test_a_lost_status_does_not_count_against_a_result() -> None:
+    """STATUS_LOST alone is a crash whose cause is not known to be a text."""
+    verdict = judge(Evidence(STATUS_LOST))
+
+    assert (verdict.outcome, verdict.row_can_cause, verdict.asked_for) == (Outcome.CRASHED, False, False)
+
+
+UNFORKABLE = [
+    ("open_gpu", 78, "/dev/nvidiactl open"),
+    ("start_thread", 78, "has started threads"),
+]
+
+
+@pytest.mark.parametrize(("why", "code", "words"), UNFORKABLE)
+def test_auto_does_without_a_tainted_template(workplace: Workplace, why: str, code: int, words: str) -> None:
+    """All workers are fresh, the vectors are right, and the person is told once."""
+    workplace.write_source(PLAIN)
+    workplace.write_config("unforkable:make", **{"workers.start": "auto", "chunk.size": 2})
+
+    ended = workplace.run(env={"UNFORKABLE": why})
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    assert {how for _, _, how in starts(workplace)} == {"fresh"}
+    assert counts(workplace)["template_started"] == counts(workplace)["warm_given_up"] == 1
+    assert ended.stderr.count(words) == 1
+
+
+@pytest.mark.parametrize("harmless", ["start_jemalloc", "map_driver"])
+def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -> None:
+    """Workers are forked beside jemalloc's thread, which jemalloc mends itself, and beside a driver that is asleep."""
+    workplace.write_source(PLAIN)
+    workplace.write_config("unforkable:make", **{"workers.start": "warm", "chunk.size": 2})
+
+    ended = workplace.run(env={"UNFORKABLE": harmless})
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    assert {how for _, _, how in starts(workplace)} == {"warm"}
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_the_next_computes_while_vectors_are_written(workplace: Workplace, start: str) -> None:
+    """A worker that needs the device no longer lets the next one have it before it has written and ended."""
+    texts = [f"number {number}" for number in range(5)] + ["the last 5"]
+    workplace.write_source(texts)
+    kwargs = {"notes": str(workplace.folder)}
+    changes: dict[str, Any] = {"workers.start": start, "workers.standby": 1, "chunk.size": 2, "model.kwargs": kwargs}
+    workplace.write_config("slow_writer:make", **changes)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert np.array_equal(workplace.vectors(), expected(texts))
+    order = [
+        (event["event"], event["chunk"]) for event in workplace.events() if event["event"] in ("go", "worker_ended")
+    ]
+    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
+
+
+@local_engine_only
+@pytest.mark.parametrize(
+    ("why", "code", "words"),
+    [*UNFORKABLE, ("fail", 78, "ImportError: no such library"), ("hang", 69, "has not loaded within 1 s")],
+)
+def test_warm_without_a_template_ends_the_run(workplace: Workplace, why: str, code: int, words: str) -> None:
+    """Nothing is started, and the last lines say why, what to do and where to look."""
+    workplace.write_source(PLAIN)
+    patience_s = 1 if why == "hang" else 600
+    workplace.write_config("unforkable:make", **{"workers.start": "warm", "recovery.startup_timeout": patience_s})
+
+    ended = workplace.run(env={"UNFORKABLE": why})
+
+    assert ended.returncode == code, ended.stderr
+    assert words in ended.stderr
+    assert "workers.start: auto" in ended.stderr
+    assert str(workplace.workdir / "template" / "worker.log") in ended.stderr
+    assert starts(workplace) == []
+
+
+@pytest.mark.parametrize(("standby", "refused"), [(0, 2), (1, 3)])
+def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace, standby: int, refused: int) -> None:
+    """Exit code 29 is no failure of the chunk: a fresh worker does it, and the template is replaced once.
+
+    The second template is not blamed for all the workers of the first.
+    """
+    prepare(workplace, PLAIN, **{"workers.standby": standby})
+    (workplace.folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "def taint():\n"
+        "    if 'chunkvisor_worker.forked' in sys.modules:\n"
+        "        sys.fake = open(os.environ['FAKE'], 'rb')\n"
+        "os.register_at_fork(after_in_child=taint)\n"
+    )
+    fake = workplace.folder / "dev" / "nvidia0"
+    fake.parent.mkdir()
+    fake.touch()
+    text = workplace.config_path.read_text().replace("PYTHONPATH: ", f"FAKE: {fake}\n  PYTHONPATH: {workplace.folder}:")
+    workplace.config_path.write_text(text)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 69, ended.stderr
+    assert "begun to use the GPU" in ended.stderr
+    # A node that sets itself aside takes its last refusal with it.
+    assert counts(workplace)["attempt_refused"] in ({refused - 1, refused} if CLUSTER in os.environ else {refused})
+    assert counts(workplace)["attempt_failed"] == 0
+
+
+@pytest.mark.parametrize("deed", ["sleep", "hold_the_gil"])
+def test_nothing_outlives_a_killed_supervisor(workplace: Workplace, deed: str) -> None:
+    """Template and workers end, even a worker that cannot listen to its lifeline."""
+    prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
+    run = workplace.start("run", str(workplace.config_path))
+    wait_for((workplace.folder / f"done-{deed}").exists)
+    assert len(bearing(os.environ[MARK])) >= 3  # the run, its template, a worker
+
+    kill(run)
+
+    wait_for(lambda: not bearing(os.environ[MARK]))
+
+
+def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:
+    """The log of the attempt says where it hung, and the chunk is done by the next."""
+    prepare(workplace, ["sleep", *PLAIN], **{"recovery.stall_timeout": 1})
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert failed["outcome"] == "hung"
+    assert "in sleep" in Path(failed["log"]).read_text()
+    assert "told.py" in failed["reason"]
+
+
+def test_auto_starts_nothing_beside_a_template_that_loads(workplace: Workplace) -> None:
+    """The weights are loaded once: all first tries come from the template, and none begins before it is ready."""
+    prepare(workplace, PLAIN, start="auto", **{"workers.standby": 1})
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert {how for _, _, how in starts(workplace)} == {"warm"}
+    order = [event["event"] for event in workplace.events()]
+    assert order.index("template_ready") < order.index("attempt_started")
+
+
+@local_engine_only
+def test_auto_waits_for_one_template_that_hangs_only(workplace: Workplace) -> None:
+    """A template that never loads is not replaced: the run goes on with fresh workers after one startup_timeout."""
+    workplace.write_source(PLAIN)
+    workplace.write_config(
+        "unforkable:make", **{"workers.start": "auto", "chunk.size": 2, "recovery.startup_timeout": 1}
+    )
+
+    ended = workplace.run(env={"UNFORKABLE": "hang"})
+
+    assert ended.returncode == 0, ended.stderr
+    assert {how for _, _, how in starts(workplace)} == {"fresh"}
+    assert counts(workplace)["template_started"] == counts(workplace)["warm_given_up"] == 1
+
+
+def test_auto_loads_no_template_for_a_few_chunks(workplace: Workplace) -> None:
+    """What is started at once anyway would not wait for a template."""
+    prepare(workplace, PLAIN[:4], start="auto", **{"workers.standby": 1})
+
+    assert workplace.run().returncode == 0
+    assert counts(workplace)["template_started"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "cores", "threads"),
+    [
+        (None, "cpu", 6, 6),
+        (None, "cuda", 6, 6),
+        (None, "cuda", 64, 8),
+        ("3", "cpu", 6, 3),
+        ("4,2", "cuda", 64, 4),
+        ("", "cpu", 2, 2),
+        ("0", "cpu", 2, 2),
+        ("many", "cpu", 2, 2),
+    ],
+)
+def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -> None:
+    """The person's OMP_NUM_THREADS, else the cores, few of them beside a GPU."""
+    assert thread_count(wanted, kind, cores) == threads
+    environment = worker_environment({}, CPU, "run", 1, {}, threads=threads)
+    assert environment["OMP_NUM_THREADS"] == str(threads)
+
+
+@pytest.mark.parametrize(("given", "timeout"), [({}, "18"), ({"OPENBLAS_THREAD_TIMEOUT": "26"}, "26")])
+def test_idle_threads_of_numpy_sleep_soon(given: dict[str, str], timeout: str) -> None:
+    """OpenBLAS's threads do not spin for long beside other workers, unless the person wants them to."""
+    assert worker_environment(given, CPU, "run", 1, {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == timeout
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
+    """What would abort when the failed frames are freed does not get to it: the worker leaves with its own code."""
+    workplace.write_source(PLAIN)
+    workplace.write_config(
+        "clinging:make",
+        **{"workers.start": start, "chunk.size": 6, "model.kwargs": {"notes": str(workplace.folder)}},
+    )
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    assert failed["outcome"] == "device_fault"
+    (worker,) = [event for event in workplace.events() if event["event"] == "worker_ended" and event["returncode"]]
+    assert worker["returncode"] == WorkerExit.DEVICE_FAULT

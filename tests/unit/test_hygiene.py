@@ -1,0 +1,132 @@
+"""What holds for the whole program: who imports whom, what the supervisor never loads, who may read the files."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import click
+import pytest
+
+import chunkvisor.cli
+from chunkvisor.events.decode import SUBJECTS
+from chunkvisor.events.event import KINDS
+from harness import ROOT
+
+SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"
+assert SUBJECTS, "importing them makes all events known"
+HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
+"""None of these may come into the supervisor's process."""
+
+ROOMS = (
+    *("cli", "testing", "api", "commands", "supervise", "observe", "assemble", "ingest", "engine", "devices"),
+    *("store", "decide", "events", "config", "child", "errors", "units", "version"),
+)
+"""The rooms, and the modules beside them, from top to bottom."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules that a file imports anywhere in it, function bodies included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files_of(package: Path) -> list[Path]:
+    """Its Python files; there are some."""
+    files = sorted(package.rglob("*.py"))
+    assert files
+    return files
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_supervisor_knows_only_the_contract(path: Path) -> None:
+    """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
+    allowed = {"duckdb"} if path.parent.name == "ingest" else set()
+    if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
+        allowed = {"ray"}
+    for name in imported(path):
+        assert not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith("chunkvisor_worker.contract.")
+        assert name.partition(".")[0] not in set(HEAVY) - allowed
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_room_imports_only_what_stands_below_it(path: Path) -> None:
+    """Every module is in a room of the list, and imports that room and those below; none imports the package itself."""
+    room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
+    if room == "__init__":
+        return
+    below = ROOMS[ROOMS.index(room) :]
+    for name in imported(path):
+        package, _, inside = name.partition(".")
+        assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{room} imports {name}: not below it"
+
+
+def string_of(node: ast.AST | None) -> str:
+    """The text of a string constant; empty for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def compared(node: ast.AST) -> Iterator[str]:
+    """String constants that the node compares an event's name with."""
+    sides: list[ast.AST]
+    match node:
+        case ast.Compare(left=left, comparators=others) if "event" in ast.unparse(node) or ".name" in ast.unparse(node):
+            sides = [left, *others]
+        case ast.Match(subject=subject, cases=cases) if "event" in ast.unparse(subject):
+            sides = [each for case in cases for each in ast.walk(case.pattern)]
+        case _:
+            return
+    for side in sides:
+        yield from filter(None, map(string_of, ast.walk(side)))
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_events_are_told_apart_by_their_classes(path: Path) -> None:
+    """Outside of `events` nobody asks for the name of an event: a typing error in a class is found by mypy."""
+    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in compared(node)} & KINDS.keys()
+    assert path.parent.name == "events" or not names
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_events_told_by_name_are_events(path: Path) -> None:
+    """What is told by name has the name of an event, with all fields that it needs and none that it has not."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args or not ast.unparse(node.func).endswith("emit"):
+            continue
+        told = node.args[0] if isinstance(node.args[0], ast.Constant | ast.IfExp) else None
+        names = set(filter(None, map(string_of, ast.walk(told)))) if told else set()
+        given = {keyword.arg for keyword in node.keywords}
+        for kind in map(KINDS.__getitem__, names):
+            known = {field.name: field.default is MISSING is field.default_factory for field in fields(kind)}
+            assert given - {None} <= known.keys()
+            assert None in given or {name for name, required in known.items() if required} <= given
+
+
+@pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))
+def test_worker_does_not_know_the_supervisor(path: Path) -> None:
+    """The worker imports nothing of the supervisor; its contract needs the standard library and itself alone."""
+    for name in imported(path):
+        top = name.partition(".")[0]
+        assert top != "chunkvisor"
+        if (WORKER / "contract") in path.parents:
+            assert top in sys.stdlib_module_names or f"{name}.".startswith("chunkvisor_worker.contract.")
+
+
+@pytest.mark.parametrize("name", chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli)))
+def test_command_is_listed_and_has_an_example(name: str) -> None:
+    """`--help` lists the command, its own help has an example of it, and every option says what it does."""
+    context = click.Context(chunkvisor.cli.cli, info_name="chunkvisor")
+    command = chunkvisor.cli.cli.get_command(context, name)
+    assert command is not None
+    assert command.name == name
+    listed = [line.split()[0] for line in chunkvisor.cli.cli.get_help(context).splitlines() if line.strip()]
+    assert name in listed
+    help_text = command.get_help(click.Context(command, info_name=name, parent=context))
+    assert f"\n  Example: chunkvisor {name}" in help_text
+    for option in command.params:
+        assert not isinstance(option, click.Option) or option.help, option.name

@@ -1,0 +1,229 @@
+"""The verdict on an ended attempt, as a table of evidence."""
+
+import itertools
+import signal
+from dataclasses import replace
+
+import pytest
+
+from chunkvisor.decide.outcome import NEARLY_FULL_BYTES, NODE_LOST, EndedBy, Evidence, describe_exit, judge
+from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
+from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
+
+RESULT = Result("f", "out", 0, 0, 4, "d", 256, Facts(8), Limits(4))
+OOM = Fault(Phase.FORWARD, (Cause("torch.OutOfMemoryError", ("builtins.RuntimeError",), "CUDA out of memory."),), "", 4)
+UNKNOWN = Fault(Phase.FORWARD, (Cause("builtins.KeyError", (), "'x'"),), "")
+SEGFAULT_LOG = "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+ASSERT_LOG = "device-side assert triggered\nFatal Python error: Aborted\n"
+NO_PACKAGE_LOG = "/usr/bin/python: No module named chunkvisor_worker"
+
+Row = tuple[Evidence, Outcome, str]
+
+BESIDE_A_RESULT: dict[str, Row] = {
+    "done": (Evidence(0, result=RESULT), Outcome.COMMITTED, "done"),
+    "done, then a crash": (Evidence(-11, result=RESULT, log_tail=SEGFAULT_LOG), Outcome.COMMITTED, "done"),
+    "done, and a fault": (Evidence(1, result=RESULT, fault=OOM), Outcome.COMMITTED, "done"),
+    "done, then a hang": (Evidence(-9, EndedBy.HANG, "slow", result=RESULT), Outcome.COMMITTED, "done"),
+    "done, then stopped": (Evidence(-15, EndedBy.STOP, result=RESULT), Outcome.COMMITTED, "done"),
+    "done, found at a resume": (Evidence(None, result=RESULT), Outcome.COMMITTED, "done"),
+    "bad vectors": (
+        Evidence(0, result=RESULT, vectors_problem="are 3 for 4 texts"),
+        Outcome.BAD_OUTPUT,
+        "its vectors are 3 for 4 texts",
+    ),
+    "bad vectors, and a fault": (
+        Evidence(1, result=RESULT, vectors_problem="are missing", fault=OOM),
+        Outcome.BAD_OUTPUT,
+        "are missing",
+    ),
+    "bad vectors, then stopped": (
+        Evidence(-15, EndedBy.STOP, result=RESULT, vectors_problem="are missing"),
+        Outcome.INTERRUPTED,
+        "stopped with the run",
+    ),
+}
+
+BESIDE_A_FAULT: dict[str, Row] = {
+    "fault": (Evidence(20, fault=OOM), Outcome.GPU_OOM, "OutOfMemoryError: CUDA out of memory."),
+    "fault, other exit code": (Evidence(1, fault=OOM), Outcome.GPU_OOM, "CUDA out of memory."),
+    "fault, then a crash": (Evidence(-6, fault=OOM, log_tail="Fatal Python error: Aborted"), Outcome.GPU_OOM, "memory"),
+    "fault, then SIGTERM": (Evidence(-15, fault=OOM), Outcome.GPU_OOM, "memory"),
+    "fault, then stopped": (Evidence(20, EndedBy.STOP, fault=OOM), Outcome.INTERRUPTED, "stopped with the run"),
+    "fault, found at a resume": (Evidence(None, fault=OOM), Outcome.GPU_OOM, "memory"),
+    "unknown fault": (Evidence(1, fault=UNKNOWN), Outcome.CRASHED, "KeyError: 'x'"),
+}
+
+WITHOUT_A_RECORD: dict[str, Row] = {
+    "stopped": (Evidence(-15, EndedBy.STOP), Outcome.INTERRUPTED, "stopped with the run"),
+    "hung": (Evidence(-6, EndedBy.HANG, "no progress for 9 s", log_tail=SEGFAULT_LOG), Outcome.HUNG, "for 9 s"),
+    "found at a resume": (Evidence(None, log_tail=SEGFAULT_LOG), Outcome.INTERRUPTED, "left behind"),
+    "SIGINT": (Evidence(-2), Outcome.INTERRUPTED, "SIGINT"),
+    "SIGTERM": (Evidence(-15), Outcome.INTERRUPTED, "SIGTERM"),
+    "SIGHUP": (Evidence(-1), Outcome.INTERRUPTED, "SIGHUP"),
+    "SIGKILL": (Evidence(-9), Outcome.CRASHED, "signal 9 (SIGKILL)"),
+    "SIGKILL, the log tells of another matter": (Evidence(-9, log_tail=SEGFAULT_LOG), Outcome.CRASHED, "SIGKILL"),
+    "SIGKILL by the kernel": (Evidence(-9, oom_kills=1), Outcome.HOST_OOM, "out of memory"),
+    "SIGSEGV, the kernel killed another": (Evidence(-11, oom_kills=1), Outcome.CRASHED, "SIGSEGV"),
+    "SIGSEGV": (Evidence(-11, log_tail=SEGFAULT_LOG), Outcome.CRASHED, "Segmentation fault"),
+    "SIGABRT": (Evidence(-6), Outcome.CRASHED, "SIGABRT"),
+    "SIGABRT after CUDA's words": (Evidence(-6, log_tail=ASSERT_LOG), Outcome.DEVICE_FAULT, "device-side assert"),
+    "SIGBUS": (Evidence(-7, disk_free_bytes=1 << 30), Outcome.CRASHED, "SIGBUS"),
+    "SIGBUS, free space unknown": (Evidence(-7), Outcome.CRASHED, "SIGBUS"),
+    "SIGBUS, nearly full": (Evidence(-7, disk_free_bytes=NEARLY_FULL_BYTES - 1), Outcome.DISK_FULL, "full disk"),
+    "SIGBUS, full": (Evidence(-7, disk_free_bytes=0), Outcome.DISK_FULL, "full disk"),
+    "SIGILL": (Evidence(-4), Outcome.SETUP, "SIGILL"),
+    "real-time signal": (Evidence(-40), Outcome.CRASHED, "signal 40"),
+    "exit 0": (Evidence(0), Outcome.BAD_OUTPUT, "left no result"),
+    "exit 0, whatever the log says": (Evidence(0, log_tail="CUDA out of memory"), Outcome.BAD_OUTPUT, "no result"),
+    "exit 1": (Evidence(1), Outcome.CRASHED, "exit code 1 "),
+    "exit 1, the log knows": (Evidence(1, log_tail="\nMemoryError\n"), Outcome.HOST_OOM, "MemoryError"),
+    "exit 2": (Evidence(2), Outcome.CRASHED, "exit code 2"),
+    "exit 44": (Evidence(44), Outcome.CRASHED, "exit code 44"),
+    "exit 127": (Evidence(127), Outcome.SETUP, "exit code 127"),
+    "package missing": (Evidence(1, log_tail=NO_PACKAGE_LOG), Outcome.SETUP, "No module named chunkvisor_worker"),
+    **{
+        f"exit {int(code)}, a worker's own": (Evidence(int(code)), outcome, f"exit code {int(code)}")
+        for outcome, code in EXIT_OF_OUTCOME.items()
+        if outcome is not Outcome.CRASHED
+    },
+}
+
+TABLE = BESIDE_A_RESULT | BESIDE_A_FAULT | WITHOUT_A_RECORD
+
+
+@pytest.mark.parametrize(("evidence", "outcome", "words"), TABLE.values(), ids=list(TABLE))
+def test_outcome(evidence: Evidence, outcome: Outcome, words: str) -> None:
+    """Verified vectors beat our own signals, those beat a false claim, that a fault, and that log and exit status."""
+    verdict = judge(evidence)
+    assert verdict.outcome is outcome
+    assert words in verdict.reason
+
+
+BEATS = {
+    Phase.START: True,
+    Phase.IMPORT: True,
+    Phase.MODEL_LOAD: True,
+    Phase.TOKENIZE: False,
+    Phase.READY: True,
+    Phase.CUDA_INIT: True,
+    Phase.FORWARD: False,
+    Phase.WRITE: False,
+}
+
+
+@pytest.mark.parametrize(("phase", "before"), BEATS.items())
+def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> None:
+    """Without a fault record the last beat tells; while texts are tokenised, one of them can be the cause."""
+    assert judge(Evidence(-11, beat=Beat(3, 1, phase))).before_first_batch is before
+
+
+def test_a_beat_that_cannot_be_read_proves_nothing() -> None:
+    """The worker may have been at its texts."""
+    assert not judge(Evidence(-11)).before_first_batch
+
+
+@pytest.mark.parametrize(
+    ("evidence", "can"),
+    [
+        (Evidence(-11), True),
+        (Evidence(20), True),
+        (Evidence(0), False),
+        (Evidence(22), False),
+        (Evidence(24), False),
+        (Evidence(31), False),
+        (Evidence(-15, EndedBy.STOP), False),
+        (Evidence(NODE_LOST), False),
+    ],
+)
+def test_what_can_touch_the_gpu(evidence: Evidence, can: bool) -> None:
+    """A text's verdict, a full disk, the hub and our own stop are no reason to suspect a GPU."""
+    assert judge(evidence).can_touch_gpu is can
+
+
+def test_figures_of_an_out_of_memory_error_are_kept() -> None:
+    """Who held how much is part of the verdict, and so is what was done before."""
+    words = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is "
+    )
+    words += "free."
+    fault = Fault(Phase.FORWARD, (Cause("torch.OutOfMemoryError", (), words),), "", batch_rows=8, rows_done=8)
+    verdict = judge(Evidence(20, fault=fault))
+    assert verdict.figures is not None
+    assert verdict.figures.wanted_bytes == 2 << 30
+    assert verdict.fitted_before
+
+
+def test_every_evidence_has_a_verdict() -> None:
+    """Whatever comes together, there is a verdict with a reason; COMMITTED only for verified vectors."""
+    codes = (None, *range(-64, 0), *range(256))
+    records = itertools.product((None, RESULT), (None, "are wrong"), (None, OOM), EndedBy, (0, 1), (None, 0))
+    for result, problem, fault, ended_by, kills, free in records:
+        evidence = Evidence(
+            0,
+            ended_by,
+            result=result,
+            vectors_problem=problem if result else None,
+            fault=fault,
+            oom_kills=kills,
+            disk_free_bytes=free,
+        )
+        for code in codes:
+            verdict = judge(replace(evidence, returncode=code))
+            assert verdict.reason
+            assert (verdict.outcome is Outcome.COMMITTED) == (result is not None and problem is None)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "asked_for"),
+    [
+        (Evidence(-15, EndedBy.STOP), True),
+        (Evidence(None), True),
+        (Evidence(-15), False),
+        (Evidence(25), False),
+        (Evidence(-9, EndedBy.HANG), False),
+    ],
+    ids=["stopped", "left behind", "SIGTERM by somebody", "orphaned", "hung"],
+)
+def test_only_our_own_interruption_is_asked_for(evidence: Evidence, asked_for: bool) -> None:
+    """An end that the supervisor brought about, or its predecessor's death, is told from one that others caused."""
+    assert judge(evidence).asked_for is asked_for
+
+
+@pytest.mark.parametrize(
+    ("fault", "beat", "batch", "phase"),
+    [
+        (OOM, None, (4, 0), Phase.FORWARD),
+        (OOM, Beat(9, 1, Phase.WRITE, batch_rows=7, batch_tokens=70), (4, 70), Phase.FORWARD),
+        (None, Beat(9, 1, Phase.WRITE, batch_rows=7, batch_tokens=70), (7, 70), Phase.WRITE),
+        (None, None, (0, 0), None),
+    ],
+    ids=["fault", "fault before beat", "beat", "neither"],
+)
+def test_batch_and_phase(fault: Fault | None, beat: Beat | None, batch: tuple[int, int], phase: Phase | None) -> None:
+    """The verdict carries the batch and the phase of the fault; without one, those of the last beat."""
+    verdict = judge(Evidence(20, fault=fault, beat=beat, limits=Limits(32, 512)))
+    assert (verdict.batch_rows, verdict.batch_tokens) == batch
+    assert verdict.phase is phase
+    assert verdict.limits == Limits(32, 512)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "signal 9 (SIGKILL)"),
+        (-signal.SIGRTMIN - 1, f"signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_exit_status_in_words(code: int, words: str) -> None:
+    """A signal is named; one that Python has no name for has its number."""
+    assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "may_be"), [(-signal.SIGKILL, True), (-signal.SIGUSR1, True), (1, False), (44, False)]
+)
+def test_a_death_without_a_record_may_be_a_texts_doing(code: int, may_be: bool) -> None:
+    """A signal that nobody sent may come from a text; an exit code without a record says nothing of texts."""
+    assert judge(Evidence(code)).row_can_cause is may_be

@@ -1,0 +1,55 @@
+"""What is known on disk of a chunk that is being taken apart."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.parts import Parts
+from chunkvisor_worker.contract.exits import Outcome
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A workdir in which texts 10 and 11 of the chunk 10..14 have vectors, and text 13 is bad."""
+    parts = parts_in(tmp_path)
+    vectors = tmp_path / "vectors.npy"
+    np.save(vectors, np.ones((2, 8), dtype=np.float32))
+    parts.add(10, 12, vectors, inspect(vectors).digest)
+    parts.add_bad(BadText(13, Outcome.CRASHED, "why"))
+    return tmp_path
+
+
+def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
+    """Of chunk 2, as a new process reads them."""
+    layout = Layout(folder).output("out")
+    layout.state.mkdir(parents=True, exist_ok=True)
+    return Parts(layout, 2, 10, 14, fingerprint)
+
+
+def test_read_back(folder: Path) -> None:
+    """A new process knows what the old one knew."""
+    parts = parts_in(folder)
+
+    assert parts.begun
+    assert parts.missing() == [(12, 13)]
+    assert [bad.text for bad in parts.bad] == [13]
+
+
+def test_of_another_identity(folder: Path) -> None:
+    """Parts that were made with other settings are as if they had never been."""
+    parts = parts_in(folder, "another")
+
+    assert not parts.begun
+    assert parts.missing() == [(10, 14)]
+
+
+def test_a_part_that_is_gone(folder: Path) -> None:
+    """Texts whose file is gone are missing; what else is known stays known."""
+    for path in folder.rglob("10-12-*.npy"):
+        path.unlink()
+
+    assert parts_in(folder).missing() == [(10, 13)]

@@ -1,0 +1,177 @@
+"""The record of a fault, made of the strangest exceptions."""
+
+import itertools
+import json
+
+import pytest
+
+from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.masking import masked
+from chunkvisor_worker.contract.messages import Fault, Phase, from_json, to_json
+from chunkvisor_worker.faults import CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS, exit_code_of, fault_of
+
+
+def raised(error: BaseException) -> BaseException:
+    """The exception with a traceback, as an `except` clause would have it."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+class Unprintable(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError("no text for you")
+
+
+class Hostile(Exception):
+    """An exception whose attributes raise, or are of the wrong type."""
+
+    errno = "28"
+    error_code = True
+
+    @property
+    def response(self) -> object:
+        """Fail."""
+        raise RuntimeError("no response")
+
+
+class Die(BaseException):
+    """Not an Exception, like a Rust panic."""
+
+
+@pytest.mark.parametrize("error", [Unprintable(), Hostile("x"), Die("x"), SystemExit(3), ValueError("\ud800")])
+def test_strange_exception_makes_a_record(error: BaseException) -> None:
+    """Whatever was raised, the record survives the wire."""
+    fault = fault_of(raised(error), Phase.FORWARD, 32, 4096, 640)
+
+    assert from_json(Fault, to_json(fault)) == fault
+    assert (fault.batch_rows, fault.batch_tokens, fault.rows_done) == (32, 4096, 640)
+    assert fault.chain[0].name.rpartition(".")[2] == type(error).__name__
+    assert exit_code_of(fault) is WorkerExit.UNKNOWN
+
+
+def test_numbers_are_integers_only() -> None:
+    """A number of the wrong type, or behind a property that raises, is no number."""
+    (cause,) = fault_of(Hostile("x"), Phase.FORWARD).chain
+
+    assert (cause.errno, cause.error_code, cause.http_status) == (None, None, None)
+
+
+def test_numbers_are_found() -> None:
+    """errno, CUDA's code and the HTTP status come from where the libraries put them."""
+    error = OSError(28, "No space left on device")
+    error.error_code = 710  # type: ignore[attr-defined]  # as torch does
+    error.response = type("Response", (), {"status_code": 429})()  # type: ignore[attr-defined]  # as the hub does
+
+    (cause,) = fault_of(error, Phase.WRITE).chain
+
+    assert (cause.errno, cause.error_code, cause.http_status) == (28, 710, 429)
+
+
+def test_bases_are_qualified_and_nearest_first() -> None:
+    """The names of the base classes are recorded without `object`."""
+    (cause,) = fault_of(ModuleNotFoundError("x"), Phase.IMPORT).chain
+
+    assert cause.name == "builtins.ModuleNotFoundError"
+    assert cause.bases == ("builtins.ImportError", "builtins.Exception", "builtins.BaseException")
+
+
+def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
+    """The chain is what a traceback shows: `from` first, the context unless it is suppressed."""
+    first, second, third, hidden = KeyError("1"), ValueError("2"), TypeError("3"), OSError("hidden")
+    first.__context__ = second
+    second.__cause__ = third
+    second.__context__ = hidden
+    third.__context__ = hidden
+    third.__suppress_context__ = True
+
+    chain = fault_of(first, Phase.FORWARD).chain
+
+    assert [cause.name.partition(".")[2] for cause in chain] == ["KeyError", "ValueError", "TypeError"]
+
+
+def test_ring_of_causes_ends() -> None:
+    """A chain that leads back into itself is recorded once."""
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__ = two
+    two.__cause__ = one
+
+    assert [cause.message for cause in fault_of(one, Phase.FORWARD).chain] == ["1", "2"]
+
+
+def test_long_chain_is_cut() -> None:
+    """No more than a few links of a chain are recorded, the last raised first."""
+    errors = [ValueError(str(number)) for number in range(50)]
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+
+    chain = fault_of(errors[0], Phase.FORWARD).chain
+
+    assert [cause.message for cause in chain] == [str(number) for number in range(CHAIN_LIMIT)]
+
+
+def test_huge_message_is_cut() -> None:
+    """A message of megabytes leaves a record of kilobytes, with both ends of the traceback."""
+    fault = fault_of(raised(RuntimeError("head " + "x" * 10_000_000 + " tail")), Phase.FORWARD)
+
+    assert len(fault.chain[0].message) == MESSAGE_CHARS
+    assert len(fault.traceback) <= TRACEBACK_CHARS
+    assert fault.traceback.startswith("Traceback")
+    assert fault.traceback.endswith("tail\n")
+    assert len(to_json(fault)) < 2 * (MESSAGE_CHARS + TRACEBACK_CHARS)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("token hf_SECRETsecret1234 refused", "token hf_*** refused"),
+        ("{'Authorization': 'Bearer SECRET.secret-1'}", "{'Authorization': 'Bearer ***'}"),
+        ("authorization: Basic U0VDUkVU", "authorization: Basic ***"),
+        ("HF_TOKEN=SECRET", "HF_TOKEN=***"),
+        ('"api_key": "SECRET-secret"', '"api_key": "***"'),
+        ("key sk-SECRETsecretsecret", "key sk-***"),
+        ("https://cdn.example/f?X-Amz-Signature=SECRET&x=1", "https://cdn.example/f?X-Amz-Signature=***&x=1"),
+        ("https://me:SECRET@proxy:3128/", "https://me:***@proxy:3128/"),
+    ],
+)
+def test_tokens_are_masked(text: str, kept: str) -> None:
+    """No token is in the record, neither in a message nor in the traceback; the rest stays readable."""
+    fault = fault_of(raised(RuntimeError(text)), Phase.MODEL_LOAD)
+
+    assert fault.chain[0].message == kept
+    assert "SECRET" not in json.loads(to_json(fault))["traceback"].split("RuntimeError: ", 1)[1]
+    assert "SECRET" not in to_json(fault).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tokenizer has no pad_token: [PAD]",
+        "max_new_tokens=512",
+        "http://127.0.0.1:8080/a@b",
+        "index out of range in self",
+    ],
+)
+def test_innocent_text_stays(text: str) -> None:
+    """What only looks like a secret is kept."""
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "code"),
+    [
+        (MemoryError(), Phase.FORWARD, WorkerExit.HOST_OOM),
+        (OSError(28, "No space left on device"), Phase.WRITE, WorkerExit.DISK_FULL),
+        (ImportError("x"), Phase.IMPORT, WorkerExit.SETUP),
+        (KeyboardInterrupt(), Phase.FORWARD, WorkerExit.ORPHANED),
+        (RuntimeError("CUDA out of memory."), Phase.FORWARD, WorkerExit.GPU_OOM),
+        (RuntimeError("CUDA out of memory."), Phase.CUDA_INIT, WorkerExit.GPU_BUSY),
+    ],
+)
+def test_exit_code(error: BaseException, phase: Phase, code: WorkerExit) -> None:
+    """The worker's exit code sums up the fault."""
+    assert exit_code_of(fault_of(error, phase)) is code
