@@ -29,7 +29,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> S
     callback=_parsed,
     help="Work on the Kth of N shares of the chunks, beside the runs that work on the others.",
 )
-@click.option("--from-scratch", is_flag=True, help="Begin anew; earlier state and final files go once new ones are there.")
+@click.option("--from-scratch", is_flag=True, help="Begin anew; what is there goes once new files are.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @options
 def command(

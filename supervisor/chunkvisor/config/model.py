@@ -101,6 +101,15 @@ class Start(StrEnum):
     """WARM where it works, FRESH where it does not."""
 
 
+class Strictness(StrEnum):
+    """What may differ between the chunks of one output."""
+
+    STANDARD = "standard"
+    """Versions of the libraries may; the manifest says which rows have which."""
+    STRICT = "strict"
+    """Not even they."""
+
+
 class OnBadRow(StrEnum):
     """What to do with a row that the model cannot encode."""
 
@@ -344,6 +353,11 @@ class Config(Section):
     model: ModelConfig = Field(description="Which model makes the vectors.")
     encode: EncodeConfig = Field(default=EncodeConfig(), description="How texts become vectors.")
     chunk: ChunkConfig = Field(default=ChunkConfig(), description="The unit of work that one worker process does.")
+    identity: Annotated[Strictness, expected('"standard" or "strict"')] = Field(
+        default=Strictness.STANDARD,
+        description="standard = other versions of torch, transformers or sentence-transformers at a resume are noted "
+        "in the manifest; strict = they are refused.",
+    )
     device: Devices = Field(
         default=("cuda",),
         description="cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself.",

@@ -22,6 +22,7 @@ It never creates, reads or deletes anything.
         staged.json                     what the table was made from
         table/                          the texts, staged and de-duplicated
         facts.json                      what the first worker found out about the model
+        versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
         parts/000012/                   what is good of a chunk that is being taken apart
         quarantine/000012.json          texts of a committed chunk that have no vector, and why
@@ -116,6 +117,15 @@ class OutputLayout:
     def facts_of(self, which: Slice) -> Path:
         """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
         return self.state / f"facts.{which.name}.json"
+
+    @property
+    def versions(self) -> Path:
+        """Which texts were computed by other versions of the libraries than those of the facts."""
+        return self.state / "versions.json"
+
+    def versions_of(self, which: Slice) -> Path:
+        """The same, of the texts of a slice."""
+        return self.state / f"versions.{which.name}.json"
 
     @property
     def chunks(self) -> Path:

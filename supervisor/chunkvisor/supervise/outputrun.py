@@ -9,6 +9,7 @@ from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 
@@ -25,6 +26,7 @@ class OutputRun:
     """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
+    versions: VersionWatch | None = None
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0

@@ -5,7 +5,7 @@ It never starts a worker, and never changes what an earlier run has fixed.
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.join import Final, assemble
 from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.batchlimits import resolve_limits
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, Strictness
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.engine.environment import thread_count
@@ -37,8 +38,10 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
+from chunkvisor.store.versions import VersionNotes, read_stretches
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
+from chunkvisor.supervise.versionwatch import VersionWatch
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -55,6 +58,8 @@ class Opening:
     max_rows: int | None
     slice: Slice | None
     """None = all chunks are ours."""
+    arithmetic: Mapping[str, str]
+    """Variables of the workers that choose other arithmetic."""
     emit: Emit
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
@@ -80,11 +85,11 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     staged = staged_before(request_of(config, name, opening.max_rows), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
-        as_before = identity_of(config, name, _revision(opening), fixed.identity.source_digest, fixed.identity.rows)
+        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
         _refuse_changes(layout, fixed, as_before)
     if staged is None:
         staged = _stage(opening, layout, fixed)
-    identity = identity_of(config, name, _revision(opening), staged.digest, staged.rows)
+    identity = _identity(opening, name, staged.digest, staged.rows)
     if fixed is not None:
         _refuse_changes(layout, fixed, identity)
     else:
@@ -122,17 +127,22 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
             opening.source.local.check()
         final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
-        rows = _quarantined_rows(ledger, table, final)
-        manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, rows)
+        bad = _quarantined_rows(ledger, table, final)
+        manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad)
+        if stretches := read_stretches(layout):
+            shares = share_of_rows(stretches, ledger.facts.versions, table)
+            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not config.chunk.keep and not rows:
+        if not config.chunk.keep and not bad:
             ledger.remove_chunks()
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place)}
 
+    strict = config.identity is Strictness.STRICT
+    versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
-    return OutputRun(ledger, table, job, limits, finish, opening.source.local)
+    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
@@ -185,8 +195,8 @@ def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
     )
 
 
-def _revision(opening: Opening) -> str:
-    return opening.source.revision or ""
+def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
+    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
 
 
 def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
@@ -209,8 +219,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     staged = record.staged
     if fixed is not None:
         try:
-            identity = identity_of(opening.config, layout.name, _revision(opening), staged.digest, staged.rows)
-            _refuse_changes(layout, fixed, identity)
+            _refuse_changes(layout, fixed, _identity(opening, layout.name, staged.digest, staged.rows))
         except Halt:
             shutil.rmtree(fresh)
             raise

@@ -49,6 +49,8 @@ class Storage:
         try:
             if result is None:
                 raise OSError(errno.EIO, f"{files.result} cannot be read any more")
+            if output.versions is not None:
+                output.versions.saw(task.start, task.stop, output.ledger.facts, result.facts)
             if whole:
                 output.ledger.commit(task.chunk, files.vectors, result.digest, result.facts)
             else:

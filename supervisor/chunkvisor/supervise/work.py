@@ -37,6 +37,7 @@ from chunkvisor.events.run import (
     Waiting,
     WaitingForTurn,
 )
+from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
@@ -143,6 +144,8 @@ class Work:
             self._run.run_id,
             self._request.max_rows,
             of_slice,
+            # The environment of this machine does not travel to the nodes of a cluster.
+            arithmetic_variables({} if self._on_ray else os.environ, config.env),
             self._emit,
             self._on_wait,
         )

@@ -104,7 +104,12 @@ def test_put_back_is_not_settled(folder: Path, tmp_path: Path) -> None:
     mark = tmp_path / "spec.json"
     mark.touch()
     assert model.settled_since(mark.stat().st_mtime_ns + 1)
-    wait_for(lambda: (mark.touch(), mark.stat().st_mtime_ns > (folder / POOLING).stat().st_ctime_ns)[1])
+
+    def later() -> bool:
+        mark.touch()
+        return mark.stat().st_mtime_ns > (folder / POOLING).stat().st_ctime_ns
+
+    wait_for(later)
     assert model.settled_since(mark.stat().st_mtime_ns)
     started_ns = mark.stat().st_mtime_ns
     (folder / "1_Pooling").rename(tmp_path / "away")
