@@ -468,7 +468,7 @@ SLOW_CASES = (
         {"committed": 2, "hung": 2 + 2 + 2 * 4},
         (*QUARANTINED, "4 rows", "hung"),
         done=(0, 1, 2),
-        changes={"recovery__stall_timeout": 1},
+        changes={"recovery__stall_timeout": 3},
         bad_rows=(4, 5, 6, 7),
     ),
     Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("nothing is started for 1 s", "429"), done=()),

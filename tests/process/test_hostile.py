@@ -20,7 +20,7 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quarantined
@@ -47,8 +47,9 @@ from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, digest_of, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
-from harness import SOAK_SEED, expected
+from harness import expected
 from scripted_workplace import ScriptedWorkplace
+from soaked import soaked
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -57,18 +58,6 @@ else:
 
 
 pytestmark = pytest.mark.soak
-
-
-def hostile(count: int) -> settings:
-    """So many examples in a soak; in a test a tenth, the same in every run."""
-    return settings(
-        max_examples=count if SOAK_SEED else -(-count // 10),
-        deadline=None,
-        derandomize=not SOAK_SEED,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def in_words(halt: Halt, code: ExitCode | None = None) -> None:
@@ -121,7 +110,7 @@ def loads_or_says_why(path: Path, *overrides: str) -> None:
         assert loaded.config.outputs
 
 
-@hostile(350)
+@soaked(350)
 @given(st.lists(ODD | st.binary(max_size=20) | st.text(max_size=20).map(lambda text: text.encode(errors="replace"))))
 def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
     """A config file of any bytes, or a good one with such bytes in its middle, is read or refused in words."""
@@ -133,7 +122,7 @@ def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
         loads_or_says_why(path)
 
 
-@hostile(350)
+@soaked(350)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4), VALUES)
 def test_config_of_any_values(tmp_path: Path, changes: dict[tuple[str, ...], Any], value: Any) -> None:
     """Any values under the keys that there are, in the file or by --set, make a config or are refused in words."""
@@ -229,7 +218,7 @@ def rows_of(path: Path) -> list[str] | None:
     return [cell or "" for cell in cells] if all(type(cell) is str or cell is None for cell in cells) else None
 
 
-@hostile(600)
+@soaked(600)
 @given(source())
 def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
     """A damaged text source is refused with file and line, or gives the very rows that the standard library reads."""
@@ -253,7 +242,7 @@ def staged_texts(path: Path, folder: Path) -> list[str] | None:
     return [texts[number] for number in table.row_text(0, table.rows).tolist()]
 
 
-@hostile(60)
+@soaked(60)
 @given(source())
 def test_staged_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
     """What the staging child makes of a damaged text source is those rows as well."""
@@ -267,7 +256,7 @@ def test_staged_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> 
             assert rows == trusted_rows(suffix, data)
 
 
-@hostile(60)
+@soaked(60)
 @given(st.data())
 def test_parquet_of_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
     """A damaged parquet file is refused, or gives the rows that DuckDB reads of it."""
@@ -458,7 +447,7 @@ def _local(made: Made) -> ModelConfig:
     return ModelConfig(name=str(folder))
 
 
-@hostile(600)
+@soaked(600)
 @given(st.data())
 def test_state_of_any_content(made: Made, data: st.DataObject) -> None:
     """Whatever a state file holds, and be its seal a good one: who reads it reads it, or says that it is damaged."""
@@ -478,7 +467,7 @@ def test_state_of_any_content(made: Made, data: st.DataObject) -> None:
         made.restore()
 
 
-@hostile(10)
+@soaked(10)
 @given(st.data())
 def test_run_over_state_of_any_content(made: Made, tmp_path: Path, data: st.DataObject) -> None:
     """A whole run over such a state file refuses in words, or ends with the right vectors."""

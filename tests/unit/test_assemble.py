@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.assemble import chunkreader
@@ -24,6 +24,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.messages import Facts
+from soaked import soaked
 
 DIMENSION = 3
 
@@ -84,13 +85,14 @@ def assembled(
         yield ledger, make_table(workdir / "table", row_text), vectors[row_text]
 
 
+@pytest.mark.soak
 @given(
     rows=st.lists(st.integers(0, 12), min_size=1, max_size=40),
     chunk_size=st.integers(1, 9),
     block_rows=st.integers(1, 7),
     shards=st.none() | st.integers(1, 9),
 )
-@settings(max_examples=200, deadline=None)
+@soaked(300)
 def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shards: int | None) -> None:
     """Row i has the vector of its text, for repeats within and across blocks, chunks and shards, and without any."""
     row_text = first_come_first_numbered(rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -15,6 +15,7 @@ from chunkvisor.config.schema import config_schema
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import Halt
 from harness import ROOT, Workplace
+from soaked import soaked
 
 SCHEMA = Draft202012Validator(config_schema())
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -90,7 +91,8 @@ plain = st.none() | st.booleans() | numbers | words | st.text(max_size=5)
 values = plain | st.lists(plain, max_size=2)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.soak
+@soaked(500)
 @given(st.data())
 def test_schema_refuses_nothing_that_the_loader_takes(data: st.DataObject) -> None:
     """Whatever value of whatever key the loader takes, the schema takes it as well."""

@@ -24,6 +24,7 @@ _COMMANDS = {
     "plan": "chunkvisor.cli.plan",
     "status": "chunkvisor.cli.status",
     "verify": "chunkvisor.cli.verify",
+    "audit": "chunkvisor.cli.audit",
     "report": "chunkvisor.cli.report",
     "retry": "chunkvisor.cli.retry",
     "clean": "chunkvisor.cli.clean",

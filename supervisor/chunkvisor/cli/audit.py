@@ -1,0 +1,80 @@
+"""`chunkvisor audit`: encodes some finished rows again, and says which vectors are not the same."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chunkvisor.cli.parameters import config_argument
+from chunkvisor.errors import ExitCode, Halt
+
+if TYPE_CHECKING:
+    from chunkvisor.commands.audit import Audit
+
+_SHOWN = 20
+
+
+@click.command("audit")
+@config_argument()
+@click.option("--rows", type=click.IntRange(min=1), default=200, show_default=True, help="Rows of each output.")
+@click.option("--device", default="cpu", show_default=True, help="Where they are encoded again: cpu, cuda or cuda:N.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: every row that was looked at.")
+def command(config: Path, rows: int, device: str, as_json: bool) -> None:
+    r"""Encode some finished rows of CONFIG, or of its workdir, again, and compare.
+
+    A sample of rows is encoded alone, in float32 and in a fresh process. Vectors that differ by more than rounding are
+    named, and the exit code is 3. With a plug-in encoder, give the config: its folder is where the plug-in is found.
+
+    \b
+    Example: chunkvisor audit embeddings.yaml --rows 500
+    """
+    from chunkvisor.commands.audit import Conditions, audit
+    from chunkvisor.commands.doctor.children import environment_of
+    from chunkvisor.config.load import load
+    from chunkvisor.devices.gpu import find_devices
+
+    loaded = load(config) if config.is_file() else None
+    chosen = find_devices([device])[0]
+    environment = environment_of(os.environ, [chosen], loaded.config.env if loaded else {})
+    conditions = Conditions(chosen.kind, environment, (str(loaded.folder),) if loaded else ())
+    workdir = loaded.config.workdir if loaded else config
+    found = []
+    for each in audit(workdir, rows, conditions, lambda: None):
+        found.append(each)
+        if not as_json:
+            click.echo("\n".join(_lines(each)))
+    if as_json:
+        click.echo(json.dumps({"outputs": [each.to_json() for each in found]}, indent=2))
+    differing = sum(len(each.differing) for each in found)
+    if differing:
+        raise Halt(
+            ExitCode.QUARANTINED,
+            f"{differing:,} of {sum(len(each.rows) for each in found):,} vectors are not the ones that are made now",
+            why=_why(found),
+            remedy="encode the outputs anew: chunkvisor run CONFIG --from-scratch; if they differ again, run "
+            "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",
+        )
+
+
+def _lines(audit: "Audit") -> list[str]:
+    worst = max((row.difference for row in audit.rows), default=0.0)
+    least = min((row.cosine for row in audit.rows), default=1.0)
+    lines = [
+        f"{audit.output}: {len(audit.rows):,} rows encoded again; {len(audit.differing):,} differ by more than "
+        f"{audit.allowed:g} of their length (weights in {audit.dtype or 'an unknown dtype'}); "
+        f"largest difference {worst:.2g}, least cosine {least:.5f}"
+    ]
+    if audit.note:
+        lines.append(f"  note: {audit.note}")
+    for row in audit.differing[:_SHOWN]:
+        lines.append(f"  row {row.row:,} ({row.place}): difference {row.difference:.2g}, cosine {row.cosine:.5f}")
+    if len(audit.differing) > _SHOWN:
+        lines.append(f"  and {len(audit.differing) - _SHOWN:,} more; --json lists them all")
+    return lines
+
+
+def _why(found: "list[Audit]") -> str:
+    notes = [audit.note for audit in found if audit.note]
+    return "; ".join(notes) or "the model, its padding or the hardware gave other values during the run"

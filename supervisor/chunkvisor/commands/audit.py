@@ -1,0 +1,251 @@
+"""Encodes a sample of finished rows again, each alone, in float32 and in a fresh process, and compares the vectors.
+
+It only reads the workdir. A vector can be finite, of the right length and wrong all the same: because the model was
+changed half-way, because it was not made for padding, because a card computes wrongly.
+"""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.manifest import read_finished, recorded_parts
+from chunkvisor.child import run_child
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.decide.outcome import judge
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.modelsource import Snapshot, resolve_local
+from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.artifact import read_exactly, read_shape
+from chunkvisor.store.attempt import Job, Place, gather, write_attempt
+from chunkvisor.store.fixed import read_fixed
+from chunkvisor.store.identity import Identity
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.seal import DamagedError, read_record
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+_ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
+"""How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
+
+float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model: docs/audit.md
+has what was measured."""
+
+_ALLOWED_ELSE = 0.15
+"""Of weights that are quantised, or of which the dtype is not known (plug-ins)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of an output, and how its vector fares."""
+
+    row: int
+    place: str
+    """Where the row stands in the source."""
+    difference: float
+    """Length of the difference to the vector made now, relative to that vector's length."""
+    cosine: float
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What became of one output's sample."""
+
+    output: str
+    dtype: str
+    """Of the weights that made the vectors."""
+    allowed: float
+    """Differences above this count."""
+    rows: tuple[Compared, ...]
+    note: str = ""
+    """What else the person should know."""
+
+    @property
+    def differing(self) -> list[Compared]:
+        """Rows whose vectors are not the ones that are made now."""
+        return [row for row in self.rows if row.differs]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which the sample is encoded."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    environment: Mapping[str, str]
+    import_path: tuple[str, ...] = ()
+    """Where the module of a plug-in encoder is looked for."""
+
+
+def audit(workdir: Path, rows: int, conditions: Conditions, on_wait: Callable[[], None]) -> Iterator[Audit]:
+    """Compare up to so many rows of each finished output.
+
+    Raises Halt: 78 where the folder is no workdir, nothing is finished, or its texts or its model are gone; what a run
+    would end with where no vector can be made. OSError.
+    """
+    layout = Layout(workdir)
+    if not layout.outputs.is_dir():
+        raise no_workdir(workdir)
+    finished = False
+    for folder in sorted(layout.outputs.glob("*/")):
+        output = layout.output(folder.name)
+        manifest = read_finished(output)
+        if manifest is not None:
+            finished = True
+            yield _of_output(layout, output, manifest, rows, conditions, on_wait)
+    if not finished:
+        raise config_error(f"no output in {workdir} is finished", remedy="let the run complete, then audit it")
+
+
+def _of_output(
+    layout: Layout,
+    output: OutputLayout,
+    manifest: dict[str, Any],
+    rows: int,
+    conditions: Conditions,
+    on_wait: Callable[[], None],
+) -> Audit:
+    try:
+        fixed = read_fixed(output)
+        if fixed is None:
+            raise DamagedError(f"{output.identity} is missing")
+        table = StagedTable.open(output.table)
+    except DamagedError as error:
+        raise config_error(
+            f"the texts of output {output.name} are not in the workdir any more",
+            why=str(error),
+            remedy="`chunkvisor clean` removes them; audit before it",
+        ) from None
+    bad = {each["row"] for each in manifest["quarantined"]}
+    # Not the same rows each time: every audit looks at others.
+    candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
+    sample = sorted([row for row in candidates if row not in bad][:rows])
+    texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
+    model, note = _model(layout, fixed.identity, on_wait)
+    again = _encode(output.name, model, _encode_spec(fixed.identity), texts, conditions, on_wait)
+    dtype = str(manifest["model"]["dtype"])
+    quantised = "quantization_config" in model.kwargs
+    allowed = _ALLOWED_ELSE if quantised else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    compared = []
+    for row, stored, made in zip(sample, _stored(output, manifest, sample), again, strict=True):
+        difference, cosine = _compare(stored, made)
+        compared.append(
+            Compared(row, table.place_of(row, with_line=False), difference, cosine, not difference <= allowed)
+        )
+    return Audit(output.name, dtype, allowed, tuple(compared), note)
+
+
+def _compare(stored: npt.NDArray[np.float32], made: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """(relative difference, cosine); a blank text's zero vector equals itself."""
+    one, other = stored.astype(np.float64), made.astype(np.float64)
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    if not any(lengths):
+        return 0.0, 1.0
+    difference = float(np.linalg.norm(one - other)) / max(lengths[1], 1e-30)
+    return difference, float(one @ other) / max(lengths[0] * lengths[1], 1e-30)
+
+
+def _model(layout: Layout, identity: Identity, on_wait: Callable[[], None]) -> tuple[ModelSpec, str]:
+    """The model in float32, and a note where it is no longer the one of the run. Raises Halt (78), OSError."""
+    values = identity.values
+    name, revision = str(values["model.name"]), str(values["model.revision"])
+    path, note = None, ""
+    if values["model.encoder"] == SENTENCE_TRANSFORMERS:
+        snapshot = _snapshot(layout)
+        fetched = snapshot is not None and snapshot.revision == revision
+        path = snapshot.path if snapshot is not None and fetched else name
+        if not Path(path).is_dir():
+            raise config_error(
+                f"the model of the run is not here: {path}",
+                remedy="put it back, or let `chunkvisor run` fetch it again",
+            )
+        if not fetched:
+            with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as scratch:
+                now = resolve_local(ModelConfig(name=name), Path(scratch) / "stamps.json", on_wait)
+            if now.revision != revision:
+                note = f"the model folder {path} has changed since the run"
+    spec = ModelSpec(
+        name=name,
+        path=path,
+        revision=revision,
+        dtype="float32",
+        max_length=values["model.max_length"],
+        trust_remote_code=bool(values["model.trust_remote_code"]),
+        kwargs=dict(values["model.kwargs"]),
+        encoder=str(values["model.encoder"]),
+    )
+    return spec, note
+
+
+def _snapshot(layout: Layout) -> Snapshot | None:
+    try:
+        return read_record(Snapshot, layout.model)
+    except DamagedError:
+        return None
+
+
+def _encode_spec(identity: Identity) -> EncodeSpec:
+    values = identity.values
+    return EncodeSpec(
+        normalize=bool(values["encode.normalize"]),
+        prompt=values["encode.prompt"],
+        prompt_name=values["encode.prompt_name"],
+        truncate_dim=values["encode.truncate_dim"],
+    )
+
+
+def _encode(
+    name: str,
+    model: ModelSpec,
+    encode: EncodeSpec,
+    texts: Sequence[str],
+    conditions: Conditions,
+    on_wait: Callable[[], None],
+) -> npt.NDArray[np.float32]:
+    """The texts' vectors, shape (n, dimension), each from a batch of its own. Raises Halt, OSError."""
+    limits = Limits(rows=1)
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
+        files = AttemptFiles(Path(folder))
+        job = Job("audit", "audit", name, model, encode, conditions.import_path)
+        spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
+        returncode = run_child(worker_command(files, spec), files.log, on_wait, conditions.environment)
+        evidence = gather(
+            files, spec, None, lambda index: not texts[index].strip(), returncode=returncode, limits=limits
+        )
+        verdict = judge(evidence)
+        if verdict.outcome is not Outcome.COMMITTED:
+            last = next((line for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "nothing")
+            raise Halt(
+                ExitCode(verdict.exit_code or ExitCode.CONFIG),
+                f"the sample of {name} could not be encoded: {verdict.outcome}",
+                why=f"{verdict.reason}; the last line of the worker's log: {last[:300]}",
+                remedy=verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
+            )
+        vectors: npt.NDArray[np.float32] = np.load(files.vectors, allow_pickle=False)
+        return vectors
+
+
+def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
+    """The vectors of these rows, which rise, from the final files."""
+    left = list(rows)
+    for part, _ in recorded_parts(output, manifest):
+        with open(part.path, "rb") as file:
+            shape = read_shape(file)
+            while left and left[0] < part.stop:
+                file.seek(shape.offset_bytes + (left.pop(0) - part.start) * 4 * shape.dimension)
+                vector = np.empty((1, shape.dimension), dtype="<f4")
+                read_exactly(file, vector)
+                yield vector[0]

@@ -1,0 +1,121 @@
+"""`audit` encodes finished rows again, and finds vectors that are finite, complete and wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness import Workplace
+
+TEXTS = [f"text {number}" for number in range(9)] + ["change"] + [f"text {number}" for number in range(10, 20)]
+
+
+@pytest.fixture
+def drifted(workplace: Workplace) -> Workplace:
+    """A finished run whose encoder was another one from its second chunk on; it still is."""
+    workplace.write_source(TEXTS)
+    changed = workplace.folder / "changed"
+    workplace.write_config("drifting:make", model__kwargs={"changed": str(changed)}, chunk__keep=True)
+    assert workplace.run().returncode == 0
+    assert changed.exists()
+    return workplace
+
+
+def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) -> None:
+    """Each row of one half differs, the other half does not, and the exit code is 3."""
+    ended = drifted.call("audit", str(drifted.config_path), "--json")
+
+    assert ended.returncode == 3
+    (found,) = json.loads(ended.stdout)["outputs"]
+    assert {row["row"] for row in found["rows"] if row["differs"]} == set(range(10))
+    assert "10 of 20 vectors" in ended.stderr
+    assert "--from-scratch" in ended.stderr
+
+
+def test_rows_that_differ_are_named(drifted: Workplace) -> None:
+    """With their place in the source; the command changes nothing in the workdir."""
+    before = {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()}
+
+    ended = drifted.call("audit", str(drifted.config_path), "--rows", "20")
+
+    assert f"  row 3 ({drifted.source}, row 3): difference" in ended.stdout
+    assert {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()} == before
+
+
+def test_a_sound_run_passes(workplace: Workplace) -> None:
+    """So many rows as were asked for are looked at, and the largest difference is told."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make")
+    assert workplace.run().returncode == 0
+
+    ended = workplace.call("audit", str(workplace.config_path), "--rows", "7")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("out: 7 rows encoded again; 0 differ")
+
+
+def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
+    """They have no vector to compare."""
+    workplace.write_source(["bad one", *TEXTS[:9]])
+    workplace.write_config("picky:make")
+    assert workplace.run().returncode == 3
+
+    ended = workplace.call("audit", str(workplace.config_path))
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("out: 9 rows")
+
+
+def clean(place: Workplace) -> None:
+    """The texts are removed."""
+    assert place.call("clean", str(place.workdir)).returncode == 0
+
+
+def begin_anew(place: Workplace) -> None:
+    """Nothing is finished."""
+    shutil.rmtree(place.workdir / "outputs" / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(clean, "the texts of output out are not in the workdir any more"), (begin_anew, "is finished")],
+)
+def test_what_cannot_be_audited_is_said(drifted: Workplace, change: object, message: str) -> None:
+    """The remedy is told, and the exit code is 78."""
+    assert callable(change)
+    change(drifted)
+
+    ended = drifted.call("audit", str(drifted.config_path))
+
+    assert ended.returncode == 78
+    assert message in ended.stderr
+
+
+def test_a_folder_that_is_no_workdir_is_refused(tmp_path: Path, workplace: Workplace) -> None:
+    """As by the other commands."""
+    ended = workplace.call("audit", str(tmp_path))
+
+    assert ended.returncode == 78
+    assert "is no workdir" in ended.stderr
+
+
+@pytest.mark.model
+def test_a_model_folder_that_has_changed_since_is_named(workplace: Workplace, minilm_path: Path) -> None:
+    """Half precision passes; after a change of the pooling all differ, and the note says why."""
+    model = workplace.folder / "model"
+    shutil.copytree(minilm_path, model)
+    workplace.write_source(["a first text", "a second, longer text about something else", "third"])
+    workplace.write_config("sentence-transformers", model__name=str(model), model__dtype="bfloat16")
+    assert workplace.run().returncode == 0
+    assert workplace.call("audit", str(workplace.workdir)).returncode == 0
+    pooling = model / "1_Pooling" / "config.json"
+    values = json.loads(pooling.read_text())
+    values = values | {name: name.endswith("cls_token") for name in values if name.startswith("pooling_mode_")}
+    values = values | ({"pooling_mode": "cls"} if "pooling_mode" in values else {})
+    pooling.write_text(json.dumps(values))
+
+    ended = workplace.call("audit", str(workplace.workdir))
+
+    assert ended.returncode == 3
+    assert "has changed since the run" in ended.stdout
