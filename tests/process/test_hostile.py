@@ -22,6 +22,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from soaked import soaked
 
 from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quarantined
 from chunkvisor.commands.verify import verify
@@ -49,7 +50,6 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
-from soaked import soaked
 
 if sys.version_info >= (3, 14):
     from compression import zstd

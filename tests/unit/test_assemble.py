@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from soaked import soaked
 
 from chunkvisor.assemble import chunkreader
 from chunkvisor.assemble import join as assemble
@@ -24,7 +25,6 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.plan import Plan
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.messages import Facts
-from soaked import soaked
 
 DIMENSION = 3
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from soaked import soaked
 
 from chunkvisor.config.load import from_values
 from chunkvisor.config.schema import config_schema
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import Halt
 from harness import ROOT, Workplace
-from soaked import soaked
 
 SCHEMA = Draft202012Validator(config_schema())
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -3,6 +3,7 @@
 It never tells that all is well before the kernel has given every byte back and has synced the file.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -39,6 +40,9 @@ class CheckedFile:
         try:
             os.posix_fallocate(self._fd, 0, size_bytes)
         except BaseException:
+            # ext4 keeps what it could reserve: whoever waits for space would wait for this.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             raise
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-back")

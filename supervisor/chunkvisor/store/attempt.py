@@ -3,6 +3,7 @@
 It never judges the evidence: `outcome` does.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -128,6 +129,16 @@ def gather(
         problem, bad_rows, other_dimension = _problem(files.vectors, result, known, is_blank)
         evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows, other_dimension=other_dimension)
     return evidence
+
+
+def drop_bulk(files: AttemptFiles) -> None:
+    """Remove the vectors of a failed attempt, and the texts of those before it; its own can be tried by hand."""
+    with contextlib.suppress(OSError):
+        for path in (files.vectors, files.vectors.with_name(f".{files.vectors.name}.tmp")):
+            path.unlink(missing_ok=True)
+        for folder in files.folder.parent.iterdir():
+            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name):
+                AttemptFiles(folder).texts.unlink(missing_ok=True)
 
 
 def _last_beat(files: AttemptFiles) -> Beat | None:

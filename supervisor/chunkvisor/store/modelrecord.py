@@ -28,6 +28,11 @@ class _ModelRecord:
     """By full path."""
 
 
+def read_pins(path: Path) -> tuple[Snapshot, ...]:
+    """All that are fixed. Raises OSError."""
+    return _read(path).pins
+
+
 def read_pin(path: Path, name: str, asked: str | None) -> Snapshot | None:
     """The commit fixed for this hub id and this revision of a config; None where there is none. Raises OSError."""
     return next((pin for pin in _read(path).pins if (pin.name, pin.asked) == (name, asked)), None)

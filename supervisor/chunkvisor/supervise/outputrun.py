@@ -1,11 +1,12 @@
 """One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
@@ -31,6 +32,8 @@ class OutputRun:
     """Chunks committed by this run."""
     texts_here: int = 0
     """Texts in them."""
+    _rows: dict[int, int] = field(default_factory=dict)
+    """Of bad texts, by number."""
 
     @property
     def name(self) -> str:
@@ -66,6 +69,18 @@ class OutputRun:
     def bad_count(self) -> int:
         """See Progress."""
         return self.ledger.bad_count
+
+    def bad_rows(self) -> int:
+        """See Progress."""
+        bad = [text.text for text in self.ledger.bad_texts()]
+        self._rows.update(rows_of(self.table, [text for text in bad if text not in self._rows]))
+        return sum(self._rows[text] for text in bad)
+
+    def rows_of(self, text: int) -> int:
+        """See Progress."""
+        if text not in self._rows:
+            self._rows.update(rows_of(self.table, [text]))
+        return self._rows[text]
 
     @property
     def last_bad(self) -> BadText | None:

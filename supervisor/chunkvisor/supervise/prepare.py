@@ -12,6 +12,7 @@ from typing import Any
 
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.join import Final, assemble
 from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
@@ -39,6 +40,7 @@ from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.store.versions import VersionNotes, read_stretches
+from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
@@ -60,6 +62,7 @@ class Opening:
     """None = all chunks are ours."""
     arithmetic: Mapping[str, str]
     """Variables of the workers that choose other arithmetic."""
+    disk: DiskWait
     emit: Emit
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
@@ -102,6 +105,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
         return manifest
+    clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
     table = _open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
@@ -209,7 +213,8 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    table = stage_table(request, fresh, opening.on_wait)
+    what = f"the source of {layout.name} is read"
+    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     files = tuple(str(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
 

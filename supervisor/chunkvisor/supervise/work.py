@@ -43,6 +43,7 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
@@ -146,6 +147,7 @@ class Work:
             of_slice,
             # The environment of this machine does not travel to the nodes of a cluster.
             arithmetic_variables({} if self._on_ray else os.environ, config.env),
+            DiskWait(config.recovery.wait_timeout, self._pause, self._emit),
             self._emit,
             self._on_wait,
         )
