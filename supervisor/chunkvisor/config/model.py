@@ -7,7 +7,7 @@ pydantic.ValidationError, with the errors of `values` beside pydantic's own for 
 import os
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -378,6 +378,22 @@ class Config(Section):
     outputs: Annotated[dict[OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)] = Field(
         description="The final files, one entry each."
     )
+
+    @model_validator(mode="after")
+    def _possible_for_a_plugin(self) -> Self:
+        for name in self.outputs if self.model.is_plugin else ():
+            encode = self.effective_encode(name)
+            if encode.prompt_name is not None:
+                raise refused(
+                    f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "
+                    "prompt itself: encode.prompt"
+                )
+            if isinstance(encode.batch_tokens, int):
+                raise refused(
+                    f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can "
+                    "count; use encode.batch_size"
+                )
+        return self
 
     def effective_encode(self, output: str) -> EncodeConfig:
         """`encode` with the overrides of that output; an own prompt replaces a general prompt_name, and vice versa."""

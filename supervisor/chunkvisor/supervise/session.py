@@ -10,7 +10,6 @@ import secrets
 from contextlib import ExitStack
 from typing import Any
 
-from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.decode import event_told
@@ -38,7 +37,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
     Raises Halt with the exit code and the words where it does not end well.
     """
     config = request.loaded.config
-    _refuse_combinations(config)
     require_extras(config)
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     try:
@@ -92,20 +90,3 @@ def run(request: Request, observer: Observer) -> ExitCode:
             raise
         emit(RunEnded(int(code)))
         return code
-
-
-def _refuse_combinations(config: Config) -> None:
-    if not config.model.is_plugin:
-        return
-    for name in config.outputs:
-        encode = config.effective_encode(name)
-        if encode.prompt_name is not None:
-            raise config_error(
-                f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none",
-                remedy="write the prompt itself: encode.prompt",
-            )
-        if isinstance(encode.batch_tokens, int):
-            raise config_error(
-                f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can count",
-                remedy="use encode.batch_size",
-            )

@@ -50,7 +50,7 @@ from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
-from chunkvisor.supervise.sliceend import end_slice, progress_of
+from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -124,8 +124,9 @@ class Work:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
             with self._turn():
                 done, chunks = progress_of(self._layout, config.outputs)
-                if done == chunks:
+                if done + awaiting_dimension(self._layout, config.outputs) == chunks:
                     self._encode(*self._open(None))
+                    done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}

@@ -19,6 +19,7 @@ from chunkvisor.config.model import EngineKind
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import Survey, survey
 from chunkvisor.errors import Halt
+from chunkvisor.observe.extras import require_extras
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
@@ -31,6 +32,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     if config_path is not None:
         try:
             loaded = load(config_path)
+            require_extras(loaded.config)
         except Halt as halt:
             config_problem = (halt.what, halt.remedy)
     devices: tuple[Device, ...] = ()
