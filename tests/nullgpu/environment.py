@@ -2,7 +2,8 @@
 
 They lie outside the checkout, one for each torch, for all checkouts together: `build.cache_folder()`. The checkout's
 own packages are reached by PYTHONPATH. A half-made environment is made again. `python environment.py 2.13.0` prints the
-path of its Python; a first call takes minutes and 5 GB.
+path of its Python; a first call takes minutes and 5 GB. With `--if-there` it makes nothing, and ends with 1 where there
+is none.
 """
 
 import fcntl
@@ -30,21 +31,27 @@ def ensure_environment(torch: str) -> Path:
 
     Raises SystemExit, in words, where there is no disk, no network or no such torch.
     """
+    if found := find_environment(torch):
+        return found
     folder = cache_folder() / f"t-{torch}"
     python = folder / "bin" / "python"
-    wanted, constraints = requirements(torch)
-    digest = hashlib.sha256("\n".join([*wanted, *constraints]).encode()).hexdigest()
-    marker = folder / MARKER
-    if marker.exists() and marker.read_text().strip() == digest:
-        return python
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making it
-        if marker.exists() and marker.read_text().strip() == digest:
-            return python
-        _make(folder, python, torch, wanted, constraints)
-        marker.write_text(digest + "\n")
+        if not find_environment(torch):
+            _make(folder, python, torch, *requirements(torch))
+            (folder / MARKER).write_text(_digest(torch) + "\n")
     return python
+
+
+def find_environment(torch: str) -> Path | None:
+    """The Python of the environment with this torch; None where it is not there, or was made for another checkout."""
+    folder = cache_folder() / f"t-{torch}"
+    try:
+        complete = (folder / MARKER).read_text().strip() == _digest(torch)
+    except FileNotFoundError:
+        return None
+    return folder / "bin" / "python" if complete else None
 
 
 def requirements(torch: str) -> tuple[list[str], list[str]]:
@@ -59,6 +66,11 @@ def requirements(torch: str) -> tuple[list[str], list[str]]:
     wanted += [each for each in (*extras["worker"], *extras["minilm"]) if not each.startswith("torch")]
     lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     return wanted, [line for line in lines if line and not re.match(r"torch\b", line)]
+
+
+def _digest(torch: str) -> str:
+    wanted, constraints = requirements(torch)
+    return hashlib.sha256("\n".join([*wanted, *constraints]).encode()).hexdigest()
 
 
 def _make(folder: Path, python: Path, torch: str, wanted: list[str], constraints: list[str]) -> None:
@@ -97,7 +109,19 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def main(arguments: list[str]) -> None:
+    """Print the path. Raises SystemExit."""
+    match arguments:
+        case ["--if-there", torch]:
+            found = find_environment(torch)
+            if found is None:
+                raise SystemExit(1)
+            print(found)
+        case [torch]:
+            print(ensure_environment(torch))
+        case _:
+            raise SystemExit("usage: python tests/nullgpu/environment.py [--if-there] TORCH_VERSION")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python tests/nullgpu/environment.py TORCH_VERSION")
-    print(ensure_environment(sys.argv[1]))
+    main(sys.argv[1:])

@@ -436,16 +436,24 @@ static void fill_with_noise(char *to, size_t size) {
     for (size_t i = 64; i + 64 <= size; i += 64) memcpy(to + i, to, 64);
 }
 
+/* A copy that goes on where another one ended is one with it. */
+static void note_copied(const char *start, size_t size) {
+    for (int i = 0; i < 16; i++)
+        if (copied[i].size && copied[i].launches == launches && copied[i].start + copied[i].size == start) {
+            copied[i].size += size;
+            return;
+        }
+    unsigned next = copied_next++ % 16;
+    copied[next].start = start, copied[next].size = size, copied[next].launches = launches;
+}
+
 static void copy_bytes(void *to, const void *from, size_t size) {
     bool from_device = find_block(from) && find_block(from)->kind == BLOCK_DEVICE;
     bool to_device = find_block(to) && find_block(to)->kind == BLOCK_DEVICE;
     if (from_device && !to_device && size == 1) *(char *)to = (char)machine.boolean;
     else if (from_device && !to_device && size >= 16 && !is_as_copied(from, size)) fill_with_noise(to, size);
     else if (size <= machine.copy_limit_bytes) memmove(to, from, size);
-    if (to_device && (!from_device || is_as_copied(from, size))) {
-        unsigned next = copied_next++ % 16;
-        copied[next].start = to, copied[next].size = size, copied[next].launches = launches;
-    }
+    if (to_device && (!from_device || is_as_copied(from, size))) note_copied(to, size);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {

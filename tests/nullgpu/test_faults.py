@@ -213,6 +213,7 @@ _ENDS = {
 """What all workers meet -> the end."""
 
 
+@pytest.mark.timeout(900)  # nineteen runs, each of which starts one or two workers
 def test_what_every_worker_would_meet_ends_the_run(
     make_gpu: Callable[..., NullGpu], bert: Path, tmp_path: Path
 ) -> None:

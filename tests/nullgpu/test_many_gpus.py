@@ -256,6 +256,29 @@ def test_a_model_larger_than_the_gpu_ends_the_run_at_once(make_gpu: MakeGpu, on:
     assert "larger than" in ended.stderr or "too large" in ended.stderr, ended.stderr
 
 
+def test_what_a_worker_needs_is_known_from_its_files(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+    """After a fault the GPU is given to the next worker once the weights have room there, though none was measured."""
+    workplace = on(make_gpu([8 * GIB]))
+    large = shutil.copytree(workplace.model, workplace.folder / "large")
+    with (large / "model-00001-of-00001.safetensors").open("wb") as file:
+        file.truncate(GIB)  # nobody loads it, but it counts
+    workplace.model = large
+    workplace.gpu.fault(719, "launch:30", argv="/000000/001")
+    workplace.gpu.neighbour(0, 7 * GIB, pid=4711, name="trainer")
+    workplace.write_texts(4)
+    workplace.write_model_config(**{"chunk.size": 4})
+    run = begin(workplace, commits=0)
+    wait_for(lambda: workplace.named("gpu_busy") or run.poll() is not None, timeout_s=280)
+    workplace.gpu.neighbours_leave()
+    ended = finish(run, 280)
+    assert ended.returncode == 0, ended.stderr
+    (busy,) = workplace.named("gpu_busy")
+    assert busy["why"] == (
+        "7.0 GiB of the GPU's memory are held by trainer (pid 4711); 1.0 GiB are free, and a worker needs 1.3 GiB"
+    )
+    assert [each["outcome"] for each in workplace.named("attempt_failed")] == ["device_fault"]
+
+
 def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
     """NVML is broken and somebody fills the GPU: nothing is learnt or taken apart, and it goes on when they leave."""
     gpu = make_gpu([1 * GIB])

@@ -55,8 +55,9 @@ say("open", sorted(os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir(
     apps = [line.split(", ") for line in said["apps"].splitlines()]
     assert [app[2] for app in apps] == ["1280", "3072"]
     assert apps[1][:2] == ["4711", "trainer"]
+    # /dev/nvidiactl twice: device_count() asks NVML, which stays open.
     nodes = [each for each in said["open"] if each.startswith("/dev/nvidia")]
-    assert nodes == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+    assert sorted(set(nodes)) == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
 
 
 def test_processes_share_the_memory_of_a_gpu(gpu: NullGpu) -> None:

@@ -9,17 +9,19 @@ from typing import Any
 from unittest import mock
 
 from chunkvisor.decide.lessons import learn
-from chunkvisor.decide.policy import Wait
+from chunkvisor.decide.steps import Split
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.runhistory import RunHistory
 from chunkvisor.supervise.scheduler import Scheduler
 
 from .life import simulate
 from .watchdog import Broken
 
-_heed_worker, _do, _split = Scheduler._heed_worker, Consequences._do, Consequences._split
+_heed_worker, _do, _wait = Scheduler._heed_worker, Consequences._do, Consequences._wait
+_failed = RunHistory.failed
 _encoded = Blame.encoded
 
 
@@ -55,22 +57,21 @@ def _trust_templates(self: Any, step: Any, end: Any) -> None:
 
 
 def _wait_by_the_sum(self: Any, step: Any, end: Any) -> None:
-    _do(self, step, end)
-    if isinstance(step, Wait):
-        self._waits._since_s[self._cause(end)] -= step.delay_s
+    _wait(self, step, end)
+    self._history._waits._since_s[self._history.cause(end)] -= step.delay_s
 
 
-def _suspect_no_device(self: Any, *_: Any) -> None:
-    return None
+def _suspect_no_device(self: Any) -> Any:
+    return ()
 
 
 def _keep_lost_controls(self: Any) -> None:
     return None
 
 
-def _count_splits(self: Any, step: Any, end: Any) -> None:
-    self._fruitless += 1
-    _split(self, step, end)
+def _count_splits(self: Any, end: Any, step: Any) -> None:
+    self._fruitless += isinstance(step, Split)
+    _failed(self, end, step)
 
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
@@ -80,10 +81,10 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a text is blamed without a control": (Blame, "accuse", _blame_at_once),
     "a text is blamed by a worker that had the device before": (Blame, "encoded", _blame_by_earlier_workers),
     "a broken GPU gets warm workers for ever": (Consequences, "_do", _trust_templates),
-    "wait_timeout is summed over workers": (Consequences, "_do", _wait_by_the_sum),
-    "no device is suspected": (Consequences, "_leave_out_guilty", _suspect_no_device),
+    "wait_timeout is summed over workers": (Consequences, "_wait", _wait_by_the_sum),
+    "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
-    "splits count as fruitless": (Consequences, "_split", _count_splits),
+    "splits count as fruitless": (RunHistory, "failed", _count_splits),
 }
 """(where, what, the bug)."""
 

@@ -463,15 +463,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "the device of an accused text leaves: the text is tried on another",
+        "the machine of an accused text leaves: the text is tried on another",
         {"chunks": 2, "size": 1, "attempts": 1},
         """
-        join 0 look none       | start 1 on 0: 0..1
-        join 1 look none       | start 2 on 1: 1..2
+        join 0 node n0 look none | start 1 on 0: 0..1
+        join 1 node n1 look none | start 2 on 1: 1..2
         ready 1                | go 1: 32
         ready 2                | go 2: 32
         fault 1 1x10           |
-        leaves 0               | drop 0 69
+        leaves n0              |
         ok 2                   | keep 2, start 3 on 1: 0..1
         ready 3                | go 3: 32
         ok 3                   | keep 3, join 0
@@ -745,23 +745,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a device that leaves ends its workers, and the others take their chunks",
+        "a machine that leaves ends its workers, and the others take their chunks",
         {"chunks": 2},
         """
-        join 0                 | start 1 on 0: 0..8
-        join 1                 | start 2 on 1: 8..16
+        join 0 node n0         | start 1 on 0: 0..8
+        join 1 node n1         | start 2 on 1: 8..16
         ready 1                | go 1: 32
-        leaves 0               | drop 0 69, end 1
+        leaves n0              | end 1
         stopped 1              |
         ok 2                   | keep 2, start 3 on 1: 0..8
-        """,
-    ),
-    (
-        "the last device leaves: the run ends with its words",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        leaves 0               | halt 69
         """,
     ),
     (
@@ -928,6 +920,33 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a machine and a device of another are left out at once: the workers of both are ended",
+        {"chunks": 12, "size": 2},
+        """
+        join 0 node n0 look none | start 1 on 0: 0..2
+        join 1 node n0 look none | start 2 on 1: 2..4
+        join 2 node n1 look none | start 3 on 2: 4..6
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        ready 3                | go 3: 32
+        killed 1 2x10          | start 4 on 0: 6..8
+        killed 3 2x10          | start 5 on 2: 8..10
+        ready 4                | go 4: 32
+        ready 5                | go 5: 32
+        killed 4 2x10          | start 6 on 0: 10..12
+        killed 5 2x10          | start 7 on 2: 12..14
+        ready 6                | go 6: 32
+        ready 7                | go 7: 32
+        killed 6 2x10          | start 8 on 0: 14..16
+        killed 7 2x10          | start 9 on 2: 16..18
+        ok 2                   | keep 2, start 10 on 1: 18..20
+        ready 10               | go 10: 32
+        ok 10                  | keep 10, start 11 on 1: 20..22
+        ready 11               | go 11: 32
+        ok 11                  | keep 11, drop n1 69, end 9, drop 0 69, end 8, start 12 on 1: 22..24
+        """,
+    ),
+    (
         "a machine that is left out: no worker that is prepared there gets its device",
         {"chunks": 12, "size": 2, "standby": 1},
         """
@@ -1005,16 +1024,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         crashed 2 8x10         |
         wait 3                 | start 5 on 0: 0..8
         looked 0 good          | go 3: 32
-        """,
-    ),
-    (
-        "a worker that starts on a device that has left is ended",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        join 1                 | start 2 on 1: 8..16
-        leaves 1               | drop 1 69, end 2
-        stopped 2              |
         """,
     ),
     (
@@ -1431,6 +1440,109 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         wait 1                 | start 4 on 0: 0..1 control
         ready 4                | go 4: 32
         ok 4                   | quarantine 1, compose 1, join 0
+        """,
+    ),
+    (
+        "B1: 36 failures in a row end no run, while each of them makes something smaller",
+        {"chunks": 2, "size": 12, "done": 1, "attempts": 2},
+        """
+        join 0 look none       | start 1 on 0: 12..24
+        ready 1                | go 1: 32
+        raised 1 12x10         |
+        wait 1                 | start 2 on 0: 12..24
+        ready 2                | go 2: 32
+        raised 2 12x10         | cut at 18, start 3 on 0: 12..18
+        ready 3                | go 3: 32
+        raised 3 6x10          | cut at 15, start 4 on 0: 12..15
+        ready 4                | go 4: 32
+        raised 4 3x10          | cut at 13, start 5 on 0: 12..13
+        ready 5                | go 5: 32
+        raised 5 1x10          | start 6 on 0: 12..13
+        ready 6                | go 6: 32
+        raised 6 1x10          | start 7 on 0: 18..24
+        ready 7                | go 7: 32
+        raised 7 6x10          | cut at 21, start 8 on 0: 21..24
+        ready 8                | go 8: 32
+        raised 8 3x10          | cut at 22, start 9 on 0: 22..24
+        ready 9                | go 9: 32
+        raised 9 2x10          | cut at 23, start 10 on 0: 23..24
+        ready 10               | go 10: 32
+        raised 10 1x10         | start 11 on 0: 23..24
+        ready 11               | go 11: 32
+        raised 11 1x10         | start 12 on 0: 22..23
+        ready 12               | go 12: 32
+        raised 12 1x10         | start 13 on 0: 22..23
+        ready 13               | go 13: 32
+        raised 13 1x10         | start 14 on 0: 21..22
+        ready 14               | go 14: 32
+        raised 14 1x10         | start 15 on 0: 21..22
+        ready 15               | go 15: 32
+        raised 15 1x10         | start 16 on 0: 18..21
+        ready 16               | go 16: 32
+        raised 16 3x10         | cut at 19, start 17 on 0: 19..21
+        ready 17               | go 17: 32
+        raised 17 2x10         | cut at 20, start 18 on 0: 20..21
+        ready 18               | go 18: 32
+        raised 18 1x10         | start 19 on 0: 20..21
+        ready 19               | go 19: 32
+        raised 19 1x10         | start 20 on 0: 19..20
+        ready 20               | go 20: 32
+        raised 20 1x10         | start 21 on 0: 19..20
+        ready 21               | go 21: 32
+        raised 21 1x10         | start 22 on 0: 18..19
+        ready 22               | go 22: 32
+        raised 22 1x10         | start 23 on 0: 18..19
+        ready 23               | go 23: 32
+        raised 23 1x10         | start 24 on 0: 15..18
+        ready 24               | go 24: 32
+        raised 24 3x10         | cut at 16, start 25 on 0: 16..18
+        ready 25               | go 25: 32
+        raised 25 2x10         | cut at 17, start 26 on 0: 17..18
+        ready 26               | go 26: 32
+        raised 26 1x10         | start 27 on 0: 17..18
+        ready 27               | go 27: 32
+        raised 27 1x10         | start 28 on 0: 16..17
+        ready 28               | go 28: 32
+        raised 28 1x10         | start 29 on 0: 16..17
+        ready 29               | go 29: 32
+        raised 29 1x10         | start 30 on 0: 15..16
+        ready 30               | go 30: 32
+        raised 30 1x10         | start 31 on 0: 15..16
+        ready 31               | go 31: 32
+        raised 31 1x10         | start 32 on 0: 13..15
+        ready 32               | go 32: 32
+        raised 32 2x10         | cut at 14, start 33 on 0: 14..15
+        ready 33               | go 33: 32
+        raised 33 1x10         | start 34 on 0: 14..15
+        ready 34               | go 34: 32
+        raised 34 1x10         | start 35 on 0: 13..14
+        ready 35               | go 35: 32
+        raised 35 1x10         | start 36 on 0: 13..14
+        ready 36               | go 36: 32
+        raised 36 1x10         | start 37 on 0: 0..1 control
+        ready 37               | go 37: 32
+        ok 37                  | quarantine 12, quarantine 23, quarantine 22, quarantine 21, quarantine 20, quarantine 19, quarantine 18, quarantine 17, quarantine 16, quarantine 15, quarantine 14, quarantine 13, compose 1, join 0
+        """,  # noqa: E501  # what is said to one stimulus stands on one line
+    ),
+    (
+        "B4: more bad vectors than good ones: each bad row is tried alone, and the good ones are kept",
+        {"chunks": 1, "size": 10},
+        """
+        join 0 look none       | start 1 on 0: 0..10
+        ready 1                | go 1: 32
+        nan 1 0,1,2,3,4,5      | keep 1 but 0,1,2,3,4,5, start 2 on 0: 0..1
+        ready 2                | go 2: 32
+        nan 2 0                | quarantine 0, start 3 on 0: 1..2
+        ready 3                | go 3: 32
+        nan 3 0                | quarantine 1, start 4 on 0: 2..3
+        ready 4                | go 4: 32
+        nan 4 0                | quarantine 2, start 5 on 0: 3..4
+        ready 5                | go 5: 32
+        nan 5 0                | quarantine 3, start 6 on 0: 4..5
+        ready 6                | go 6: 32
+        nan 6 0                | quarantine 4, start 7 on 0: 5..6
+        ready 7                | go 7: 32
+        nan 7 0                | quarantine 5, compose 0, join 0
         """,
     ),
 ]

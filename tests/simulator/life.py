@@ -33,6 +33,9 @@ STALL_S = 60.0
 RESTART_S = 60.0
 """Until a run is begun again."""
 
+IDLE_TURNS = 500
+"""So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
+
 MISHAPS = 40
 """So many small ones in a life, at most: without an end of mishaps no life has to end."""
 
@@ -76,8 +79,8 @@ class Device:
     paused_until_s: float = 0.0
     opinion: Opinion = GOOD
     processes: list[Process] = field(default_factory=list)
-    started_now: bool = False
-    """Whether a worker was to be started there in this turn."""
+    started_turn: int = 0
+    """The turn in which a worker was to be started there last."""
 
 
 class _Died(Exception):
@@ -169,7 +172,7 @@ class _Run:
         self.disk, self.watchdog = life.disk, life.watchdog
         self.outputs = self.disk.outputs
         self.devices: dict[int, Device] = {}
-        self.numbered = 0
+        self.numbered = self.turns = 0
         self.processes: dict[int, Process] = {}
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
@@ -199,10 +202,6 @@ class _Run:
         """See Capacity."""
         return False
 
-    def loading(self, device: int) -> bool:
-        """See Capacity."""
-        return False
-
     def has_room(self, device: int) -> bool:
         """See Capacity."""
         return True
@@ -222,17 +221,19 @@ class _Run:
             elif out.at_s > life.now_s:
                 self._at(out.at_s - life.now_s, self._node_goes, out)
         step_s, scheduler = 0.25, self.scheduler
-        turns, limit = 0, 20_000 + 20 * len(self.world.lengths[0])
+        idle = 0
+        time_passed = on.TimePassed()
         while not scheduler.finished:
+            self.turns += 1
             busy = self._happen()
             self._engine_waits()
-            self._tell(on.TimePassed())
+            self._tell(time_passed)
             self.watchdog.after_turn(self)
             self.ended.clear()
-            step_s = 0.25 if busy else min(step_s * 2, 16.0)
-            turns += 1
-            if turns > limit:
-                raise Broken("ends", f"a run has not ended after {turns} turns")
+            step_s = 0.25 if busy else min(step_s * 4, 16.0)
+            idle = 0 if busy else idle + 1
+            if idle > IDLE_TURNS:
+                raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
             if scheduler.finished:
                 break
             next_s = life.now_s + step_s
@@ -333,19 +334,24 @@ class _Run:
             if device.gpu.node == node:
                 device.left = True
 
+    def _lose(self, node: str) -> None:
+        """The machine is gone, which is heard of before or after the ends of its workers."""
+        lost = [each for each in self.processes.values() if each.device.gpu.node == node]
+        first = self.chance.random() < 0.5
+        if first:
+            self._leave(node)
+            self._tell(on.NodeLeft(node))
+        for process in lost:
+            if process.number in self.processes:
+                self._gone(process, verdict(Failure.NODE))
+        if not first:
+            self._leave(node)
+            self._tell(on.NodeLeft(node))
+
     def _node_goes(self, out: Outage) -> None:
         if out.node in self.aside:
             return
-        lost = [each for each in self.processes.values() if each.device.gpu.node == out.node]
-        first = self.chance.random() < 0.5
-        if first:
-            self._leave(out.node)
-            self._tell(on.NodeLeft(out.node))
-        for process in lost:
-            self._gone(process, verdict(Failure.NODE))
-        if not first:
-            self._leave(out.node)
-            self._tell(on.NodeLeft(out.node))
+        self._lose(out.node)
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
 
@@ -373,7 +379,7 @@ class _Run:
         device = self.devices[start.device]
         warm = self.world.warm and not start.task.fresh
         process = Process(start.worker, start.task, device, start.limits, self.life.now_s, warm)
-        device.started_now = True
+        device.started_turn = self.turns
         self.watchdog.starts(self, process)
         self.life.attempts += 1
         if within(self.world.disk_full, self.life.now_s):
@@ -538,14 +544,14 @@ class _Run:
         self._at(0.3, self._failed, process)
 
     def _stuck(self, process: Process) -> None:
-        device = process.device
-        if not device.left:
-            device.left = True
-            halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
-            self.last_halt = halt
-            self._tell(on.DeviceLeft(device.number, halt))
-        if process.number in self.processes:
-            self._gone(process, verdict(Failure.STOPPED))
+        """Even SIGKILL has not ended it: its machine is done without."""
+        halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
+        node = process.device.gpu.node
+        if not node:
+            raise _Ended(halt.code, halt)
+        self.last_halt = halt
+        self.aside.add(node)
+        self._lose(node)
 
     def _gone(self, process: Process, judged: Verdict) -> None:
         self._forget(process)

@@ -68,10 +68,6 @@ class Play:
         """See Capacity."""
         return False
 
-    def loading(self, device: int) -> bool:
-        """See Capacity."""
-        return False
-
     def has_room(self, device: int) -> bool:
         """See Capacity."""
         return True
@@ -117,10 +113,8 @@ class Play:
                 return []
             case "looked", [device, health]:
                 return [on.Looked(int(device), Opinion(Health(health), "so it looks"))]
-            case "leaves", [what]:
-                if what.startswith("n"):
-                    return [on.NodeLeft(what)]
-                return [on.DeviceLeft(int(what), Halt(ExitCode.MACHINE, "it left"))]
+            case "leaves", [node]:
+                return [on.NodeLeft(node)]
             case "joined", [output]:
                 return [on.Joined(int(output))]
             case "damaged", [output, chunk]:

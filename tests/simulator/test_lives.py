@@ -1,7 +1,4 @@
-"""Simulated lives; SIMULATE_S says for how many seconds (20), SIMULATE_FIRST names the first seed.
-
-That is 1 where it is not set, so that a change is told from bad luck; `random` stands for a fresh one.
-"""
+"""Simulated lives; SIMULATE_S says for how many seconds (20), SIMULATE_FIRST names the first seed (a fresh one)."""
 
 import os
 import random
@@ -14,8 +11,7 @@ from .watchdog import Broken
 from .world import draw
 
 SECONDS = float(os.environ.get("SIMULATE_S", "20"))
-_ASKED = os.environ.get("SIMULATE_FIRST", "1")
-FIRST = random.SystemRandom().randrange(10**9) if _ASKED == "random" else int(_ASKED)
+FIRST = int(os.environ.get("SIMULATE_FIRST") or random.SystemRandom().randrange(10**9))
 SHARES = {"small": 0.7, "medium": 0.2, "large": 0.1}
 """Of the time, by size of life."""
 

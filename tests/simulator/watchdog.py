@@ -4,7 +4,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Budget, History, Split, decide
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.steps import Split
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
@@ -37,6 +38,8 @@ def _blames_texts_early() -> bool:
 
 _EARLY_FAULTS_CAN_HARM = _blames_texts_early()
 
+
+_WAITED_FOR = (Outcome.GPU_BUSY, Outcome.HUB, Outcome.DISK_FULL)
 
 MOST_IN_VAIN = 15
 """Workers that may fail on a device, one after the other, while as many succeed on others."""
@@ -150,8 +153,8 @@ class Watchdog:
             self._in_vain.pop(number, None)
             for device, counts in self._in_vain.items():
                 counts[1] += device != number
-        # A part of a chunk charges no device: what fails of it may be the text that is looked for.
-        elif process.task.texts < self._world.chunk_size:
+        # A part of a chunk charges no device: what fails of it may be the text that is looked for; nor does a wait.
+        elif process.task.texts < self._world.chunk_size or judged.outcome in _WAITED_FOR:
             return
         elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
             counts = self._in_vain.setdefault(number, [0, 0])
@@ -221,13 +224,17 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due."""
-        if run.draining or (len(run.devices) > 100 and run.life.steps % 50):
+        if run.draining or (len(run.devices) > 100 and run.turns % 50):
             return
+        idle = [
+            each
+            for each in run.devices.values()
+            if not each.processes and not each.left and each.started_turn != run.turns
+        ]
         now_s, fleet = run.life.now_s, run.scheduler.fleet
-        for device in run.devices.values():
-            started, device.started_now = device.started_now, False
-            if device.processes or device.left or started or now_s < fleet.paused_until_s or not self._due():
-                continue
+        if not idle or now_s < fleet.paused_until_s or not self._due():
+            return
+        for device in idle:
             own = fleet.devices[device.number]
             if now_s >= own.paused_until_s and own.suspected_s is None:
                 raise Broken("no device waits while work is due", f"device {device.number}")

@@ -19,7 +19,7 @@ Spell = tuple[float, float]
 
 def within(spells: list[Spell], now_s: float) -> bool:
     """Whether one of them lasts."""
-    return any(start <= now_s < stop for start, stop in spells)
+    return bool(spells) and any(start <= now_s < stop for start, stop in spells)
 
 
 @dataclass(slots=True)

@@ -98,11 +98,11 @@ def test_chunk_taken_apart_gives_what_is_missing() -> None:
     output.quarantine(1, 15)
     backlog = Backlog([output])
     assert not backlog.handed_out(0, 0)
-    assert backlog.take(0) == Task(NOW, 0, 0, 0, 3)
+    assert backlog.take(0) == Task(NOW, 0, 0, 0, 3, fresh=True)
     assert backlog.handed_out(0, 0)
     assert not backlog.handed_out(0, 1)
-    assert backlog.take(0) == Task(NOW, 0, 0, 4, 5)
-    assert backlog.take(0) == Task(NOW, 0, 1, 10, 10)  # it is only to be put together
+    assert backlog.take(0) == Task(NOW, 0, 0, 4, 5, fresh=True)
+    assert backlog.take(0) == Task(NOW, 0, 1, 10, 10, fresh=True)  # it is only to be put together
     assert backlog.take(0) == whole(0, 0, 2)
     assert backlog.empty
 

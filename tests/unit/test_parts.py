@@ -34,7 +34,6 @@ def test_read_back(folder: Path) -> None:
     """A new process knows what the old one knew."""
     parts = parts_in(folder)
 
-    assert parts.begun
     assert parts.missing() == [(12, 13)]
     assert [bad.text for bad in parts.bad] == [13]
 
@@ -43,7 +42,6 @@ def test_of_another_identity(folder: Path) -> None:
     """Parts that were made with other settings are as if they had never been."""
     parts = parts_in(folder, "another")
 
-    assert not parts.begun
     assert parts.missing() == [(10, 14)]
 
 

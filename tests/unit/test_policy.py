@@ -11,20 +11,12 @@ from chunkvisor.decide.policy import (
     BARREN_CHUNKS,
     FRUITLESS_ATTEMPTS,
     Budget,
-    Commit,
     Company,
-    EndRun,
     History,
-    Quarantine,
-    Retry,
-    SetAside,
-    Split,
-    StartAgain,
-    Step,
-    Wait,
     backoff_s,
     decide,
 )
+from chunkvisor.decide.steps import Commit, EndRun, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase, Tier

@@ -61,17 +61,3 @@ class PinnedBuffers:
             capacity = 1 << max(0, tensor.numel() - 1).bit_length()
             buffer = self._buffers[key] = torch.empty(capacity, dtype=tensor.dtype, pin_memory=True)
         return buffer[: tensor.numel()].view(tensor.shape)
-
-
-def copy_weights(model: Any, device: str) -> None:
-    """Move the model to the device, by torch's own `.to()`.
-
-    Weights lie in pageable memory, mostly in pages of the weights file that the template shares. The driver copies such
-    memory through a pinned buffer of its own. To pin it first would be a second copy in host memory, for each
-    worker; whether that is faster at all only a GPU can tell, so it is not done unmeasured.
-    """
-    model.to(device)
-    import torch
-
-    # The copies are asynchronous in part; without this their time would count as the first batch's.
-    torch.cuda.synchronize()

@@ -1,6 +1,7 @@
 """How many padded tokens fit the memory of a GPU, as one batch shows.
 
-It never guesses from the model: attention kernels, activations and quantization differ too much for a formula.
+It guesses nothing from the model but the mask of a padded batch: attention kernels, activations and quantization
+differ too much for a formula.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,18 +23,36 @@ Needs = Callable[[], tuple[int, int]]
 """(bytes that the batch just computed took at its peak, bytes that are free without it)."""
 
 
-def fitting_tokens(tokens: int, took_bytes: int, free_bytes: int) -> int:
-    """Padded tokens that fit, where a batch of `tokens` took so much; never fewer than those."""
+def fitting_tokens(tokens: int, took_bytes: int, free_bytes: int, unseen_bytes: int = 0) -> int:
+    """Padded tokens that fit, where a batch of `tokens` took so much, and another may take `unseen_bytes` beside it.
+
+    Never fewer than `tokens`, of which it is known that they fit, unless something is unseen.
+    """
     if took_bytes <= 0:
         return tokens
-    return max(tokens, int(_SHARE * free_bytes * tokens / took_bytes))
+    fits = int(_SHARE * free_bytes * tokens / (took_bytes + unseen_bytes))
+    return max(1 if unseen_bytes else tokens, fits)
 
 
-def cut_measured(lengths: Indices, limits: Limits, needs: Needs) -> Iterator[Indices]:
+def unseen_mask_bytes(lengths: Indices, element_bytes: int) -> int:
+    """What the masks of sdpa attention would have taken, at most, of a batch that had none or a small one.
+
+    A batch without padding is computed without a mask, be it a single text or many of one length, and most others
+    have one. It takes a byte for each pair of tokens of a row, and a number in the model's dtype, of `element_bytes`,
+    where attention is computed; two where the row's length is no multiple of eight (torch 2.13: `pad_bias` copies the
+    mask to wider rows; counted on the null GPU by tests/nullgpu/test_memory.py). Lengths are those of the batch.
+    """
+    longest = int(lengths.max(initial=0))
+    seen = 0 if int(lengths.min(initial=longest)) == longest else 1 + element_bytes * (1 if longest % 8 == 0 else 2)
+    return len(lengths) * longest**2 * (1 + 2 * element_bytes - seen)
+
+
+def cut_measured(lengths: Indices, limits: Limits, needs: Needs, mask_element_bytes: int = 0) -> Iterator[Indices]:
     """Batches like `cut`; the first is a small one, and those behind it are cut by what it shows.
 
-    The first has the longest texts, which take the most memory for each token, so that it is no worse for the others.
-    `needs` is called once, when the second batch is asked for.
+    The first has the longest texts, which take the most memory for each token, so that it is no worse for the others;
+    what a mask adds is reckoned, see `unseen_mask_bytes`: `mask_element_bytes` is the size of its numbers, 0 = there
+    are no masks. `needs` is called once, when the second batch is asked for.
     """
     assert limits.tokens is not None
     first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)))[:1]
@@ -41,7 +60,8 @@ def cut_measured(lengths: Indices, limits: Limits, needs: Needs) -> Iterator[Ind
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
     if not len(rest):
         return
-    fits = fitting_tokens(padded_tokens(lengths, first[0]), *needs())
+    unseen = unseen_mask_bytes(lengths[first[0]], mask_element_bytes) if mask_element_bytes else 0
+    fits = fitting_tokens(padded_tokens(lengths, first[0]), *needs(), unseen)
     for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits))):
         yield rest[batch]
 

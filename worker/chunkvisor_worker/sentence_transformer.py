@@ -14,7 +14,7 @@ import numpy as np
 from chunkvisor_worker import attention
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import PinnedBuffers, copy_weights
+from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.model import (
@@ -29,6 +29,7 @@ from chunkvisor_worker.plaintext import is_plain_text_model
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
+from chunkvisor_worker.weightscopy import copy_weights
 
 SLICE_ROWS = 256
 """Texts tokenized between two signs of life."""
@@ -207,7 +208,12 @@ class SentenceTransformerEncoder:
             return iter(cut(self._lengths, limits))
         import torch
 
-        return cut_measured(self._lengths, limits, GpuMemory(torch).needs)
+        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, self._mask_element_bytes())
+
+    def _mask_element_bytes(self) -> int:
+        """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
+        config = getattr(self._model.transformers_model, "config", None)
+        return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
 
     def _finished(
         self, indices: Indices, padded: int, copied: Callable[[], Vectors], progress: Progress

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import EndRun
+from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import human_bytes
@@ -175,7 +175,7 @@ def failing_device(device: str, charges: Sequence[Charge]) -> Halt:
     return Halt(
         ExitCode.MACHINE,
         f"workers keep failing on {device}, and succeed on other devices",
-        why=f"{len(charges)} attempts in a row failed there, the last as {charges[-1].outcome}",
+        why=_failed_there(charges),
         remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
     )
 
@@ -185,9 +185,14 @@ def failing_machine(charges: Sequence[Charge]) -> Halt:
     return Halt(
         ExitCode.MACHINE,
         "workers keep failing on one machine, and succeed on others",
-        why=f"{len(charges)} attempts in a row failed there, the last as {charges[-1].outcome}",
+        why=_failed_there(charges),
         remedy="look after that machine: chunkvisor doctor; then run the same command again",
     )
+
+
+def _failed_there(charges: Sequence[Charge]) -> str:
+    last = charges[-1].outcome
+    return f"{len(charges)} attempts in a row failed there while others succeeded elsewhere, the last as {last}"
 
 
 def damaged_again(output: str, chunk: int) -> Halt:

@@ -12,6 +12,7 @@ from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExi
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
 from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE
+from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -27,7 +28,7 @@ class EndedBy(StrEnum):
 
 _ONE_ROW = Limits(rows=1)
 
-_WEIGHTS_DID_NOT_FIT = frozenset({"gpu-full-before-work", "nvml-assert-before-work"})
+_WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
 """Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
 
 _ON_THE_DEVICE = frozenset(

@@ -1,6 +1,6 @@
 """Turns the verdict on an attempt, and the history around it, into the next step.
 
-Pure: it never looks at a file, a process or a clock. The table at the end of the module is the whole policy.
+Pure. The table at the end of the module is the whole policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,10 @@ from enum import Enum
 
 from chunkvisor.decide.lessons import smaller
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.steps import Commit, EndRun, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Phase, Tier
+from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.rule import LOAD
 
 BACKOFF_S = 0.5
@@ -83,70 +84,6 @@ class History:
     """Whether the attempt was at a part of a chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The vectors are good: publish them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Try the chunk again in a new process."""
-
-    delay_s: float = 0
-    tier: Tier | None = None
-    """Narrower limits; None = as before."""
-    lesson: bool = True
-    """Whether they hold for all chunks from now on, or for this try alone."""
-    charged: bool = True
-    """Whether it counts as a try of the chunk for this outcome."""
-    blocking_launches: bool = False
-    """Run the next try with CUDA_LAUNCH_BLOCKING=1, so that its traceback names the kernel that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The world is not ready: start nothing for a while, then try again; no chunk is charged."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Take the texts apart: keep the good rows and try each of the bad ones alone, or try both halves."""
-
-    bad_rows: tuple[int, ...] = ()
-    """Positions of the bad rows; empty = not known, so halves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """The text fails alone: it gets no vector."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Give the chunk up in this run; the others go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndRun:
-    """Every further worker would fail: end the run."""
-
-    exit_code: ExitCode
-    too_large: bool = False
-    """Because the model is larger than the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartAgain:
-    """The worker failed before its first batch: try the texts again, after others; the device rests meanwhile."""
-
-    delay_s: float
-
-
-Step = Commit | Retry | StartAgain | Wait | Split | Quarantine | SetAside | EndRun
-
-
 def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
     """The next step; total: every verdict has one."""
     if verdict.before_first_batch and verdict.outcome in _START_CODES:
@@ -168,17 +105,6 @@ def is_fruitless(step: Step, verdict: Verdict, texts: int) -> bool:
     second_look = texts == 1 and verdict.row_can_cause
     repeated = isinstance(step, SetAside) or (isinstance(step, Retry) and step.charged and not second_look)
     return repeated and not verdict.blameless
-
-
-def is_devices_own(exit_code: ExitCode, verdict: Verdict) -> bool:
-    """Whether a halt may be the matter of one device alone: the others can go on."""
-    return exit_code is ExitCode.MACHINE or verdict.outcome is Outcome.GPU_BUSY
-
-
-def is_machines_own(exit_code: ExitCode, verdict: Verdict) -> bool:
-    """Whether a halt may be the matter of one machine of a cluster: what is installed there, or its disk."""
-    load = verdict.before_first_batch and exit_code is ExitCode.CONFIG
-    return exit_code is ExitCode.DISK or verdict.outcome is Outcome.SETUP or load
 
 
 def backoff_s(tries: int) -> float:
@@ -273,11 +199,8 @@ def _interrupted(verdict: Verdict, history: History, budget: Budget) -> Step:
     return Retry(charged=False) if verdict.asked_for else _retry(verdict, history, budget)
 
 
-def _end(default: ExitCode) -> Callable[[Verdict, History, Budget], Step]:
-    def answer(verdict: Verdict, _history: History, _budget: Budget) -> Step:
-        return EndRun(ExitCode(verdict.exit_code or default))
-
-    return answer
+def _hardware(verdict: Verdict, _history: History, _budget: Budget) -> Step:
+    return EndRun(ExitCode(verdict.exit_code or ExitCode.MACHINE))
 
 
 def _setup(verdict: Verdict, history: History, budget: Budget) -> Step:
@@ -324,7 +247,7 @@ _ANSWERS: dict[Outcome, Callable[[Verdict, History, Budget], Step]] = {
     Outcome.INTERRUPTED: _interrupted,
     Outcome.LOST: _lost,
     Outcome.SETUP: _setup,
-    Outcome.HARDWARE_FAULT: _end(ExitCode.MACHINE),
+    Outcome.HARDWARE_FAULT: _hardware,
     Outcome.GPU_BUSY: _wait(ExitCode.TRY_AGAIN),
     Outcome.HUB: _wait(ExitCode.TRY_AGAIN),
     Outcome.DISK_FULL: _wait(ExitCode.DISK),

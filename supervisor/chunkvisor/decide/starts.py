@@ -1,10 +1,11 @@
 """Workers that failed before their first batch, which no text can cause: how often in a row, and over which chunks.
 
-Pure: it never looks at a worker or a clock, and never decides what follows.
+Pure: what follows is for the policy to say.
 """
 
 from dataclasses import dataclass, field
 
+from chunkvisor.decide.suspicion import Place
 from chunkvisor_worker.contract.exits import Outcome
 
 Chunk = tuple[int, int]
@@ -27,9 +28,9 @@ class FailedStart:
 class Starts:
     """The failed starts of a run since the last success, by place: a device, or a machine with its installation."""
 
-    _rows: dict[str, list[FailedStart]] = field(default_factory=dict)
+    _rows: dict[Place, list[FailedStart]] = field(default_factory=dict)
 
-    def before(self, place: str, start: FailedStart) -> tuple[int, bool]:
+    def before(self, place: Place, start: FailedStart) -> tuple[int, bool]:
         """(failed starts in a row before this one, whether one of another chunk failed in the same way).
 
         A worker that was on its way when the last one failed confirms nothing: both may have met the same moment.
@@ -40,13 +41,13 @@ class Starts:
         same = (each for each in row if (each.outcome, each.rule) == (start.outcome, start.rule))
         return len(row), any(each.chunk != start.chunk for each in same)
 
-    def failed(self, place: str, start: FailedStart) -> None:
+    def failed(self, place: Place, start: FailedStart) -> None:
         """Take it down, unless it confirms nothing."""
         row = self._rows.setdefault(place, [])
         if not row or start.began_s >= row[-1].ended_s:
             row.append(start)
 
-    def succeeded(self, *places: str) -> None:
+    def succeeded(self, *places: Place) -> None:
         """A worker got past its start there."""
         for place in places:
             self._rows.pop(place, None)

@@ -1,11 +1,14 @@
 """Finds a place, a machine or a device, where workers keep failing while they succeed at others.
 
-Pure: it never looks at a place, and never leaves one out; it hears how attempts at whole chunks end.
+Pure: it hears how attempts at whole chunks end, and leaves no place out itself.
 """
 
 from dataclasses import dataclass, field
 
 from chunkvisor_worker.contract.exits import Outcome
+
+Place = int | str
+"""A device by its number, a machine by its name."""
 
 STREAK = 3
 """So many different chunks have to fail at a place in a row, and as many attempts to succeed elsewhere meanwhile."""
@@ -28,22 +31,22 @@ class _Streak:
 
 
 class Suspicion:
-    """The places of one kind of a run, by name."""
+    """The devices of a run, or its machines."""
 
     def __init__(self) -> None:
-        self._streaks: dict[str, _Streak] = {}
+        self._streaks: dict[Place, _Streak] = {}
 
-    def failed(self, place: str, charge: Charge) -> None:
+    def failed(self, place: Place, charge: Charge) -> None:
         """An attempt failed there, which was charged to its chunk."""
         self._streaks.setdefault(place, _Streak()).charges.append(charge)
 
-    def succeeded(self, place: str) -> None:
+    def succeeded(self, place: Place) -> None:
         """An attempt succeeded there."""
         self._streaks.pop(place, None)
         for streak in self._streaks.values():
             streak.elsewhere += 1
 
-    def guilty(self) -> str | None:
+    def guilty(self) -> Place | None:
         """A place to be left out, if there is one.
 
         A text that fails everywhere makes no place guilty: it is one chunk.
@@ -54,7 +57,7 @@ class Suspicion:
                 return place
         return None
 
-    def pardon(self, place: str) -> list[Charge]:
+    def pardon(self, place: Place) -> list[Charge]:
         """Forget the place; returns what its chunks were charged with by its doing."""
         streak = self._streaks.pop(place, None)
         return streak.charges if streak is not None else []

@@ -162,7 +162,7 @@ class Stations:
         self._listener.node_left(node)
 
     def learn_need(self, need_bytes: int) -> None:
-        """A worker was seen to need so much before its first batch."""
+        """A worker needs so much before its first batch, by its files, or as one was seen to."""
         self.need_bytes = max(self.need_bytes, need_bytes)
 
     def with_others(self, halt: Halt) -> Halt:

@@ -12,7 +12,8 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
-from chunkvisor.decide.policy import Budget, History, Wait, decide
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.steps import Wait
 from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps

@@ -120,6 +120,7 @@ class Starter:
 
 def _no_warm_start(why: str, failed: Template | None) -> Halt:
     code, remedy = ExitCode.CONFIG, ""
+    otherwise = "`workers.start: auto`, or fresh; then run the same command again."
     if failed is None or not failed.hopeless:
         code = ExitCode.MACHINE  # it died or hung: nothing in the config says so
     elif (fault := failed.fault()) is not None:
@@ -130,6 +131,6 @@ def _no_warm_start(why: str, failed: Template | None) -> Halt:
         code,
         "no worker can be started warm",
         why=f"of the template process: {why}",
-        remedy=f"{remedy} Or write `workers.start: auto`, or fresh; then run the same command again.".strip(),
+        remedy=f"{remedy} Or write {otherwise}" if remedy else f"Write {otherwise}",
         log=failed.files.log if failed else None,
     )

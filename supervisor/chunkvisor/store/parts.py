@@ -41,11 +41,6 @@ class Parts:
         self._fingerprint = fingerprint
         self._parts, self.bad, self._cuts = self._load()
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything of the chunk is known."""
-        return bool(self._parts or self.bad)
-
     def missing(self) -> list[tuple[int, int]]:
         """Ranges of texts that have neither vectors nor a verdict."""
         return cut_at(missing(*self._bounds, self._parts, self.bad), self._cuts)

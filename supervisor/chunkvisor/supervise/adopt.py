@@ -6,7 +6,8 @@ It starts nothing, and decides no more than `outcome` and `policy` do.
 import shutil
 
 from chunkvisor.decide.outcome import judge
-from chunkvisor.decide.policy import Budget, History, Retry, decide
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.steps import Retry
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather
 from chunkvisor.supervise.backlog import Task

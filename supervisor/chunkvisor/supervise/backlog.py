@@ -3,10 +3,10 @@
 Pure: it holds no more than what was put back: the rest is a position in each output.
 """
 
-import heapq
+from bisect import bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor_worker.contract.messages import Limits, Tier
@@ -76,15 +76,14 @@ class Progress(Protocol):
         """(chunk, text) of a text that has a vector; None where there is none yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """A device, and the machine that it belongs to."""
 
     device: int
     node: str = ""
 
 
-@dataclass(order=True, frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """Texts to be worked on: a chunk, or a part of one; none of them = its parts are to be put together."""
 
@@ -97,18 +96,18 @@ class Task:
     """First distinct text."""
     stop: int
     """One past the last."""
-    tier: Tier | None = field(default=None, compare=False)
+    tier: Tier | None = None
     """Narrower batch limits for this try alone."""
-    blocking_launches: bool = field(default=False, compare=False)
-    fresh: bool = field(default=False, compare=False)
+    blocking_launches: bool = False
+    fresh: bool = False
     """Whether the worker has to be a new interpreter: something has failed before."""
-    avoid: Seat | None = field(default=None, compare=False)
+    avoid: Seat | None = None
     """Where it has failed last."""
-    control: bool = field(default=False, compare=False)
+    control: bool = False
     """Whether the text is known to be good, and encoded again only to see whether the device can do it."""
-    hole: bool = field(default=False, compare=False)
+    hole: bool = False
     """Whether the others of its batches have their vectors."""
-    only: int | None = field(default=None, compare=False)
+    only: int | None = None
     """The device that it is for; None = any."""
 
     @property
@@ -129,6 +128,7 @@ class Backlog:
         self._outputs = outputs
         self._positions = [0] * len(outputs)
         self._again: list[Task] = []
+        """Sorted by when they are due, then by their texts."""
 
     def take(
         self,
@@ -146,31 +146,26 @@ class Backlog:
         """
         if far and (task := self._take_new(now_s)) is not None:
             return task
-        passed_over, found = [], None
-        while found is None and self._again and self._again[0].due_s <= now_s:
-            task = heapq.heappop(self._again)
-            if (seat is not None and _avoids(task, seat, alone=alone, by_node=by_node)) or (
-                far and self._again and self._again[0].due_s <= now_s
-            ):
-                passed_over.append(task)
-            else:
-                found = task
-        for task in passed_over:
-            self.put_back(task)
-        return found or self._take_new(now_s)
+        due = range(bisect_right(self._again, now_s, key=_due_s))
+        for position in reversed(due) if far else due:
+            if seat is None or not _avoids(self._again[position], seat, alone=alone, by_node=by_node):
+                return self._again.pop(position)
+        return self._take_new(now_s)
 
     def _take_new(self, now_s: float) -> Task | None:
         for number, output in enumerate(self._outputs):
-            while (chunk := output.next_pending(self._positions[number])) is not None:
+            chunk = output.next_pending(self._positions[number])
+            if chunk is not None:
                 self._positions[number] = chunk + 1
+                bounds = output.bounds(chunk)
                 missing = output.missing(chunk)
-                whole = missing == [output.bounds(chunk)]
-                first = output.bounds(chunk)[0]
-                ranges = missing or [(first, first)]
-                tasks = [Task(now_s if whole else NOW, number, chunk, *part, fresh=not whole) for part in ranges]
-                for other in tasks[1:]:
+                if missing == [bounds]:
+                    return Task(now_s, number, chunk, *bounds)
+                ranges = missing or [(bounds[0], bounds[0])]
+                first, *others = [Task(NOW, number, chunk, *part, fresh=True) for part in ranges]
+                for other in others:
                     self.put_back(other)
-                return tasks[0]
+                return first
         return None
 
     def handed_out(self, output: int, chunk: int) -> bool:
@@ -179,30 +174,35 @@ class Backlog:
 
     def due(self, now_s: float) -> bool:
         """Whether some device could be given something now."""
-        if self._again and self._again[0].due_s <= now_s:
-            return True
-        return any(
-            output.next_pending(position) is not None
-            for output, position in zip(self._outputs, self._positions, strict=True)
-        )
+        return bool(self._again and self._again[0].due_s <= now_s) or self._any_new()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is pending, neither now nor later, but what was handed out."""
-        outputs = zip(self._outputs, self._positions, strict=True)
-        return not self._again and all(output.next_pending(position) is None for output, position in outputs)
+        return not self._again and not self._any_new()
+
+    def _any_new(self) -> bool:
+        """Whether there is a pending chunk that was not handed out yet."""
+        pending = (output.next_pending(self._positions[number]) for number, output in enumerate(self._outputs))
+        return any(chunk is not None for chunk in pending)
 
     def put_back(self, task: Task) -> None:
         """Have the texts tried, or tried again."""
-        heapq.heappush(self._again, task)
+        insort(self._again, task, key=_order)
 
     def withdraw(self, task: Task) -> bool:
         """Take back what was put back; False where it has been handed out meanwhile."""
-        kept = [each for each in self._again if each is not task]
-        found = len(kept) < len(self._again)
-        heapq.heapify(kept)
-        self._again = kept
+        found = any(each is task for each in self._again)
+        self._again = [each for each in self._again if each is not task]
         return found
+
+
+def _due_s(task: Task) -> float:
+    return task.due_s
+
+
+def _order(task: Task) -> tuple[float, int, int, int]:
+    return task.due_s, task.output, task.start, task.stop
 
 
 def _avoids(task: Task, seat: Seat, *, alone: bool, by_node: bool) -> bool:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
-from chunkvisor.supervise.fleet import Device, Fleet
+from chunkvisor.supervise.fleet import Fleet
+from chunkvisor.supervise.leaving import Leaving
 from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 8
@@ -43,15 +43,14 @@ class Blame:
         backlog: Backlog,
         fleet: Fleet,
         say: Callable[[do.Instruction], None],
-        drop: Callable[[Device, Halt, int], None],
+        leaving: Leaving,
     ) -> None:
-        """`drop(device, halt, worker)` does without a device, or ends the run where it is the last."""
         self._outputs = outputs
         self._limit = limit
         self._backlog = backlog
         self._fleet = fleet
         self._say = say
-        self._drop = drop
+        self._leaving = leaving
         self._undecided: list[Accused] = []
         self._control: Task | None = None
         self._told: list[int] = []
@@ -122,10 +121,11 @@ class Blame:
     def _acquit_on_lost_devices(self) -> None:
         """A device that the run does without can show nothing any more: its texts are tried on another."""
         alive = {device.number for device in self._fleet.alive}
-        for each in self._undecided:
-            if each.device not in alive:
-                self._backlog.put_back(replace(each.task, due_s=NOW))
-        self._undecided = [each for each in self._undecided if each.device in alive]
+        lost = [each for each in self._undecided if each.device not in alive]
+        if lost:
+            self._undecided = [each for each in self._undecided if each.device in alive]
+        for each in lost:
+            self._backlog.put_back(replace(each.task, due_s=NOW))
         if self._control is not None and self._control.only not in alive and self._backlog.withdraw(self._control):
             self._control = None
 
@@ -147,7 +147,7 @@ class Blame:
             if verdict.outcome is Outcome.COMMITTED:
                 self.encoded(device.number, math.inf)  # it was asked for after all of them
             elif len(self._fleet.alive) > 1:
-                self._drop(device, lastwords.failing_control(device.name, verdict), worker)
+                self._leaving.drop(device, lastwords.failing_control(device.name, verdict), worker)
             else:
                 name = self._outputs[task.output].name
                 self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))

@@ -54,7 +54,9 @@ class Driver:
         signals: Signals,
         emit: Emit,
         tick: Callable[[], None],
+        need_bytes: int = 0,
     ) -> None:
+        """`need_bytes` is the GPU memory that a worker needs before its first batch, by its files; 0 = not known."""
         self._outputs = outputs
         self._settings = settings
         self._patience = patience
@@ -64,6 +66,7 @@ class Driver:
         self._emit = emit
         self._tick = tick
         self._stations = Stations(self, emit)
+        self._stations.learn_need(need_bytes)
         self._joiner = Joiner(outputs, signals, emit)
         self._storage = Storage(outputs, emit)
         self._acts = Acts(

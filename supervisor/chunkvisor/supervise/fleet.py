@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from chunkvisor.supervise.backlog import Seat, Task
-from chunkvisor_worker.contract.messages import Limits
 
 
 class Gate(Enum):
@@ -26,7 +25,6 @@ class Worker:
     number: int
     task: Task
     device: "Device"
-    limits: Limits
     gate: Gate = Gate.SHUT
     go_s: float = float("-inf")
     """When it got its device."""
@@ -68,12 +66,12 @@ class Device:
     @property
     def holding(self) -> int:
         """Workers that have it or wait for it."""
-        return len([worker for worker in self.workers if worker.gate is not Gate.PASSED])
+        return sum(worker.gate is not Gate.PASSED for worker in self.workers)
 
     @property
     def computing(self) -> int:
         """Workers that have it."""
-        return len([worker for worker in self.workers if worker.gate is Gate.OPEN])
+        return sum(worker.gate is Gate.OPEN for worker in self.workers)
 
     def pause(self, until_s: float) -> None:
         """Nothing is started on it before that time; a longer pause that is on already stays."""
@@ -100,6 +98,8 @@ class Fleet:
         """The devices that are left to the run."""
         self.nodes: frozenset[str] = frozenset()
         """The machines of those."""
+        self.kinds: tuple[str, ...] = ()
+        """The kinds of those."""
 
     def pause(self, until_s: float) -> None:
         """Nothing is started anywhere before that time; a longer pause that is on already stays."""
@@ -118,10 +118,10 @@ class Fleet:
         self.devices[device.number] = device
         self._count()
 
-    def add_worker(self, task: Task, device: Device, limits: Limits) -> Worker:
+    def add_worker(self, task: Task, device: Device) -> Worker:
         """A worker that is about to be started."""
         self._started += 1
-        worker = Worker(self._started, task, device, limits)
+        worker = Worker(self._started, task, device)
         self.workers[worker.number] = worker
         device.workers.append(worker)
         return worker
@@ -143,3 +143,4 @@ class Fleet:
     def _count(self) -> None:
         self.alive = [device for device in self.devices.values() if not device.left]
         self.nodes = frozenset(device.node for device in self.alive)
+        self.kinds = tuple(dict.fromkeys(device.kind for device in self.alive))

@@ -1,6 +1,6 @@
-"""Outputs whose chunks are all committed, on their way to a final file.
+"""Puts together what is done: the parts of a chunk, the chunks of an output.
 
-Pure: the driver joins, and says what came of it.
+Pure: the driver does it, and says what came of it.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from chunkvisor.decide import lastwords
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Backlog, Progress, Task
+from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
 
 MAX_DAMAGED = 3
 """More damaged chunks of one output are no accident."""
@@ -19,7 +19,7 @@ PAUSE_S = 5.0
 
 
 class Joins:
-    """What is being joined, and what waits for it."""
+    """Chunks that were taken apart, and outputs on their way to a final file."""
 
     def __init__(
         self,
@@ -36,6 +36,8 @@ class Joins:
         self._damaged: Counter[int] = Counter()
         self._waiting_since_s: dict[int, float] = {}
         self._again_s: dict[int, float] = {}
+        self._without_facts: set[tuple[int, int]] = set()
+        """(output, chunk) of chunks that hold nothing but bad texts, while the dimension is not known yet."""
 
     @property
     def working(self) -> bool:
@@ -46,6 +48,27 @@ class Joins:
     def waiting(self) -> bool:
         """Whether a join waits for disk space."""
         return bool(self._again_s)
+
+    def compose_if_known(self, number: int, chunk: int) -> None:
+        """Put a chunk that was taken apart together once each of its texts has a vector or a verdict."""
+        output = self._outputs[number]
+        if output.missing(chunk):
+            return
+        if output.has_facts:
+            first = output.bounds(chunk)[0]
+            self._say(do.Compose(Task(NOW, number, chunk, first, first)))
+        elif output.bad_count >= output.texts:
+            self._say(do.HaltRun(lastwords.all_bad(output.name, output.last_bad)))
+        else:
+            # Of a slice: others may have good ones; until then its chunks stay in parts.
+            self._without_facts.add((number, chunk))
+
+    def compose_late(self) -> None:
+        """Put together what waited for the dimension, where it is known now."""
+        for number, chunk in sorted(self._without_facts):
+            if self._outputs[number].has_facts:
+                self._without_facts.discard((number, chunk))
+                self.compose_if_known(number, chunk)
 
     def begin_if_complete(self, number: int) -> None:
         """Join the output if all its chunks are committed."""

@@ -1,6 +1,6 @@
 """Opens one output for a run: stages its source, holds its identity against the state folder, reads what is done.
 
-It never starts a worker, and never changes what an earlier run has fixed.
+What an earlier run has fixed stays as it was.
 """
 
 import os
@@ -81,7 +81,6 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     name, config = layout.name, opening.config
     fixed = _read_fixed(layout)
     shards = config.outputs[name].shards
-    place = place_of(layout, shards)
     if fixed is None:
         refuse_foreign(opening, layout)
     make_state(layout)
@@ -111,19 +110,35 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
     ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint, opening.slice)
     ledger.load()
-    opening.emit(
-        of_output.OutputOpened(
-            output=name,
-            # Of a slice they are those of its texts, about: a text may stand in several rows.
-            rows=staged.rows * ledger.texts // staged.distinct,
-            distinct=ledger.texts,
-            chunks=len(ledger.share),
-            chunk_size=fixed.chunk_size,
-            chunks_done=ledger.chunks_done,
-            texts_done=ledger.texts_done,
-        )
-    )
+    _tell_opened(opening, ledger, staged, fixed)
     job = _job(opening, name, fingerprint)
+    finish = _finish(opening, ledger, table, job, staged)
+    limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
+    strict = config.identity is Strictness.STRICT
+    versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
+    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
+
+
+def _tell_opened(opening: Opening, ledger: Ledger, staged: Staged, fixed: Fixed) -> None:
+    told = of_output.OutputOpened(
+        output=ledger.layout.name,
+        # Of a slice they are those of its texts, about: a text may stand in several rows.
+        rows=staged.rows * ledger.texts // staged.distinct,
+        distinct=ledger.texts,
+        chunks=len(ledger.share),
+        chunk_size=fixed.chunk_size,
+        chunks_done=ledger.chunks_done,
+        texts_done=ledger.texts_done,
+    )
+    opening.emit(told)
+
+
+def _finish(
+    opening: Opening, ledger: Ledger, table: StagedTable, job: Job, staged: Staged
+) -> Callable[[Callable[[], None]], dict[str, Any]]:
+    """See `OutputRun.finish`."""
+    layout, config = ledger.layout, opening.config
+    shards = config.outputs[layout.name].shards
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
@@ -132,7 +147,9 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
         bad = _quarantined_rows(ledger, table, final)
-        manifest = build_manifest(layout, shards, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad)
+        manifest = build_manifest(
+            layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
+        )
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, table)
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
@@ -141,12 +158,9 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not bad:
             ledger.remove_chunks()
-        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place)}
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
 
-    strict = config.identity is Strictness.STRICT
-    versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
-    limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
-    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
+    return finish
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:

@@ -1,19 +1,20 @@
 """One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code.
 
-It never does the work itself: `work` does.
+The work itself is done by `work`.
 """
 
 import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.decode import event_told
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.observe.defaults import standing_observers
@@ -70,23 +71,30 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 pid=os.getpid(),
             )
         )
-        try:
+        with _failures_told(emit, layout):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
             code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
-        except Halt as halt:
-            emit(Halted(**halt.details()))
-            raise
-        except OSError as error:
-            if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
-                raise
-            halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
-            emit(Halted(**halt_now.details()))
-            raise halt_now from error
-        except Exception as error:
-            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
-            with contextlib.suppress(Exception):
-                emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
-            raise
         emit(RunEnded(int(code)))
         return code
+
+
+@contextlib.contextmanager
+def _failures_told(emit: Emit, layout: Layout) -> Iterator[None]:
+    """Tell of whatever ends the run; what the machine refuses to the supervisor itself becomes a Halt."""
+    try:
+        yield
+    except Halt as halt:
+        emit(Halted(**halt.details()))
+        raise
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
+            raise
+        halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
+        emit(Halted(**halt_now.details()))
+        raise halt_now from error
+    except Exception as error:
+        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+        with contextlib.suppress(Exception):
+            emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
+        raise

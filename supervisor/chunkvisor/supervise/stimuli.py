@@ -34,15 +34,6 @@ class DeviceJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLeft:
-    """A device cannot be worked on any more."""
-
-    device: int
-    halt: Halt
-    """The words with which the run ends if it was the last."""
-
-
-@dataclass(frozen=True, slots=True)
 class NodeLeft:
     """A machine of the cluster is gone, or set itself aside."""
 
@@ -187,7 +178,7 @@ class Stop:
     """End everything at once."""
 
 
-DeviceStimulus = DeviceJoined | DeviceLeft | NodeLeft | Looked
+DeviceStimulus = DeviceJoined | NodeLeft | Looked
 WorkerStimulus = Started | NotStarted | Ready | Freed | Overdue | Refused | Ended
 StorageStimulus = Stored | Quarantined | NotStored | PartsDamaged
 JoinStimulus = Joined | ChunkDamaged | JoinWaits | JoinStopped

@@ -3,12 +3,12 @@
 Pure. It leaves none out, and gives no chunk its tries back: the scheduler does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.starts import Chunk, FailedStart, Starts
-from chunkvisor.decide.suspicion import Charge, Suspicion
+from chunkvisor.decide.suspicion import Charge, Place, Suspicion
 from chunkvisor.supervise.backlog import Seat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import LOAD
@@ -18,10 +18,8 @@ from chunkvisor_worker.contract.rule import LOAD
 class Guilty:
     """A machine of a cluster, or a device, on which workers fail while they succeed on others."""
 
-    node: str
-    """Empty = it is a device."""
-    device: int
-    charges: tuple[Charge, ...]
+    place: Place
+    charges: Sequence[Charge]
     """What its chunks were charged with by its doing."""
 
 
@@ -30,27 +28,27 @@ class Suspects:
 
     def __init__(self) -> None:
         self._nodes, self._devices = Suspicion(), Suspicion()
-        self._devices_of: dict[str, set[str]] = {}
+        self._devices_of: dict[Place, set[int]] = {}
         """Of each machine of a cluster, the devices that something was charged to."""
         self._starts = Starts()
 
     def failed(self, seat: Seat, charge: Charge) -> None:
         """An attempt failed there, which was charged to its chunk."""
-        self._devices.failed(str(seat.device), charge)
+        self._devices.failed(seat.device, charge)
         if seat.node:
             self._nodes.failed(seat.node, charge)
-            self._devices_of.setdefault(seat.node, set()).add(str(seat.device))
+            self._devices_of.setdefault(seat.node, set()).add(seat.device)
 
     def succeeded(self, seat: Seat) -> None:
         """An attempt succeeded there."""
         self.started(seat)
-        self._devices.succeeded(str(seat.device))
+        self._devices.succeeded(seat.device)
         if seat.node:
             self._nodes.succeeded(seat.node)
 
     def started(self, seat: Seat) -> None:
         """A worker got to its first batch there."""
-        self._starts.succeeded(_device_place(seat), _node_place(seat))
+        self._starts.succeeded(seat.device, seat.node)
 
     def starts_before(
         self, seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]
@@ -67,21 +65,13 @@ class Suspects:
         if (node := self._nodes.guilty()) is not None:
             for device in self._devices_of.pop(node, ()):  # what they charged is the machine's
                 self._devices.pardon(device)
-            yield Guilty(node, 0, tuple(self._nodes.pardon(node)))
+            yield Guilty(node, self._nodes.pardon(node))
         if (guilty := self._devices.guilty()) is not None:
-            yield Guilty("", int(guilty), tuple(self._devices.pardon(guilty)))
+            yield Guilty(guilty, self._devices.pardon(guilty))
 
 
-def _device_place(seat: Seat) -> str:
-    return f"device {seat.device}"
-
-
-def _node_place(seat: Seat) -> str:
-    return f"machine {seat.node}"
-
-
-def _start_of(seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> tuple[str, FailedStart]:
+def _start_of(seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> tuple[Place, FailedStart]:
     """(place, failed start): what fails while the model is loaded is the machine's, with its installation."""
     of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
-    place = _node_place(seat) if of_model else _device_place(seat)
+    place = seat.node if of_model else seat.device
     return place, FailedStart(verdict.outcome, verdict.rule, chunk, *life_s)

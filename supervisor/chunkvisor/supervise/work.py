@@ -22,6 +22,7 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.modelfolder import gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import Starter
@@ -175,7 +176,9 @@ class Work:
         )
         patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
         lessons, engine = self._lessons(source), self._engine(outputs)
-        given_up = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick).run()
+        need_bytes = gpu_need_bytes(config.model, source.path)
+        driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
+        given_up = driver.run()
         if run.signals.draining:
             raise stopped(run.signals)
         if given_up:

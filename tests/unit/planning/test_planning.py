@@ -15,13 +15,13 @@ from chunkvisor.commands.planning.estimate import (
     final_bytes,
     gpu_bytes,
     last_rate,
-    loaded_bytes,
     memory_bytes,
     scaled,
     stride,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.commands.planning.modelfolder import read_model_folder
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelfolder import ModelFolder, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
 from chunkvisor.events.run import Note
@@ -96,7 +96,7 @@ def test_sizes() -> None:
 )
 def test_weights_in_memory(stored: str | None, asked: str, factor: float) -> None:
     """Weights grow and shrink with the dtype asked for, where the stored one is known."""
-    assert loaded_bytes(1000, stored, asked) == 1000 * factor
+    assert ModelFolder(dtype=stored, weights_bytes=1000).loaded_bytes(asked) == 1000 * factor
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,29 @@ def test_weights_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"x" * 20)
     found = read_model_folder(tmp_path)
     assert (found.weights_bytes, found.dtype) == (50, "float16")
+    (tmp_path / "model.fp16.safetensors").write_bytes(b"x" * 25)  # the same once more, under a name that nobody loads
+    assert read_model_folder(tmp_path).weights_bytes == 50
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "needed"),
+    [
+        ({}, {"dtype": "float16"}, (1 << 28) + 100),
+        ({"dtype": "float32"}, {"dtype": "float16"}, (1 << 28) + 200),
+        ({"kwargs": {"backend": "onnx"}}, {}, 0),
+        ({"kwargs": {"model_kwargs": {"device_map": "auto"}}}, {}, 0),
+        ({}, {"quantization_config": {"bits": 4}}, 0),
+    ],
+)
+def test_what_a_gpu_has_to_have_free(
+    tmp_path: Path, model: dict[str, Any], stored: dict[str, Any], needed: int
+) -> None:
+    """Context and weights, as far as the files on disk tell; of a plug-in, and of a folder without weights, nothing."""
+    config = ModelConfig(name=str(tmp_path), **model)
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert gpu_need_bytes(config, None) == gpu_need_bytes(config, str(tmp_path)) == 0
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    assert gpu_need_bytes(config, str(tmp_path)) == needed
 
 
 def output(**changes: Any) -> OutputForecast:

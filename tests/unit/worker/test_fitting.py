@@ -5,7 +5,7 @@ import pytest
 
 from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.fitting import PROBE_TOKENS, cut_measured, fitting_tokens
+from chunkvisor_worker.fitting import PROBE_TOKENS, cut_measured, fitting_tokens, unseen_mask_bytes
 
 GB = 1 << 30
 LIMITS = Limits(1 << 20, 32_768, measured=True)
@@ -23,6 +23,35 @@ LIMITS = Limits(1 << 20, 32_768, measured=True)
 def test_tokens_that_fit(tokens: int, took_bytes: int, free_bytes: int, expected: int) -> None:
     """Memory is taken to grow with the padded tokens."""
     assert fitting_tokens(tokens, took_bytes, free_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "element_bytes", "expected"),
+    [
+        ([1000], 2, 1000**2 * 5),  # no padding, no mask
+        ([512, 512], 4, 2 * 512**2 * 9),
+        ([512, 500], 4, 2 * 512**2 * 4),  # a mask, not copied for its width
+        ([501, 500], 4, 0),  # as large as they get
+        ([], 4, 0),
+    ],
+)
+def test_what_a_mask_would_have_taken(lengths: list[int], element_bytes: int, expected: int) -> None:
+    """A batch without padding has no mask, one of a round length a small one."""
+    assert unseen_mask_bytes(np.array(lengths, dtype=np.int64), element_bytes) == expected
+
+
+def test_batches_leave_room_for_a_mask() -> None:
+    """Behind a text that had none, batches are smaller than it alone would let them be; one more text always fits."""
+    lengths = np.array([PROBE_TOKENS] + [PROBE_TOKENS - 1, PROBE_TOKENS - 2] * 8, dtype=np.int64)
+
+    def largest(element_bytes: int, free_bytes: int) -> int:
+        batches = list(cut_measured(lengths, LIMITS, lambda: (GB // 8, free_bytes), element_bytes))
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+        return max(len(batch) for batch in batches)
+
+    # 32 KiB for a token as measured; 20 KiB of a mask in half precision, 36 in single.
+    assert [largest(each, 2 * GB) for each in (0, 2, 4)] == [8, 5, 4]
+    assert largest(4, GB // 8) == 1
 
 
 @pytest.mark.parametrize(("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 9_830), (0, PROBE_TOKENS)])

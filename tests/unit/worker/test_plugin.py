@@ -25,10 +25,10 @@ def vectors(monkeypatch: pytest.MonkeyPatch, returned: Any) -> np.ndarray:
     module.make = lambda model, device: module  # type: ignore[attr-defined]  # a plug-in
     monkeypatch.setitem(sys.modules, "returning", module)
     encoder = PluginEncoder(ModelSpec("any", encoder="returning:make"), EncodeSpec(), "cpu", ())
-    encoder.load(Silent())  # type: ignore[arg-type]  # all that is called
-    encoder.tokenize(["text"] * 9, Silent())  # type: ignore[arg-type]  # all that is called
-    encoder.start(Silent())  # type: ignore[arg-type]  # all that is called
-    return np.concatenate([rows for _, rows in encoder.encode(Limits(rows=1), Silent())])  # type: ignore[arg-type]  # all that is called
+    encoder.load(Silent())
+    encoder.tokenize(["text"] * 9, Silent())
+    encoder.start(Silent())
+    return np.concatenate([rows for _, rows in encoder.encode(Limits(rows=1), Silent())])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

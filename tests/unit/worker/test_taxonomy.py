@@ -727,3 +727,13 @@ def test_rule_is_complete(rule: Any) -> None:
 def test_handbook_is_up_to_date() -> None:
     """docs/failures.md is what the tables give; `python -m chunkvisor_worker.contract.handbook` writes it."""
     assert (ROOT / "docs" / "failures.md").read_text("utf-8") == handbook()
+
+
+def test_the_page_on_gpus_names_rules_as_they_are() -> None:
+    """docs/gpu.md lists faults with the outcome and the evidence of their rules."""
+    rules = {rule.name: rule for rule in RULES}
+    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    lines = re.findall(r"\(failures\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
+    assert len(lines) >= 14
+    for name, outcome, evidence in lines:
+        assert (outcome, evidence) == (rules[name].outcome, f"{rules[name].evidence}, {rules[name].seen}"), name

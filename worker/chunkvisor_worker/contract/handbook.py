@@ -85,6 +85,10 @@ def entry(rule: Rule) -> str:
     facts = [f"Outcome `{rule.outcome}`"]
     if rule.exit_code is not None:
         facts.append(f"exit code {rule.exit_code} if it ends the run")
+    if rule.exit_code_alone is not None:
+        facts.append(
+            f"exit code {rule.exit_code_alone}, at once, where nobody else is on the GPU: the model is too large"
+        )
     facts += _means(rule)
     if rule.phases:
         facts.append("in the phases " + ", ".join(f"`{phase}`" for phase in rule.phases))

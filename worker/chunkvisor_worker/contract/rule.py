@@ -101,6 +101,8 @@ class Rule:
     """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
     exit_code: int | None = None
     """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
+    exit_code_alone: int | None = None
+    """Of a GPU that had no room for the model: with which it ends where nobody else is on that GPU."""
     smaller_batch_helps: bool = False
     fresh_process_helps: bool = False
     """The same work in a new process can succeed."""

@@ -20,6 +20,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.store.fixed import read_staged
@@ -58,7 +59,7 @@ def read_job(
         model=config.model.name,
         whereabouts=found.whereabouts,
         problem=found.problem,
-        weights_bytes=_weights_bytes(Path(found.path)) if found.path else None,
+        weights_bytes=read_model_folder(Path(found.path)).weights_bytes if found.path else None,
         workers=max(1, len(devices)) * (config.workers.per_device + config.workers.standby),
         workdir=read_folder(config.workdir),
         rows=rows,
@@ -143,15 +144,6 @@ def _pinned(layout: Layout, model: ModelConfig) -> _Found | None:
         pin = read_pin(layout.model, model.name, model.revision)
         if pin is not None and Path(pin.path).is_dir():
             return _Found(Whereabouts.CACHED, pin.path, pin.revision)
-    return None
-
-
-def _weights_bytes(folder: Path) -> int | None:
-    """Size of the weight files of the best format there is; None where they have other names."""
-    for pattern in ("*.safetensors", "*.bin"):
-        with contextlib.suppress(OSError):
-            if sizes := [path.stat().st_size for path in folder.rglob(pattern)]:
-                return sum(sizes)
     return None
 
 

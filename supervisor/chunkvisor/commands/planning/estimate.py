@@ -16,7 +16,6 @@ CONTEXT_BYTES = 1 << 29
 """About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
 
 _HEADER_BYTES = 128
-_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def final_bytes(rows: int, dimension: int) -> int:
@@ -27,18 +26,6 @@ def final_bytes(rows: int, dimension: int) -> int:
 def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int) -> int:
     """What an output still needs at most: its staged texts, the chunks to come, and the final file beside them."""
     return need_bytes(rows, texts_left, dimension) - RESERVE_BYTES + table_bytes
-
-
-def loaded_bytes(stored_bytes: int, stored_dtype: str | None, dtype: str) -> int:
-    """Size of weights in memory: as they are stored, unless another dtype is asked for and the stored one is known."""
-    if dtype == "auto" or stored_dtype not in _SIZES_BYTES:
-        return stored_bytes
-    return stored_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[stored_dtype]
-
-
-def element_bytes(dtype: str | None) -> int:
-    """Size of one number; 4 where the dtype is not known."""
-    return _SIZES_BYTES.get(dtype or "", 4)
 
 
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:

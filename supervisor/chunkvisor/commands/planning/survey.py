@@ -14,21 +14,19 @@ from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
-    element_bytes,
     final_bytes,
     gpu_bytes,
     last_rate,
-    loaded_bytes,
     memory_bytes,
     scaled,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
-from chunkvisor.commands.planning.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
+from chunkvisor.engine.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.engine.modelsource import pinned_source
 from chunkvisor.errors import config_error
 from chunkvisor.events.journal import read_events
@@ -143,11 +141,10 @@ class _Survey:
         return spec
 
     def _weights(self, model: ModelFolder) -> int | None:
-        if model.weights_bytes is not None:
-            return loaded_bytes(model.weights_bytes, model.dtype, str(self._config.model.dtype))
-        if not self._config.model.is_plugin:
+        loaded = model.loaded_bytes(str(self._config.model.dtype))
+        if loaded is None and not self._config.model.is_plugin:
             self._notes.append("the size of the weights is unknown until a run has downloaded them")
-        return None
+        return loaded
 
     def _activations(self, outputs: Iterable[OutputForecast]) -> int | None:
         """Of the largest batch of all outputs; None where that of one of them is not known."""
@@ -208,7 +205,7 @@ class _Survey:
         longest = min(int(measured.lengths.max()), max_length or int(measured.lengths.max()))
         rows, tokens = sample.limits.of_length(longest)
         rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
-        return activation_bytes(model.shape, element_bytes(model.dtype if dtype == "auto" else dtype), rows, longest)
+        return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest)
 
     def _done(self, name: str) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""

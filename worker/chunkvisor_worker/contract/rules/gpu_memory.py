@@ -13,6 +13,7 @@ from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.rule import (
     BEFORE_WORK,
     CONFIG,
+    MACHINE,
     NULL_GPU_TORCH,
     PASSING,
     Evidence,
@@ -80,6 +81,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         signs=(_NVML_ALLOCATOR,),
         phases=BEFORE_WORK,
         exit_code=PASSING,
+        exit_code_alone=MACHINE,
         evidence=Evidence.NULL_GPU,
         seen=NULL_GPU_TORCH,
     ),
@@ -117,6 +119,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         signs=(_ALLOCATOR, _TEXT, _OTHER_FRAMEWORKS, _NO_HANDLE),
         phases=BEFORE_WORK,
         exit_code=PASSING,
+        exit_code_alone=MACHINE,
         evidence=Evidence.NULL_GPU,
         seen=NULL_GPU_TORCH,
     ),

@@ -1,0 +1,163 @@
+"""What the files of a model folder tell without loading it: dimension, dtype, shape, size of its weights.
+
+It never imports a machine-learning library, and says None rather than guess.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.config.model import ModelConfig
+
+_WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
+"""Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
+
+_CONTEXT_BYTES = 256 << 20
+"""A CUDA context with its libraries takes at least about as much."""
+
+_PLACING = ("backend", "device_map", "quantization_config")
+"""Keys of `model.kwargs` under which the weights in memory have little to do with those on disk."""
+
+_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
+"""Model types whose feed-forward part has two layers."""
+
+GATED = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
+"""Model types with a gated one: three layers, and rotary positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What of a transformer decides the size of its activations."""
+
+    hidden: int
+    intermediate: int
+    queries: int
+    """Attention heads times their width."""
+    keys: int
+    """Key heads times their width; fewer than the queries where they are grouped."""
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What was found."""
+
+    dimension: int | None = None
+    dtype: str | None = None
+    """As stored."""
+    weights_bytes: int | None = None
+    """On disk."""
+    shape: ModelShape | None = None
+    quantized: bool = False
+
+    def loaded_bytes(self, dtype: str) -> int | None:
+        """Size of the weights in memory: as they are stored, unless another dtype is asked for and that one is known.
+
+        `dtype` is the config's, auto included. None where the files do not tell.
+        """
+        if self.weights_bytes is None or dtype == "auto" or self.dtype not in _SIZES_BYTES:
+            return self.weights_bytes
+        return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
+
+    def element_bytes(self, dtype: str) -> int:
+        """Size of one number as it is computed with; 4 where its type is not known."""
+        return _SIZES_BYTES.get((self.dtype if dtype == "auto" else dtype) or "", 4)
+
+
+def read_model_folder(folder: Path) -> ModelFolder:
+    """Read the JSON files; what is missing or strange is None. Raises nothing."""
+    modules = _read(folder / "modules.json")
+    first = folder / _path(modules[0]) if isinstance(modules, list) and modules else folder
+    config = _mapping(_read(first / "config.json"))
+    dtype = config.get("dtype", config.get("torch_dtype"))  # renamed in transformers 5
+    return ModelFolder(
+        _dimension(folder, config, modules if isinstance(modules, list) else []),
+        dtype if isinstance(dtype, str) else None,
+        _weights_bytes(folder),
+        shape_of(_mapping(config.get("text_config")) or config),
+        config.get("quantization_config") is not None,
+    )
+
+
+def gpu_need_bytes(model: ModelConfig, path: str | None) -> int:
+    """GPU memory that a worker needs at least before its first batch: context and weights; 0 = not known.
+
+    `path` is the folder of the model's files; None for a plug-in. Raises nothing.
+    """
+    nested = model.kwargs.get("model_kwargs")
+    kwargs = {**model.kwargs, **(nested if isinstance(nested, dict) else {})}
+    if path is None or any(kwargs.get(key) is not None for key in _PLACING):
+        return 0
+    found = read_model_folder(Path(path))
+    loaded = None if found.quantized else found.loaded_bytes(str(model.dtype))
+    return _CONTEXT_BYTES + loaded if loaded else 0
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a transformers config.json tells; None for a model type whose layers are not known here."""
+    kind = config.get("model_type")
+    hidden, intermediate = config.get("hidden_size"), config.get("intermediate_size")
+    heads = config.get("num_attention_heads")
+    sizes = (hidden, intermediate, heads)
+    if kind not in PLAIN | GATED or not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    assert isinstance(hidden, int)
+    assert isinstance(intermediate, int)
+    assert isinstance(heads, int)
+    width = config.get("head_dim")
+    width = width if isinstance(width, int) else hidden // heads
+    key_heads = config.get("num_key_value_heads")
+    key_heads = key_heads if isinstance(key_heads, int) else heads
+    return ModelShape(hidden, intermediate, heads * width, key_heads * width, kind in GATED)
+
+
+def _dimension(folder: Path, config: dict[str, Any], modules: list[Any]) -> int | None:
+    text = _mapping(config.get("text_config")) or config
+    dimension = next((text[key] for key in ("hidden_size", "d_model", "dim") if isinstance(text.get(key), int)), None)
+    for module in modules[1:]:
+        kind = str(_mapping(module).get("type", "")).rpartition(".")[2]
+        settings = _mapping(_read(folder / _path(module) / "config.json"))
+        if kind == "Pooling":
+            width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", dimension))
+            dimension = width * _pooling_modes(settings) if isinstance(width, int) else None
+        elif kind == "Dense":
+            width = settings.get("out_features")
+            dimension = width if isinstance(width, int) else None
+        elif kind not in ("Normalize", "Dropout", "LayerNorm"):
+            return None
+    return dimension
+
+
+def _pooling_modes(settings: dict[str, Any]) -> int:
+    """How many there are: each gives a vector of its own, one behind the other."""
+    modes = settings.get("pooling_mode")  # since sentence-transformers 6; before, a flag for each
+    flags = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
+    return len(modes) if isinstance(modes, list) else 1 if modes else max(1, len(flags))
+
+
+def _weights_bytes(folder: Path) -> int | None:
+    for patterns in _WEIGHTS:
+        with contextlib.suppress(OSError):
+            if files := [path for pattern in patterns for path in folder.rglob(pattern)]:
+                return sum(path.stat().st_size for path in files)
+    return None
+
+
+def _path(module: Any) -> str:
+    return str(_mapping(module).get("path", ""))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None

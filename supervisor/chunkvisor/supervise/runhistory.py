@@ -1,0 +1,158 @@
+"""What the run remembers of its attempts, as far as the policy asks for it.
+
+Pure: it judges nothing and starts nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.policy import Budget, Company, History, is_fruitless
+from chunkvisor.decide.steps import SetAside, Step
+from chunkvisor.decide.suspicion import Charge
+from chunkvisor.decide.waits import Cause, Waits
+from chunkvisor.supervise.backlog import Progress, Seat, Task
+from chunkvisor.supervise.fleet import Device, Fleet
+from chunkvisor.supervise.suspects import Guilty, Suspects
+from chunkvisor_worker.contract.exits import Outcome
+
+
+@dataclass(slots=True)
+class AttemptEnd:
+    """An attempt that has ended, or a part of it that could not be stored."""
+
+    task: Task
+    verdict: Verdict
+    now_s: float
+    worker: int = 0
+    """0 where none could be started, or what failed was to store."""
+    device: Device | None = None
+    company: Company = Company.UNTOLD
+    began_s: float | None = None
+    """When its worker was started, or got its device; None where a failure of its start is to prove nothing."""
+    go_s: float = 0.0
+    """When its worker got its device."""
+    avoid: Seat | None = None
+    """Where its texts are not tried next, if there is a choice."""
+
+    @property
+    def life_s(self) -> tuple[float, float] | None:
+        """When its worker began, and when it ended."""
+        return (self.began_s, self.now_s) if self.began_s is not None and self.device is not None else None
+
+
+class RunHistory:
+    """Of one run, since it began."""
+
+    def __init__(self, outputs: Sequence[Progress], budget: Budget, fleet: Fleet) -> None:
+        self._outputs = outputs
+        self._budget = budget
+        self._fleet = fleet
+        self.host_ooms = 0
+        """Attempts that ran out of host memory: each is a reason to prepare one worker less ahead."""
+        self.gave_up = False
+        """Whether a chunk was set aside."""
+        self._tries: dict[tuple[int, int, int], Counter[Outcome]] = {}
+        self._suspects = Suspects()
+        self._waits = Waits()
+        self._barren_chunks = 0
+        self._fruitless = 0
+        self._worked: set[int] = set()
+        """Outputs of which this run has committed a chunk."""
+
+    def before(self, end: AttemptEnd) -> History:
+        """What the policy is to know beside the verdict."""
+        cause, task = self.cause(end), end.task
+        failed_starts, same_elsewhere = 0, False
+        if end.verdict.before_first_batch and end.device is not None and end.life_s is not None:
+            chunk = (task.output, task.chunk)
+            found = self._suspects.starts_before(end.device.seat, end.verdict, chunk, end.life_s)
+            failed_starts, same_elsewhere = found
+        return History(
+            tries=self._tries.setdefault(task.key, Counter()),
+            worked_before=task.output in self._worked,
+            waited_s=self._waits.without_success_s(cause, end.now_s),
+            spell_s=self._waits.spell_s(cause, end.now_s),
+            company=end.company,
+            failed_starts=failed_starts,
+            same_elsewhere=same_elsewhere,
+            barren_chunks=self._barren_chunks,
+            # Every device may fail with its first chunk as often as that is tried, without a success in between.
+            fruitless=max(0, self._fruitless - self._budget.attempts * (len(self._fleet.alive) - 1)),
+            texts=task.texts,
+            taken_apart=self.is_part(task),
+        )
+
+    def is_part(self, task: Task) -> bool:
+        """Whether it is less than a whole chunk."""
+        return (task.start, task.stop) != self._outputs[task.output].bounds(task.chunk)
+
+    # --- failures
+
+    def failed(self, end: AttemptEnd, step: Step) -> None:
+        """The attempt has failed, and this follows."""
+        self.host_ooms += end.verdict.outcome is Outcome.HOST_OOM
+        self._fruitless += is_fruitless(step, end.verdict, end.task.texts)
+        if isinstance(step, SetAside):
+            self._barren_chunks += 1
+            self.gave_up = True
+        if end.device is not None and end.verdict.past_its_start:
+            self._suspects.started(end.device.seat)
+            self._waits.got_through((Outcome.GPU_BUSY, end.device.number))
+
+    def charge(self, end: AttemptEnd) -> None:
+        """It counts as a try of its texts, and, where they are a whole chunk, against its device."""
+        task, outcome = end.task, end.verdict.outcome
+        self._tries[task.key][outcome] += 1
+        if end.device is not None and not end.verdict.blameless and not self.is_part(task):
+            self._suspects.failed(end.device.seat, Charge(task.key, outcome))
+
+    def did_not_start(self, end: AttemptEnd) -> None:
+        """Its worker failed before its first batch."""
+        if end.device is not None and end.life_s is not None:
+            chunk = (end.task.output, end.task.chunk)
+            self._suspects.did_not_start(end.device.seat, end.verdict, chunk, end.life_s)
+
+    def guilty(self) -> Iterator[Guilty]:
+        """Devices and machines on which all fails that succeeds on others; what that cost the chunks is given back."""
+        for guilty in self._suspects.guilty():
+            for charge in guilty.charges:
+                if self._tries.get(charge.task, Counter())[charge.outcome] > 0:
+                    self._tries[charge.task][charge.outcome] -= 1
+            yield guilty
+
+    # --- waits
+
+    def cause(self, end: AttemptEnd) -> Cause:
+        """What would be waited for: a device's own memory, a node's own disk, or the world that all share."""
+        outcome, device = end.verdict.outcome, end.device
+        own = outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
+        own = own or (outcome is Outcome.DISK_FULL and device is not None and bool(device.node))
+        return outcome, device.number if device is not None and own else None
+
+    def waits(self, end: AttemptEnd) -> None:
+        """The run waits for what the attempt has met."""
+        self._waits.wait(self.cause(end), end.now_s)
+
+    def waited_in_vain(self, end: AttemptEnd) -> None:
+        """The wait has not helped: the next attempt that meets it does not wait again."""
+        self._waits.in_vain(self.cause(end))
+
+    # --- successes
+
+    def encoded(self, device: Device) -> None:
+        """A worker has done all it was to do on the device."""
+        self._waits.free(device.number)
+        self._suspects.succeeded(device.seat)
+
+    def stored(self, task: Task, now_s: float) -> None:
+        """Something was done and stored."""
+        self._barren_chunks = self._fruitless = 0
+        self._waits.succeeded(now_s)
+        self._fleet.success_s = now_s
+        self._tries.pop(task.key, None)
+
+    def committed(self, output: int) -> None:
+        """A chunk of the output was committed."""
+        self._worked.add(output)
