@@ -153,6 +153,23 @@ def test_the_last_one_joins(place: ScriptedWorkplace, order: str) -> None:
     assert "complete already" in again.stderr
 
 
+def test_a_slice_of_bad_texts_that_ends_first(place: ScriptedWorkplace) -> None:
+    """A slice that ends before anybody knows the dimension leaves its chunk to the last slice, which joins all."""
+    for text in ("t0", "t1"):
+        place.lay(text, "value_error!")
+    ended = place.run_here("--slice", "1/3")
+    assert ended.returncode == 3, ended.stderr
+    assert place.run_here("--slice", "2/3").returncode == 0
+    ended = place.run_here("--slice", "3/3")
+    assert ended.returncode == 3, ended.stderr
+    bad = [row for row, text in enumerate(TEXTS) if text in ("t0", "t1")]
+    assert [each["row"] for each in place.manifest()["quarantined"]] == bad
+    vectors, right = place.vectors(), expected(TEXTS)
+    good = [row for row in range(len(TEXTS)) if row not in bad]
+    np.testing.assert_array_equal(vectors[good], right[good])
+    assert np.isnan(vectors[bad]).all()
+
+
 def test_a_run_of_the_whole_finishes_what_slices_left(place: ScriptedWorkplace) -> None:
     """A run without --slice does what no slice has done, and joins; of what is done nothing is done again."""
     place.lay("t3", "terminate!")

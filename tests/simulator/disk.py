@@ -69,6 +69,14 @@ class Output:
             found.append((start, last))
         return found
 
+    def bad_rows(self) -> int:
+        """See Progress: here each text has one row."""
+        return self.bad_count
+
+    def rows_of(self, text: int) -> int:
+        """See Progress."""
+        return 1
+
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""
         text = self.state.find(VECTOR)

@@ -192,11 +192,16 @@ def save(path: Path, vectors: Vectors) -> tuple[str, int]:
     digest = xxhash.xxh3_128()
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb", buffering=0) as file:
-        os.posix_fallocate(fd, 0, size_bytes)
-        for part in parts:
-            digest.update(part)
-            while part.nbytes:
-                part = part[file.write(part) :]
-    temporary.replace(path)
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            os.posix_fallocate(fd, 0, size_bytes)
+            for part in parts:
+                digest.update(part)
+                while part.nbytes:
+                    part = part[file.write(part) :]
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # what could be reserved is space that others wait for
+            temporary.unlink()
+        raise
     return digest.hexdigest(), size_bytes

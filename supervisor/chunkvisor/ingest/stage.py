@@ -168,7 +168,8 @@ def main(arguments: list[str]) -> int:
         assert request is not None
         stage(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        traceback.print_exc()
+        with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
+            traceback.print_exc()
         halt = _halt_of(error, request)
         if halt is None:
             return ExitCode.BUG
@@ -180,6 +181,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     # Without Python's teardown, in which DuckDB's bindings complain about their own leaks.
     os._exit(code)

@@ -1,5 +1,6 @@
 """The folder of one attempt: filled for the worker, and afterwards read for the evidence that `outcome` judges."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -130,6 +131,16 @@ def gather(
     except OSError as error:
         return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
     return evidence
+
+
+def drop_bulk(files: AttemptFiles) -> None:
+    """Remove the vectors of a failed attempt, and the texts of those before it; its own can be tried by hand."""
+    with contextlib.suppress(OSError):
+        for path in (files.vectors, files.vectors.with_name(f".{files.vectors.name}.tmp")):
+            path.unlink(missing_ok=True)
+        for folder in files.folder.parent.iterdir():
+            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name):
+                AttemptFiles(folder).texts.unlink(missing_ok=True)
 
 
 def _last_beat(files: AttemptFiles) -> Beat | None:

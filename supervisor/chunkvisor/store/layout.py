@@ -11,18 +11,20 @@ Nothing is created, read or deleted here.
       ray/bridge.log                    what the bridge to a Ray cluster has to say
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
-      model.json                        the model's resolved revision, and where its files are
+      model.json                        the resolved revision of each model, and where its files are
       report.html                       the page of `chunkvisor report`, also written at the end of each run
       slices/count                      how many slices the workdir is cut into; held by flock, shared, while one lives
       slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
       slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
+      .<output>.before/                 what was there before --from-scratch, until the new final file is
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
+        versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
         parts/000012/                   what is good of a chunk that is being taken apart to find bad texts
         quarantine/000012.json          texts of a committed chunk that have no vector, and why
@@ -70,6 +72,7 @@ class OutputLayout:
     table = Entry("state", "table")
     staged = Entry("state", "staged.json")
     facts = Entry("state", "facts.json")
+    versions = Entry("state", "versions.json")
     chunks = Entry("state", "chunks")
     parts = Entry("state", "parts")
     quarantine = Entry("state", "quarantine")
@@ -111,9 +114,18 @@ class OutputLayout:
         """The file, or the folder of shards, while another form of the same rows takes its place."""
         return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
 
+    @property
+    def before(self) -> Path:
+        """Folder of what the output was before it was begun anew, until the new final file is there."""
+        return self.workdir / f".{self.name}.before"
+
     def facts_of(self, which: Slice) -> Path:
         """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
         return self.state / f"facts.{which.name}.json"
+
+    def versions_of(self, which: Slice) -> Path:
+        """The versions as a slice has found them, of its own texts."""
+        return self.state / f"versions.{which.name}.json"
 
     def chunk(self, number: int, digest: str) -> Path:
         """File of a committed chunk; the name carries the digest, so that one rename commits file and record."""

@@ -38,6 +38,8 @@ def at_work(run: Layout, holder: Holder | None) -> bool | None:
     None for a run of the whole on another machine; of a slice there, its lock tells.
     """
     alive = holder.alive() if holder is not None else False
+    if alive is False:
+        return is_held(run.lock)  # after a step of the clock, a process seems to be another one (proc(5), btime)
     return is_held(run.lock) if alive is None and run.slice is not None else alive
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.events.attempt import ChunkCommitted, ChunkDamaged, PartCommitted
+from chunkvisor.events.attempt import ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes
@@ -38,14 +38,18 @@ class Storage:
     def keep(self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = ()) -> Stored | NotStored:
         """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
 
-        Raises OSError for what has nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
+        Raises OSError for what has nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78
+        where the model's folder has changed.
         """
         output = self._outputs[task.output]
+        output.check_model()
         whole = not holes and (task.start, task.stop) == output.bounds(task.chunk)
         result = read_message(Result, files.result)
         try:
             if result is None:
                 raise OSError(errno.EIO, f"{files.result} cannot be read any more")
+            if output.versions is not None:
+                output.versions.saw(task.start, task.stop, output.ledger.facts, result.facts)
             if whole:
                 output.ledger.commit(task.chunk, files.vectors, result.digest, result.facts)
             else:
@@ -53,7 +57,7 @@ class Storage:
                 texts = tuple(task.start + row for row in holes)
                 output.ledger.parts(task.chunk).add(task.start, task.stop, files.vectors, result.digest, texts)
         except OSError as error:
-            return _not_stored(task, error)
+            return self._not_stored(task, error)
         if not holes:
             shutil.rmtree(files.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
@@ -75,7 +79,7 @@ class Storage:
         try:
             output.ledger.parts(task.chunk).add_bad(BadText(task.start, verdict.outcome, verdict.reason))
         except OSError as error:
-            return _not_stored(task, error)
+            return self._not_stored(task, error)
         row, place = self.place_of(task)
         self._emit(QuarantinedEvent(output.name, row, place, verdict.outcome, verdict.reason))
         return Quarantined(task)
@@ -96,11 +100,18 @@ class Storage:
             ledger.commit(task.chunk, composed, digest, ledger.facts)
         except OSError as error:
             if not parts.missing():
-                return _not_stored(task, error)
+                return self._not_stored(task, error)
             self._emit(ChunkDamaged(output.name, task.chunk, str(error)))
             return PartsDamaged(task.output, task.chunk)
         self._committed(output, task.chunk, None)
         return Stored(task, whole=True)
+
+    def _not_stored(self, task: Task, error: OSError) -> NotStored:
+        if error.errno not in DISK_ERRNOS:
+            raise error
+        if error.errno == errno.EIO:
+            self._emit(DiskFault(self._outputs[task.output].name, task.chunk, str(error)))
+        return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
         output.committed_here += 1
@@ -136,9 +147,3 @@ def check_space(output: OutputRun) -> None:
         left = ledger.texts - ledger.texts_done
         need = need_bytes(output.table.rows, left, ledger.facts.dimension)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
-
-
-def _not_stored(task: Task, error: OSError) -> NotStored:
-    if error.errno not in DISK_ERRNOS:
-        raise error
-    return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))

@@ -22,7 +22,7 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import gpu_need_bytes
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode, config_error
@@ -36,17 +36,20 @@ from chunkvisor.events.run import (
     Waiting,
     WaitingForTurn,
 )
+from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
-from chunkvisor.supervise.sliceend import end_slice, progress_of
+from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -120,8 +123,9 @@ class Work:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
             with self._turn():
                 done, chunks = progress_of(self._layout, config.outputs)
-                if done == chunks:
+                if done + awaiting_dimension(self._layout, config.outputs) == chunks:
                     self._encode(*self._open(None))
+                    done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
@@ -132,7 +136,8 @@ class Work:
     def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
-        source, outputs = self._resolve_model(), []
+        from_scratch, outputs = self._request.from_scratch, []
+        source = self._resolve_model(anew=from_scratch)
         opening = Opening(
             self._request.loaded,
             source,
@@ -140,9 +145,16 @@ class Work:
             self._run.run_id,
             self._request.max_rows,
             of_slice,
+            # The environment of this machine does not travel to the nodes of a cluster.
+            arithmetic_variables({} if self._on_ray else os.environ, config.env),
+            DiskWait(config.recovery.wait_timeout, self._pause, self._emit),
             self._emit,
             self._on_wait,
         )
+        if from_scratch:
+            begin_anew(opening, [layout.output(name) for name in config.outputs])
+            if not config.model.is_plugin and source.local is None:
+                pin_source(layout.model, config.model, source)
         for name in config.outputs:
             opened = open_output(opening, layout.output(name))
             if isinstance(opened, OutputRun):
@@ -195,7 +207,7 @@ class Work:
         model = self._config.model
         return LessonFile(self._layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
 
-    def _resolve_model(self) -> ModelSource:
+    def _resolve_model(self, *, anew: bool) -> ModelSource:
         model, layout = self._config.model, self._layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
@@ -212,7 +224,7 @@ class Work:
             self._emit(Waiting(seconds, why, outcome="hub"))
             self._pause(seconds)
 
-        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
+        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""
