@@ -14,8 +14,8 @@ import xxhash
 from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted, Go, WorkerEnded
 from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.artifact import chunk_key, npy_header
-from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import ledger_of
 
 _BLOCK = 100_000
 _STORY = (AttemptStarted, Go, WorkerEnded, ChunkCommitted)

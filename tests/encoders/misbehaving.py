@@ -336,6 +336,7 @@ MISBEHAVIOURS = {
     "row_missing": returning(lambda vectors: vectors[:-1]),
     "row_extra": returning(lambda vectors: np.vstack([vectors, vectors[:1]])),
     "float64": returning(lambda vectors: vectors.astype(np.float64)),
+    "int8": returning(lambda vectors: vectors.astype(np.int8)),
     "one_dimension": returning(lambda vectors: vectors[:, 0]),
     "list": returning(lambda vectors: vectors.tolist()),
     "nothing": returning(lambda vectors: 0),

@@ -99,7 +99,8 @@ LAPSES = (
     # wrong vectors
     Lapse("row_missing@encode", "bad_output", "for 4 texts"),
     Lapse("row_extra@second", "bad_output", "for 2 texts"),
-    Lapse("float64@encode", "bad_output", "float64"),
+    Lapse("float64@encode", None),
+    Lapse("int8@encode", "setup", "an array of int8"),
     Lapse("one_dimension@encode", "bad_output", "shape (4,)"),
     Lapse("list@encode", "bad_output", "list, not a numpy array"),
     Lapse("nothing@encode", "bad_output", "int, not a numpy array"),

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.diskneed import RESERVE_BYTES, check_disk, need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.parts import Parts
 from harness import expected, finish, wait_for
@@ -155,6 +156,96 @@ def test_state_of_parts_waits_for_the_disk(
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 6]
     others = [0, 2, 3, 4, 5, 7]
     assert vectors[others].tobytes() == right[others].tobytes()
+
+
+def test_a_killed_join_takes_no_space(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed join has reserved is free again before a resume counts what it needs."""
+    assert place.run_here("--max-rows", "8", "--set", "chunk.keep=true").returncode == 0
+    for name in ("out.npy", "out.json", "outputs/out/done.json"):
+        (place.workdir / name).unlink()
+    partial = place.workdir / ".out.npy.partial"
+    partial.write_bytes(bytes(1000))
+    counted = []
+
+    def free(folder: Path) -> int:
+        counted.append(partial.exists())
+        return 1 << 40
+
+    monkeypatch.setattr("chunkvisor.supervise.storage.free_bytes", free)
+    assert place.run_here("--set", "chunk.keep=true").returncode == 0
+    assert counted
+    assert not any(counted)
+
+
+def test_a_join_that_meets_a_full_disk_leaves_nothing_in_the_way(
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the run waits for room to join, its own half-made file takes none."""
+
+    def fail(self: FinalWriter, block: Any) -> Any:
+        (place.workdir / ".out.npy.partial").write_bytes(bytes(1000))
+        raise full_disk()
+
+    monkeypatch.setattr(FinalWriter, "write", fail)
+    ended = place.run_here()
+    assert ended.returncode == 74, ended.stderr
+    assert not (place.workdir / ".out.npy.partial").exists()
+
+
+def test_failed_attempts_keep_records_only(place: ScriptedWorkplace) -> None:
+    """Of failed attempts, vectors go and the texts of all but the last; logs and records stay."""
+    place.lay("t1", "nan!")
+    place.lay("t6", "crash!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    folders = sorted((place.workdir / "outputs" / "out" / "attempts").glob("*/*"))
+    assert len(folders) > 2
+    assert all((folder / "verdict.json").exists() and (folder / "worker.log").exists() for folder in folders)
+    assert not [folder for folder in folders if (folder / "embeddings.npy").exists()]
+    with_texts = [folder for folder in folders if (folder / "texts.jsonl").exists()]
+    assert len(with_texts) == len({folder.parent for folder in folders})
+
+
+def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in any case."""
+    commit, left = Ledger.commit, [1]
+
+    def fail(*arguments: Any) -> None:
+        if left and left.pop():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        commit(*arguments)
+
+    monkeypatch.setattr(Ledger, "commit", fail)
+    ended = place.run_here("--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert "the disk failed" in ended.stderr
+    assert "Input/output error" in ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_disk_that_is_full_while_the_source_is_read(place: ScriptedWorkplace, small_disk: Path, freed: bool) -> None:
+    """The run waits for room and goes on, or ends with 74, path and bytes; it resumes once there is room."""
+    place.write_config("scripted:make", chunk__size=4, recovery__wait_timeout=120 if freed else 1)
+    place.write_source(TEXTS)
+    (place.source).write_text(place.source.read_text() + '{"text": "t7"}\n' * 40_000)
+    ballast = fill(small_disk)
+    with open(ballast, "r+b") as file:
+        file.truncate(ballast.stat().st_size - (200 << 10))
+    process = place.start("run", str(place.config_path))
+    assert process.stderr is not None
+    waiting = next(line for line in process.stderr if "nothing is started for" in line)
+    assert "while the sources are read" in waiting
+    if freed:
+        ballast.unlink()
+    ended = finish(process)
+    assert ended.returncode == (0 if freed else 74), ended.stderr
+    if not freed:
+        assert str(small_disk) in ended.stderr
+        assert "bytes) are free there" in ended.stderr
+        ballast.unlink()
+        assert place.run_here().returncode == 0
+    assert len(place.vectors()) == 40_008
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from chunkvisor.commands.verify import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config, ModelConfig
 from chunkvisor.decide.lessons import apply, learn
-from chunkvisor.engine.modelsource import Snapshot, resolve_local
+from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.readers import read_rows
@@ -37,13 +37,14 @@ from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.status import read_status
-from chunkvisor.store.fixed import ledger_of, read_fixed, read_staged
+from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.lock import read_holder, taken_by_run
-from chunkvisor.store.modelfacts import read_facts
+from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
 from chunkvisor.store.parts import read_quarantine
-from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
+from chunkvisor.store.seal import DamagedError, digest_of, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
 from harness import expected
@@ -312,7 +313,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place.lay("more2", "terminate!")
     assert place.run_here().returncode == 75
     layout = Layout(place.workdir)
-    write_sealed(layout.model, {"name": "org/model", "asked": None, "path": str(folder), "revision": "abc"})
+    write_pin(layout.model, Snapshot("org/model", None, str(folder), "abc"))
     attempt = next(path.parent for path in place.workdir.rglob("spec.json"))
     result = {"fingerprint": "f", "output": "out", "chunk": 0, "start": 0, "stop": 1, "digest": "d", "size_bytes": 1}
     result |= {"facts": {"dimension": 8}, "limits": {"rows": 1}}
@@ -421,7 +422,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: list(read_events(layout.events))
     yield lambda: json.dumps(read_status(workdir).to_json())
     yield lambda: list(verify(workdir))
-    yield lambda: read_record(Snapshot, layout.model)
+    yield lambda: read_pin(layout.model, "org/model", None)
     yield lambda: resolve_local(_local(made), layout.model)
     yield lambda: _lessons(made.place, layout.lessons)
     for name in ("out", "more"):

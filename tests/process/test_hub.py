@@ -11,7 +11,7 @@ import pytest
 
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.policy import Budget
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub
+from chunkvisor.engine.modelsource import ModelSource, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from harness import Workplace, wait_for
 
@@ -129,6 +129,34 @@ def test_another_backend_needs_its_own_files(hub: Hub, tmp_path: Path) -> None:
     source = resolve(tmp_path, [], kwargs={"backend": "onnx"})
 
     assert names(source) == set(FILES)
+
+
+def test_what_is_fixed_stays_beside_another_model(hub: Hub, tmp_path: Path) -> None:
+    """A run with another revision, another model or a local folder takes no commit from the one before."""
+    first = resolve(tmp_path, [])
+    resolve(tmp_path, [], revision="other")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    resolve_local(ModelConfig(name=str(tmp_path / "model")), tmp_path / "model.json")
+    asked = len(hub.asked)
+
+    assert resolve(tmp_path, []) == first
+    assert len(hub.asked) == asked
+
+
+def test_asked_anew_nothing_is_fixed(hub: Hub, tmp_path: Path) -> None:
+    """A beginning from scratch asks the hub, and leaves what is fixed to whoever begins."""
+    anew = resolve_hub(
+        ModelConfig(name="some/model"),
+        tmp_path / "model.json",
+        tmp_path / "fetch",
+        BUDGET,
+        lambda _s, _w: None,
+        anew=True,
+    )
+
+    assert anew.revision == COMMIT
+    assert pinned_source(tmp_path / "model.json", ModelConfig(name="some/model")) is None
 
 
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ def test_fewer_rows_asked_for(place: ScriptedWorkplace) -> None:
     assert snapshot(place) == before
 
 
+def test_arithmetic_of_the_shell(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that workers would inherit, and that changes arithmetic, is refused as one of the config is."""
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert 'env.ONEDNN_DEFAULT_FPMATH_MODE: not set before, "BF16" now' in ended.stderr
+    monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE")
+    assert place.run_here().returncode == 0
+
+
 def touch(place: ScriptedWorkplace) -> None:
     """Another modification time."""
     os.utime(place.source, ns=(1, 1))

@@ -18,6 +18,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor_worker.contract.messages import from_json, to_json
 from ingest_files import write_texts
 
 
@@ -198,4 +199,4 @@ def test_request_round_trip() -> None:
     """A request is the same after its way through the file."""
     request = IngestRequest(sources=("/a/é.csv", "/b/\udcff.txt"), template="{a}", max_rows=3, skip_blank=True)
 
-    assert IngestRequest.from_json(request.to_json()) == request
+    assert from_json(IngestRequest, to_json(request)) == request

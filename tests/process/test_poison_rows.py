@@ -196,13 +196,25 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
         place.lay(text, "nan!")
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
-    assert "3 texts cannot be encoded" in ended.stderr
+    assert "3 rows cannot be encoded" in ended.stderr
     assert "recovery.max_bad_rows (2)" in ended.stderr
     calls = len(place.calls())
     ended = place.run_here("--set", "recovery.max_bad_rows=3")
     assert ended.returncode == 3, ended.stderr
     assert_quarantined(place, FEW, [1, 5, 6])
     assert len(place.calls()) <= calls + 2  # the third, and perhaps a text that is known to be good
+
+
+def test_limit_counts_rows(tmp_path: Path) -> None:
+    """One bad text that stands in three rows is three bad rows, in this run and in the next."""
+    place = few(tmp_path / "place", ["t0", "t1", "t1", "t2", "t1", "t3"], recovery__max_bad_rows=2)
+    place.lay("t1", "nan!")
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert "3 rows cannot be encoded" in ended.stderr
+    ended = place.run_here("--set", "recovery.max_bad_rows=3")
+    assert ended.returncode == 3, ended.stderr
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 2, 4]
 
 
 def test_limit_counts_what_an_earlier_run_found(tmp_path: Path) -> None:

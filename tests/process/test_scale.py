@@ -11,9 +11,9 @@ import pytest
 from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.fixed import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec, read_message
 from harness import Workplace, expected

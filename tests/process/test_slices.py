@@ -21,11 +21,10 @@ from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
 from chunkvisor.observe.follow import merged
 from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
+from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.lock import opened, take, write_note
-from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.slicelock import hold_workdir, turn
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.messages import Facts
@@ -152,6 +151,23 @@ def test_the_last_one_joins(place: ScriptedWorkplace, order: str) -> None:
     again = place.run_here("--slice", firsts[0])
     assert again.returncode == 0
     assert "complete already" in again.stderr
+
+
+def test_a_slice_of_bad_texts_that_ends_first(place: ScriptedWorkplace) -> None:
+    """A slice that ends before anybody knows the dimension leaves its chunk to the last slice, which joins all."""
+    for text in ("t0", "t1"):
+        place.lay(text, "value_error!")
+    ended = place.run_here("--slice", "1/3")
+    assert ended.returncode == 3, ended.stderr
+    assert place.run_here("--slice", "2/3").returncode == 0
+    ended = place.run_here("--slice", "3/3")
+    assert ended.returncode == 3, ended.stderr
+    bad = [row for row, text in enumerate(TEXTS) if text in ("t0", "t1")]
+    assert [each["row"] for each in place.manifest()["quarantined"]] == bad
+    vectors, right = place.vectors(), expected(TEXTS)
+    good = [row for row in range(len(TEXTS)) if row not in bad]
+    np.testing.assert_array_equal(vectors[good], right[good])
+    assert np.isnan(vectors[bad]).all()
 
 
 def test_a_run_of_the_whole_finishes_what_slices_left(place: ScriptedWorkplace) -> None:
@@ -301,7 +317,7 @@ def test_who_waits_names_the_one_that_has_the_turn(tmp_path: Path) -> None:
     """Between two slices that have the turn one after the other, nobody is told the wrong name, or none."""
     layouts = [Layout(tmp_path, Slice(number, 3)) for number in (1, 2, 3)]
     for layout in layouts:
-        layout.desk.mkdir(parents=True, exist_ok=True)
+        layout.run.mkdir(parents=True, exist_ok=True)
     told: list[str] = []
     with turn(layouts[0], lambda _seconds: None, told.append):
         pass

@@ -73,6 +73,14 @@ class Output:
         """See Progress."""
         return self._cuts.get(chunk, ())
 
+    def bad_rows(self) -> int:
+        """See Progress: here each text has one row."""
+        return self.bad_count
+
+    def rows_of(self, text: int) -> int:
+        """See Progress."""
+        return 1
+
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""
         text = self.state.find(VECTOR)

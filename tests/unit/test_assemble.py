@@ -19,9 +19,9 @@ from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
+from chunkvisor.store.fixed import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked

@@ -121,3 +121,16 @@ def test_given_up(tmp_path: Path) -> None:
     with CheckedFile(tmp_path / "file", SIZE_BYTES) as file:
         file.write(BLOCKS[0])
     assert (open_descriptors(), threading.active_count()) == before
+
+
+def test_a_reservation_that_fails_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ext4 keeps what it could reserve: it is free again before anybody waits for space."""
+
+    def half(fd: int, offset: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    with pytest.raises(OSError, match="No space"):
+        write_all(tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size == 0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import Config
+from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 
 BASE: dict[str, Any] = {
@@ -17,7 +18,8 @@ BASE: dict[str, Any] = {
 
 def identity(revision: str = "abc", digest: str = "d1", rows: int = 1502, **sections: Any) -> Identity:
     """The identity of output `a`."""
-    return identity_of(Config.model_validate(BASE | sections), "a", revision, digest, rows)
+    config = Config.model_validate(BASE | sections)
+    return identity_of(config, "a", revision, digest, rows, arithmetic_variables({}, config.env))
 
 
 def output(**keys: Any) -> dict[str, Any]:
@@ -85,6 +87,22 @@ def local(folder: str, **change: Any) -> Identity:
     return identity(model={"name": folder}, **change)
 
 
+@pytest.mark.parametrize(
+    ("inherited", "given", "found"),
+    [
+        ({"NVIDIA_TF32_OVERRIDE": "1", "HOME": "/root"}, {}, {"NVIDIA_TF32_OVERRIDE": "1"}),
+        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, {}, {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}),
+        ({"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}, {}, {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}),
+        ({"NVIDIA_TF32_OVERRIDE": "1"}, {"NVIDIA_TF32_OVERRIDE": "0"}, {"NVIDIA_TF32_OVERRIDE": "0"}),
+        ({"NVIDIA_TF32_OVERRIDE": "1"}, {"NVIDIA_TF32_OVERRIDE": ""}, {}),
+        ({"NVIDIA_TF32_OVERRIDE": "", "OMP_NUM_THREADS": "2"}, {}, {}),
+    ],
+)
+def test_arithmetic_variables(inherited: dict[str, str], given: dict[str, str], found: dict[str, str]) -> None:
+    """Those that change arithmetic count wherever they come from, the config's first, but for empty ones."""
+    assert arithmetic_variables(inherited, given) == found
+
+
 def test_moved_local_model_is_the_same() -> None:
     """A local model counts by its content, not by its folder, and the folder is still shown."""
     assert local("/here").fingerprint == local("/there").fingerprint
@@ -130,14 +148,14 @@ def test_long_texts_are_shortened() -> None:
 def test_json_round_trip() -> None:
     """An identity written and read again is the same one, with the same fingerprint."""
     one = identity(env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, model={"name": "é", "kwargs": {"a": [1.5, None]}})
-    again = from_json(json.loads(json.dumps(one.to_json())))
+    again = from_json(json.loads(json.dumps(one.values)))
     assert again == one
     assert again is not None
     assert again.fingerprint == one.fingerprint
 
 
 @pytest.mark.parametrize(
-    "content", [None, [], {}, {"source.rows": "3"}, {1: 2}, identity().to_json() | {"source.rows": True}]
+    "content", [None, [], {}, {"source.rows": "3"}, {1: 2}, identity().values | {"source.rows": True}]
 )
 def test_other_json_is_no_identity(content: Any) -> None:
     """Anything else than a written identity is None, not an exception."""

@@ -162,3 +162,19 @@ def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
     path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
     assert sums(read_state(path)[0]) == before
     assert Follower(path.parent).look() == follower
+
+
+def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:
+    """A second run begins on the next line, without an empty one between; after a torn line, on a line of its own."""
+    where = tmp_path / "events.jsonl"
+    for run in ("one", "two"):
+        journal = Journal(where, run)
+        journal.write(Note("said"))
+        journal.close()
+    assert [json.loads(line)["run"] for line in where.read_text().splitlines()] == ["one", "two"]
+    with open(where, "ab") as file:
+        file.write(b'{"t": 1, "ru')
+    journal = Journal(where, "three")
+    journal.write(Note("said"))
+    journal.close()
+    assert [entry.run for entry in read_events(where)] == ["one", "two", "three"]

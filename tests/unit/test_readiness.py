@@ -10,7 +10,6 @@ import pytest
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.ray.readiness import (
-    UnfitError,
     check_shared,
     check_version,
     model_path,
@@ -19,6 +18,7 @@ from chunkvisor.engine.ray.readiness import (
 )
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import ModelSpec, from_json, to_json
 from chunkvisor_worker.contract.template import TemplateSpec
 
@@ -37,7 +37,7 @@ def test_terms_travel_as_json() -> None:
 def test_other_versions_are_unfit() -> None:
     """A node with another chunkvisor or Python says both."""
     check_version(terms())
-    with pytest.raises(UnfitError, match=r"the supervisor has chunkvisor 0\.0"):
+    with pytest.raises(Halt, match=r"the supervisor has chunkvisor 0\.0"):
         check_version(terms("chunkvisor 0.0 under Python 3.0"))
 
 
@@ -45,7 +45,7 @@ def test_a_shared_folder_that_is_not_there_is_unfit(tmp_path: Path) -> None:
     """With engine.shared the node must see the workdir."""
     check_shared(terms(workdir=str(tmp_path), shared=True))
     check_shared(terms(workdir=str(tmp_path / "none")))
-    with pytest.raises(UnfitError, match="no folder"):
+    with pytest.raises(Halt, match="no folder"):
         check_shared(terms(workdir=str(tmp_path / "none"), shared=True))
 
 
@@ -59,13 +59,13 @@ def test_a_local_model_must_be_the_same(tmp_path: Path) -> None:
     assert model_path(model, "another machine", tmp_path) == str(folder)
 
     (folder / "config.json").write_text('{"changed": 1}')
-    with pytest.raises(UnfitError, match="other files"):
+    with pytest.raises(Halt, match="other files"):
         model_path(model, "another machine", tmp_path)
     assert model_path(model, this_machine(), tmp_path) == str(folder)
 
     (folder / "config.json").unlink()
     folder.rmdir()
-    with pytest.raises(UnfitError, match="no model folder"):
+    with pytest.raises(Halt, match="no model folder"):
         model_path(model, "another machine", tmp_path)
 
 

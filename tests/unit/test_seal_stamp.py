@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkvisor.store import seal
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, digest_file, stamp_as, stamp_file
 
@@ -53,6 +55,17 @@ def test_garbage(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "sealed.json"
     path.write_bytes(content)
     with pytest.raises(DamagedError, match=str(path)):
+        read_sealed(path)
+
+
+def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file larger than any record is damaged, and is not read to its end."""
+    path = tmp_path / "state.json"
+    write_sealed(path, {"text": "x" * 100})
+    monkeypatch.setattr(seal, "_LIMIT_BYTES", path.stat().st_size)
+    assert read_sealed(path) == {"text": "x" * 100}
+    monkeypatch.setattr(seal, "_LIMIT_BYTES", path.stat().st_size - 1)
+    with pytest.raises(DamagedError):
         read_sealed(path)
 
 
@@ -142,7 +155,7 @@ def test_stamp_survives_json(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     stamp = stamp_as(path, digest_file(path))
     assert stamp == stamp_file(path)
-    value = json.loads(json.dumps(stamp.to_json()))
-    assert Stamp.from_json(value) == stamp
+    value = json.loads(json.dumps(asdict(stamp)))
+    assert Stamp(**value) == stamp
     with pytest.raises(TypeError):
-        Stamp.from_json({**value, "more": 1})
+        Stamp(**{**value, "more": 1})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.decide.watch import Patience, Pulse
+from chunkvisor.decide.watch import Patience, Pulse, gap
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 PATIENCE = Patience(startup_s=100, stall_s=10)
@@ -67,3 +67,16 @@ def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
 def test_phase_before_the_first_beat() -> None:
     """A worker of which nothing was heard is starting."""
     assert Pulse.begin(3).phase is Phase.START
+
+
+def test_standing_still_is_forgiven() -> None:
+    """What a frozen container or a suspended machine takes is charged to no worker; lateness is no standstill."""
+    assert gap(0.25, 7.25) == 7.0
+    assert gap(0.25, 1.2) == 0.0
+    worker = pulse(Phase.FORWARD, changed_s=10)
+    patience = Patience(startup_s=20, stall_s=4)
+    assert worker.overdue(17, patience, at_gate=False)
+    assert not worker.forgive(6.5).overdue(17, patience, at_gate=False)
+    starting = pulse(Phase.MODEL_LOAD, started_s=0)
+    assert starting.overdue(25, patience, at_gate=False)
+    assert not starting.forgive(6.5).overdue(25, patience, at_gate=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
@@ -35,6 +36,7 @@ class PluginEncoder:
         self._encoder: Any = None
         self._texts: list[str] = []
         self._dimension = 0
+        self._converts = False
 
     def load(self, progress: Progress) -> None:
         """Import the plug-in's module; the factory is called in `start`, since it may want the device.
@@ -77,7 +79,7 @@ class PluginEncoder:
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)
             progress.batch(indices, 0, min(rows, len(texts)))
-            vectors = self._finish(_checked(self._encoder.encode(texts, rows), len(texts)))
+            vectors = self._finish(self._in_float32(_checked(self._encoder.encode(texts, rows), len(texts))))
             progress.advance(len(texts), 0, 0)
             yield indices, vectors
 
@@ -99,6 +101,16 @@ class PluginEncoder:
             return True
         return self._device == "cpu"
 
+    def _in_float32(self, vectors: npt.NDArray[Any]) -> Vectors:
+        """float16 as it is, float64 rounded to the nearest; says so once."""
+        if vectors.dtype == np.float32:
+            return vectors
+        if not self._converts:
+            print(f"encode() returns {vectors.dtype}; the vectors are converted to float32", flush=True)  # noqa: T201 - goes to the log
+            self._converts = True
+        with np.errstate(over="ignore"):  # an infinity is found by whoever verifies
+            return vectors.astype(np.float32)
+
     def _finish(self, vectors: Vectors) -> Vectors:
         width = self._encode.truncate_dim
         if width is not None:
@@ -112,11 +124,11 @@ class PluginEncoder:
         return vectors
 
 
-def _checked(returned: object, count: int) -> Vectors:
+def _checked(returned: object, count: int) -> npt.NDArray[Any]:
     if not isinstance(returned, np.ndarray):
         raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
-    if returned.dtype != np.float32:
-        raise BadOutputError(f"encode() returned an array of {returned.dtype}, not float32")
+    if returned.dtype not in (np.float32, np.float16, np.float64):
+        raise PluginError(f"encode() returned an array of {returned.dtype}; it has to be float32, float16 or float64")
     if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
         raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
     return returned

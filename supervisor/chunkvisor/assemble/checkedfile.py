@@ -1,5 +1,6 @@
 """A file that is synced, read back and hashed while it grows: in the end it is known to be on the disk as given."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -35,6 +36,9 @@ class CheckedFile:
         try:
             os.posix_fallocate(self._fd, 0, size_bytes)
         except BaseException:
+            # ext4 keeps what it could reserve: whoever waits for space would wait for this.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             raise
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-back")

@@ -16,6 +16,14 @@ from chunkvisor.store.stamp import Stamp, stamp_as
 from chunkvisor_worker.contract.files import set_aside, sync_folder
 
 
+def clear_partial(layout: OutputLayout) -> None:
+    """Remove what was begun of a final, in either form: its whole size is reserved. Raises OSError."""
+    set_aside(layout.partial)
+    remove_final(layout.partial)
+    if layout.partial_shards.is_dir():
+        remove_final(layout.partial_shards)
+
+
 class FinalWriter:
     """A final under its partial name, as a context."""
 
@@ -37,18 +45,18 @@ class FinalWriter:
 
     def __enter__(self) -> "FinalWriter":
         """Clear the place, also of what was begun in the other form. Raises OSError."""
-        set_aside(self._layout.partial)
-        remove_final(self._layout.partial)
-        if self._layout.partial_shards.is_dir():
-            remove_final(self._layout.partial_shards)
+        clear_partial(self._layout)
         if self._shards is not None:
             set_aside(self._partial, files_too=True)
             self._partial.mkdir(mode=0o700)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Close what is open; what was written stays until the next attempt replaces it."""
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close what is open; what is not complete goes, so that nobody waits for the space that it takes."""
         self._open.close()
+        if kind is not None:
+            with contextlib.suppress(OSError):
+                clear_partial(self._layout)
 
     def write(self, block: Vectors) -> npt.NDArray[np.int64]:
         """Append rows; returns which of the block's have a NaN or an infinity.

@@ -52,15 +52,6 @@ def keep_finished(
     return None
 
 
-def discard_final(layout: OutputLayout, shards: int | None) -> None:
-    """Remove final files, those of the asked or of the recorded form, manifest and remains. Raises OSError."""
-    recorded = read_recorded(layout)
-    sharded = shards is not None or (recorded is not None and shards_of(recorded) is not None)
-    folders = (layout.shards, layout.partial_shards, layout.replaced(1)) if sharded else ()
-    for path in (*folders, layout.final, layout.replaced(None), layout.partial, layout.manifest):
-        remove_final(path)
-
-
 def _as_many(rows: int, shards: int | None) -> int | None:
     return shards if shards is None else min(rows, shards)
 

@@ -18,14 +18,15 @@ from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
-from chunkvisor.engine.modelsource import Snapshot, resolve_local
+from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.artifact import read_exactly, read_shape
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.seal import DamagedError, read_record
+from chunkvisor.store.modelrecord import read_pins
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
@@ -148,9 +149,10 @@ def _model(layout: Layout, identity: Identity, on_wait: Callable[[], None]) -> t
     name, revision = str(values["model.name"]), str(values["model.revision"])
     path, note = None, ""
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
-        snapshot = _snapshot(layout)
-        fetched = snapshot is not None and snapshot.revision == revision
-        path = snapshot.path if snapshot is not None and fetched else name
+        pins = (pin for pin in read_pins(layout.model) if (pin.name, pin.revision) == (name, revision))
+        pin = next(pins, None)
+        fetched = pin is not None
+        path = pin.path if pin is not None else name
         if not Path(path).is_dir():
             raise config_error(
                 f"the model of the run is not here: {path}",
@@ -172,13 +174,6 @@ def _model(layout: Layout, identity: Identity, on_wait: Callable[[], None]) -> t
         encoder=str(values["model.encoder"]),
     )
     return spec, note
-
-
-def _snapshot(layout: Layout) -> Snapshot | None:
-    try:
-        return read_record(Snapshot, layout.model)
-    except DamagedError:
-        return None
 
 
 def _encode_spec(identity: Identity) -> EncodeSpec:

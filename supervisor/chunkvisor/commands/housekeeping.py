@@ -8,9 +8,8 @@ from pathlib import Path
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
 

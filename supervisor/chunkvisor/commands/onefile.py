@@ -18,6 +18,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.observe.observer import Observer
+from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import Identity, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
@@ -106,7 +107,7 @@ def _made_from(config: Config) -> dict[str, Any]:
         files = sorted(path for path in model.rglob("*") if path.is_file())
         stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
         revision = digest_of(stats)
-    return identity_of(config, OUTPUT, revision, source, 0).to_json()
+    return identity_of(config, OUTPUT, revision, source, 0, arithmetic_variables(os.environ, config.env)).values
 
 
 def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:

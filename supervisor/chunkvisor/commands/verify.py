@@ -11,8 +11,8 @@ from chunkvisor.assemble.finalfiles import strays
 from chunkvisor.assemble.manifest import read_manifest, recorded_parts, shards_of
 from chunkvisor.errors import no_workdir
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
-from chunkvisor.store.fixed import ledger_of
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
 

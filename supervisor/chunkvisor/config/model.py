@@ -7,7 +7,7 @@ errors of `values` beside pydantic's own for missing and unknown keys.
 import os
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -72,6 +72,15 @@ class Start(StrEnum):
     """Forked from a template process that has loaded the model; a retry is fresh all the same."""
     AUTO = "auto"
     """WARM where it works, FRESH where it does not."""
+
+
+class Strictness(StrEnum):
+    """What may differ between the chunks of one output."""
+
+    STANDARD = "standard"
+    """Versions of the libraries may; the manifest says which rows have which."""
+    STRICT = "strict"
+    """Not even they."""
 
 
 class OnBadRow(StrEnum):
@@ -306,6 +315,9 @@ class Config(Section):
     """How texts become vectors."""
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
+    identity: Annotated[Strictness, expected('"standard" or "strict"')] = Strictness.STANDARD
+    """standard = other versions of torch, transformers or sentence-transformers at a resume are noted in the manifest;
+    strict = they are refused."""
     device: values.Devices = ("cuda",)
     """cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself."""
     workers: WorkersConfig = WorkersConfig()
@@ -324,6 +336,22 @@ class Config(Section):
     """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each."""
+
+    @model_validator(mode="after")
+    def _possible_for_a_plugin(self) -> Self:
+        for name in self.outputs if self.model.is_plugin else ():
+            encode = self.effective_encode(name)
+            if encode.prompt_name is not None:
+                raise refused(
+                    f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "
+                    "prompt itself: encode.prompt"
+                )
+            if isinstance(encode.batch_tokens, int):
+                raise refused(
+                    f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can "
+                    "count; use encode.batch_size"
+                )
+        return self
 
     def effective_encode(self, output: str) -> EncodeConfig:
         """`encode` with the overrides of that output; an own prompt replaces a general prompt_name, and vice versa."""

@@ -92,7 +92,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, files: Attemp
         what, remedy = f"output {output}: a row cannot be encoded: {place}", "Mend or remove the row, or set "
         remedy += "recovery.on_bad_row: quarantine."
     else:
-        what = f"output {output}: {count} texts cannot be encoded, the last one from {place}"
+        what = f"output {output}: {count:,} rows cannot be encoded, those of the last text from {place} among them"
         remedy = f"So many are rarely the texts' fault; if they are, raise recovery.max_bad_rows ({bad_rows.limit})."
     return Halt(ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log)
 

@@ -22,6 +22,15 @@ class Patience:
     """Without progress after that; also without a sign of life while it tokenises."""
 
 
+_GAP_S = 1.0
+"""Longer than any pause of the loop is late on a machine that is only busy."""
+
+
+def gap(meant_s: float, took_s: float) -> float:
+    """How long the loop stood still, from a pause that was to be so long and took so long; 0 = it was only late."""
+    return took_s - meant_s if took_s - meant_s > _GAP_S else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """A worker's signs of life, timed by the supervisor's own clock: the worker's may lie or stand still."""
@@ -46,6 +55,10 @@ class Pulse:
     def let_go(self, now_s: float, waited_s: float) -> "Pulse":
         """The pulse when the gate opens after `waited_s` at it: start-up time goes on where it stopped."""
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
+
+    def forgive(self, gap_s: float) -> "Pulse":
+        """The pulse after a time in which nobody could look, since the machine or its container stood still."""
+        return replace(self, started_s=self.started_s + gap_s, changed_s=self.changed_s + gap_s)
 
     @property
     def freed(self) -> bool:

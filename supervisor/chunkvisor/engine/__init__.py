@@ -1,5 +1,5 @@
 """Engines: ways to start, gate and end worker processes.
 
-An engine never judges an attempt and never decides what is next; it gives the loop a handle on a process.
+An engine gives the loop a handle on a process; attempts are judged, and what is next decided, elsewhere.
 May import devices and down.
 """

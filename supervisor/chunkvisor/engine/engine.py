@@ -1,17 +1,17 @@
 """What the loop needs of an engine: devices to work on, and workers on them.
 
-It never decides which chunk is worked on, or what an ended worker means.
+Which chunk is worked on, and what an ended worker means, is decided elsewhere.
 """
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import Limits, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,38 @@ class Demand:
     """Chunks that are not done."""
     places: int
     """Workers that one device has at a time, those prepared ahead included."""
+
+
+class Worker(Protocol):
+    """A handle on a running worker process."""
+
+    pid: int
+    """Of the process, and of the group that it leads; of another machine, 0 until it is heard of."""
+    warm: bool
+    """Forked from a template; a new interpreter otherwise."""
+    tells_beats: bool
+    """Whether it calls for every new beat: nobody need look for one meanwhile."""
+
+    def watched(self) -> list[int]:
+        """Descriptors that become readable when there is news of it: its end, or a call."""
+
+    def has_called(self) -> bool:
+        """Whether it has called since the last time: at the gate, done with its device, or with a new beat."""
+
+    def go(self, limits: Limits) -> None:
+        """Open the gate. A worker that has just died is no error: its end is seen anyway."""
+
+    def poll(self) -> int | None:
+        """The return code once it has ended, as subprocess gives it; its group is then ended as well.
+
+        STATUS_LOST of `outcome` where nobody can know it any more, NODE_LOST where its machine is lost.
+        """
+
+    def oom_kills(self) -> int:
+        """Processes that its machine killed for lack of memory since it started."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the signal to the worker and everything that it has started."""
 
 
 class Engine(Protocol):

@@ -1,7 +1,4 @@
-"""The environment of a worker process.
-
-Pure: it never reads or changes the supervisor's own environment; the caller hands it in.
-"""
+"""The environment of a worker process."""
 
 from collections.abc import Mapping
 

@@ -1,65 +1,42 @@
-"""The local engine: the devices of this machine, and workers that are children of this process.
+"""The local engine: the devices of this machine, and workers that are children of this process."""
 
-It never looks beyond this machine.
-"""
-
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.engine.engine import Demand
-from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.worker import Worker
+from chunkvisor.engine.engine import Demand, Worker
+from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
+from chunkvisor.events.device import TemplateEvent
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 
 _LOOK_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSettings:
-    """What the engine needs of the config."""
-
-    devices: tuple[Device, ...]
-    run_id: str
-    env: Mapping[str, str]
-    command: Callable[[AttemptFiles, Spec], list[str]]
-    """The command line of an attempt; a fire drill puts a saboteur in its place."""
-
-
-class LocalEngine:
+class LocalEngine(Starter):
     """See Engine."""
 
-    def __init__(self, settings: LocalSettings, starter: Starter) -> None:
-        self._settings = settings
-        self._starter = starter
+    def __init__(
+        self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
+    ) -> None:
+        super().__init__(settings, emit)
+        self._devices = devices
         self._room, self._room_s = False, float("-inf")
 
     def open(self, stations: Stations) -> None:
         """See Engine."""
-        stations.add(self._settings.devices)
+        stations.add(self._devices)
 
     def prepare(self, demand: Demand) -> None:
         """See Engine."""
-        self._starter.open(demand.pending(), len(self._settings.devices) * demand.places)
-
-    def attend(self) -> None:
-        """See Engine."""
-        self._starter.attend()
-
-    def watched(self) -> list[int]:
-        """See Engine."""
-        return self._starter.watched()
+        self.expect(demand.pending(), len(self._devices) * demand.places)
 
     def holding(self, _station: Station) -> bool:
         """See Engine."""
-        return self._starter.holding
+        return self.loading
 
     def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
         """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
@@ -72,25 +49,8 @@ class LocalEngine:
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine."""
-        environment = worker_environment(
-            os.environ,
-            station.device,
-            self._settings.run_id,
-            os.getpid(),
-            self._settings.env,
-            threads=spec.threads,
-            blocking_launches=blocking_launches,
-        )
-        return self._starter.start(files, environment, self._settings.command(files, spec), fresh=fresh)
-
-    def mistrust(self, worker: Worker) -> None:
-        """See Engine."""
-        self._starter.mistrust(worker)
+        return self.start_on(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
 
     def abandon(self, _station: Station, halt: Halt) -> None:
         """See Engine."""
         raise halt
-
-    def close(self) -> None:
-        """See Engine."""
-        self._starter.close()

@@ -1,15 +1,14 @@
 """Where the model's files are, and which revision of them: resolved once, then fixed for the workdir.
 
-It never loads a model, and asks the hub only in a child process: workers run offline.
+The hub is asked only here, in a child process: workers run offline.
 """
 
-import hashlib
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.child import run_child
@@ -17,9 +16,9 @@ from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Wait
+from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
 
@@ -34,22 +33,8 @@ class ModelSource:
     """Local folder; None for a plug-in."""
     revision: str | None
     """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The commit that a workdir has fixed for a hub id."""
-
-    name: str
-    asked: str | None
-    """Branch, tag or commit of the config."""
-    path: str
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class _StampsRecord:
-    stamps: dict[str, Stamp]
+    local: LocalModel | None = None
+    """The folder as it was resolved; None for a snapshot of the hub, whose files are named by their content."""
 
 
 def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
@@ -57,19 +42,9 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
 
     Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError where it cannot be read.
     """
-    folder = Path(model.name)
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
-    _require_model(model.name, {path.name for path in files})
-    known = _known_stamps(cache)
-    stamps = {}
-    for path in files:
-        on_wait()
-        name = path.relative_to(folder).as_posix()
-        old = known.get(str(path))
-        stamps[name] = old if old is not None and old.untouched(path) else stamp_file(path)
-    write_sealed(cache, asdict(_StampsRecord({str(folder / name): stamp for name, stamp in stamps.items()})))
-    digest = hashlib.sha256(json.dumps([[name, stamp.digest] for name, stamp in stamps.items()]).encode())
-    return ModelSource(str(folder), f"sha256:{digest.hexdigest()}")
+    found = LocalModel.read(Path(model.name), read_stamps(cache), on_wait)
+    write_stamps(cache, found.by_path())
+    return ModelSource(str(found.folder), found.revision, found)
 
 
 def resolve_hub(
@@ -79,14 +54,18 @@ def resolve_hub(
     budget: Budget,
     pause: Callable[[float, str], None],
     on_wait: Callable[[], None] = lambda: None,
+    *,
+    anew: bool = False,
 ) -> ModelSource:
     """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
+
+    With `anew` the hub is asked in any case, and what is fixed stays as it is: the caller fixes the answer later.
 
     `pause(seconds, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a second
     meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the model is
     not to be had.
     """
-    pinned = pinned_source(cache, model)
+    pinned = None if anew else pinned_source(cache, model)
     if pinned is not None and pinned.path and Path(pinned.path).is_dir():
         return pinned
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
@@ -94,8 +73,8 @@ def resolve_hub(
     while True:
         found = fetch_model(model.name, revision, backend, scratch, on_wait)
         if isinstance(found, ModelSource):
-            snapshot = Snapshot(model.name, model.revision, str(found.path), str(found.revision))
-            write_sealed(cache, asdict(snapshot))
+            if not anew:
+                pin_source(cache, model, found)
             return found
         step = decide(found, History(waited_s=waited_s), budget)
         if not isinstance(step, Wait):
@@ -139,13 +118,8 @@ def fetch_model(
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     """The commit of the hub that this workdir has fixed for the model, or None."""
-    try:
-        snapshot = read_record(Snapshot, cache)
-    except DamagedError:
-        return None
-    if snapshot is None or (snapshot.name, snapshot.asked) != (model.name, model.revision):
-        return None
-    return ModelSource(snapshot.path, snapshot.revision)
+    pin = read_pin(cache, model.name, model.revision)
+    return ModelSource(pin.path, pin.revision) if pin is not None else None
 
 
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
@@ -171,13 +145,7 @@ def _require_model(folder: str, names: Set[str]) -> None:
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=_REMEDY)
 
 
-def _known_stamps(cache: Path) -> dict[str, Stamp]:
-    try:
-        record = read_record(_StampsRecord, cache)
-    except DamagedError:
-        return {}
-    return record.stamps if record is not None else {}
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
+    """Fix a commit of the hub for this workdir. Raises OSError."""
+    if source.path is not None and source.revision is not None:
+        write_pin(cache, Snapshot(model.name, model.revision, source.path, source.revision))

@@ -1,7 +1,6 @@
-"""Ends workers that a killed supervisor left behind.
+"""Ends workers that a killed supervisor left behind: whatever bears the id of a run that is over.
 
-It never touches a process that does not bear the run id of a run that is known to be over: not by pid, which may be
-anybody's by now, nor by name.
+Not by pid, which may be anybody's by now, nor by name.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ def end_orphans(*run_ids: str) -> list[int]:
     """Kill every process on this machine that one of these finished runs has started; returns their pids.
 
     Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
-    the kernel. Waits until they are gone, 10 s at most.
+    the kernel. Waits for their end, 10 s at most.
     """
     wanted = set(run_ids) - {""}  # no run yet, only a `clean`
     if not wanted:

@@ -1,41 +1,62 @@
-"""Starts the worker of each attempt, warm or fresh, and looks after the template.
+"""Starts the worker of each attempt, warm or fresh, and looks after the template."""
 
-It never judges an attempt: of a warm worker it learns only whether its template is any good.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from chunkvisor.config.model import Start
-from chunkvisor.engine.fresh import FreshWorker
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.engine import Worker
+from chunkvisor.engine.environment import worker_environment
+from chunkvisor.engine.fresh import FreshWorker, worker_command
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
-from chunkvisor.engine.worker import Worker
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.device import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.taxonomy import diagnose
+from chunkvisor_worker.contract.template import TemplateSpec
 
 TEMPLATES = 2
 """A template that dies or gets stuck is replaced once; twice is no accident."""
 
 
-class Starter:
-    """Starts workers as `workers.start` says; a run has one."""
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What all workers of one machine have in common."""
 
-    def __init__(
-        self, start: Start, make_template: Callable[[], Template], emit: Callable[[TemplateEvent], None]
-    ) -> None:
-        """`make_template` starts a template process, and raises OSError where that cannot be done."""
-        self._start = start
-        self._make_template = make_template
+    start: Start
+    run_id: str
+    """That they bear in their environment."""
+    base: Mapping[str, str]
+    """The machine's own environment."""
+    env: Mapping[str, str]
+    """The config's."""
+    device: Device
+    """Any of those that they work on."""
+    template: TemplateSpec
+    template_folder: Path
+    startup_s: float
+    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
+    """The command line of a fresh one; a fire drill puts a saboteur in its place."""
+
+
+class Starter:
+    """Starts workers as `workers.start` says; a run has one, and so has each node of a cluster."""
+
+    def __init__(self, settings: WorkerSettings, emit: Callable[[TemplateEvent], None]) -> None:
+        self._settings = settings
+        self._start = settings.start
         self._emit = emit
         self._template: Template | None = None
         self._begun = 0
         self._was_ready = False
 
     @property
-    def holding(self) -> bool:
-        """Whether nothing is to be started before the template is ready.
+    def loading(self) -> bool:
+        """Whether the template gets ready, and nothing is to be started before.
 
         With `auto`, too: a fresh worker has its first vector no sooner than one that is forked as soon as the template
         has loaded, and the two of them would load the weights twice, beside each other.
@@ -47,15 +68,15 @@ class Starter:
         """Whether a worker can be forked now."""
         return self._template is not None and self._template.state is TemplateState.READY
 
-    def open(self, pending: int, at_once: int) -> None:
-        """Begin to load a template, if it will be of use to so many pending chunks, `at_once` of them started now."""
+    def expect(self, pending: int, at_once: int) -> None:
+        """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
         if self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once):
             self._begin()
 
     def attend(self) -> None:
         """Hear what the template has to say. Raises Halt where the config wants no other start."""
         if self._template is not None:
-            loading = self.holding
+            loading = self.loading
             self._template.attend()
             if loading and self._template.state is TemplateState.READY:
                 self._was_ready = True
@@ -66,10 +87,11 @@ class Starter:
         """Descriptors that become readable when the template has news."""
         return self._template.watched() if self._template is not None else []
 
-    def start(
-        self, files: AttemptFiles, environment: Mapping[str, str], command: Sequence[str], *, fresh: bool
+    def start_on(
+        self, device: Device, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
-        """Start a worker; `command` is for a fresh one, as `fresh` demands. Raises OSError, and Halt like `attend`."""
+        """Start a worker; `fresh` forbids a warm one. Raises OSError, and Halt like `attend`."""
+        environment = self._environment(device, spec.threads, blocking_launches=blocking_launches)
         if not fresh and self._template is not None and self.warm:
             try:
                 return self._template.fork(files, environment)
@@ -77,7 +99,7 @@ class Starter:
                 if self._template.state is TemplateState.READY:
                     raise BlockingIOError(f"the template could not fork: {error}") from None
                 self._heed_failure()
-        return FreshWorker(command, files, environment)
+        return FreshWorker(self._settings.command(files, spec), files, environment)
 
     def mistrust(self, worker: Worker) -> None:
         """The worker has refused to run from its template. Raises Halt like `attend`."""
@@ -90,10 +112,18 @@ class Starter:
         if self._template is not None:
             self._template.close()
 
+    def _environment(self, device: Device, threads: int, *, blocking_launches: bool = False) -> dict[str, str]:
+        base, run_id, env = self._settings.base, self._settings.run_id, self._settings.env
+        return worker_environment(
+            base, device, run_id, os.getpid(), env, threads=threads, blocking_launches=blocking_launches
+        )
+
     def _begin(self) -> None:
         self._begun += 1
+        settings = self._settings
+        environment = self._environment(settings.device, threads=1)
         try:
-            self._template = self._make_template()
+            self._template = Template(settings.template_folder, settings.template, environment, settings.startup_s)
         except OSError as error:
             self._give_up(f"no template process can be started: {error}", None)
             return

@@ -1,6 +1,6 @@
 """Warm workers: forked from a template process that has imported and loaded everything once.
 
-It never decides whether a worker is to be warm, and what follows a template's failure: `starter` does.
+Whether a worker is to be warm, and what follows a template's failure, `starter` decides.
 """
 
 import contextlib
@@ -18,17 +18,15 @@ from pathlib import Path
 import psutil
 
 from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
-from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import template_environment
-from chunkvisor.engine.worker import Lifeline, readable
+from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
-from chunkvisor_worker.contract.messages import Fault, Limits, from_json, read_message, to_json, write_message
+from chunkvisor_worker.contract.messages import Fault, from_json, read_message, to_json, write_message
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
 
 ANSWER_S = 5.0
 """A template that has not answered by then is stuck; it takes milliseconds."""
-
 _GRACE_S = 2.0
 
 
@@ -71,16 +69,9 @@ class Template:
         write_message(files.spec, spec, durable=False)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        command = [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)]
         try:
-            with theirs, open_log(files.log) as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)],
-                    stdin=theirs.fileno(),
-                    stdout=log,
-                    stderr=log,
-                    env=self._environment,
-                    start_new_session=True,
-                )
+            self._process = spawn(command, theirs, files.log, self._environment)
         except OSError:
             self._socket.close()
             raise
@@ -110,11 +101,10 @@ class Template:
         own = self._environment
         changed = {name: value for name, value in environment.items() if own.get(name) != value}
         order = Order(Fork(str(files.folder), changed, tuple(name for name in own if name not in environment)))
-        lifeline, self._forked, self._not_forked = Lifeline(), None, ""
+        worker, self._forked, self._not_forked = WarmWorker(self, environment[RUN_ID]), None, ""
         try:
             with open_log(files.log) as log:
-                descriptors = [lifeline.theirs.fileno(), log.fileno()]
-                socket.send_fds(self._socket, [to_json(order)], descriptors)
+                socket.send_fds(self._socket, [to_json(order)], [worker.theirs.fileno(), log.fileno()])
             deadline_s = time.monotonic() + ANSWER_S
             while self._forked is None and not self._not_forked and self.state is TemplateState.READY:
                 self.attend(max(0.0, deadline_s - time.monotonic()))
@@ -123,15 +113,14 @@ class Template:
             if self._forked is None:
                 raise NotForkedError(self._not_forked or self.failure)
         except (BlockingIOError, ConnectionError) as error:
-            lifeline.close()
+            worker.close()
             self.fail(f"it takes no orders ({error})")
             raise NotForkedError(self.failure) from None
         except BaseException:
-            lifeline.close()
+            worker.close()
             raise
-        finally:
-            lifeline.handed_over()
-        return WarmWorker(self, lifeline, *self._forked, environment[RUN_ID])
+        worker.runs(*self._forked)
+        return worker
 
     def status_of(self, pid: int) -> int | None:
         """The return code of an ended worker, None while it is not known."""
@@ -144,20 +133,17 @@ class Template:
             with contextlib.suppress(OSError):  # a zombie more in a template that is about to be replaced
                 self._socket.send(to_json(Order(reap=pid)))
 
-    def fail(self, why: str) -> None:
-        """Give it up: kill it; its workers live on without it."""
-        if self.state is TemplateState.FAILED:
-            return
-        self.state, self.failure = TemplateState.FAILED, why
-        self._end(0.0)
+    def fail(self, why: str, grace_s: float = 0.0) -> None:
+        """Give it up: kill it, if it does not end in time; its workers live on without it."""
+        if self.state is not TemplateState.FAILED:
+            self.state, self.failure = TemplateState.FAILED, why
+            self._socket.close()
+            end(self._process, grace_s)
 
     def close(self) -> None:
         """The run is over: let it end itself, or kill it."""
-        if self.state is not TemplateState.FAILED:
-            # While it loads it does not listen.
-            grace_s = _GRACE_S if self.state is TemplateState.READY else 0.0
-            self.state, self.failure = TemplateState.FAILED, "the run is over"
-            self._end(grace_s)
+        # While it loads it does not listen.
+        self.fail("the run is over", _GRACE_S if self.state is TemplateState.READY else 0.0)
 
     def fault(self) -> Fault | None:
         """What it raised when it was to load."""
@@ -183,47 +169,22 @@ class Template:
         for fd in fds:
             os.close(fd)
 
-    def _end(self, grace_s: float) -> None:
-        self._socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if grace_s:
-                self._process.wait(grace_s)
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep it survives the kill
-                self._process.wait(ANSWER_S)
 
-
-class WarmWorker:
+class WarmWorker(LocalWorker):
     """A Worker that was forked from a template, whose child it is."""
 
     warm = True
-    tells_beats = False
 
-    def __init__(self, template: Template, lifeline: Lifeline, pid: int, pidfd: int, run_id: str) -> None:
-        self.pid = pid
+    def __init__(self, template: Template, run_id: str) -> None:
+        super().__init__()
         self.template = template
-        self._lifeline = lifeline
-        self._kills = KillCount()
-        self._pidfd = pidfd
         self._run_id = run_id
         self._ended_s: float | None = None
         self._returncode: int | None = None
 
     def watched(self) -> list[int]:
         """See Worker; after its end there is but the template's report to wait for."""
-        if self._ended_s is not None:
-            return self.template.watched()
-        return [self._pidfd, *self._lifeline.watched()]
-
-    def has_called(self) -> bool:
-        """See Worker."""
-        return self._lifeline.has_called()
-
-    def go(self, limits: Limits) -> None:
-        """See Worker."""
-        self._lifeline.go(limits)
+        return super().watched() if self._ended_s is None else self.template.watched()
 
     def poll(self) -> int | None:
         """See Worker; the template keeps the zombie until its group is dead."""
@@ -245,20 +206,14 @@ class WarmWorker:
             self.signal(signal.SIGKILL)
             self.template.reap(self.pid)
         self._returncode = STATUS_LOST if status is None else status
-        self._lifeline.close()
-        os.close(self._pidfd)
+        self.close()
         return self._returncode
-
-    def oom_kills(self) -> int:
-        """See Worker."""
-        return self._kills.rise()
 
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
-        if self.template.state is TemplateState.FAILED and readable(self._pidfd):
-            return  # whoever reaps it now gives its number away
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        # Whoever reaps it once the template is gone gives its number away.
+        if self.template.state is not TemplateState.FAILED or not readable(self._pidfd):
+            super().signal(number)
 
     def _kill_orphaned_group(self) -> None:
         """Kill what is left of the group; its number may be somebody else's by now, so only what bears our run id."""

@@ -158,6 +158,13 @@ class ChunkSetAside(ChunkEvent):
     reason: str = ""
 
 
+@event("{output} chunk {chunk}: the disk failed, and what it was to hold is done again: {why}", Severity.LOSS)
+class DiskFault(ChunkEvent):
+    """An error of the disk itself: mended, but whoever owns the disk has to know."""
+
+    why: str
+
+
 @event("{output} chunk {chunk} is damaged and will be computed again: {why}", Severity.CARE)
 class ChunkDamaged(ChunkEvent):
     why: str = ""

@@ -53,7 +53,7 @@ class Journal:
         self._unread_bytes = os.fstat(self._fd).st_size - offset
         self._every_bytes = _EVERY_BYTES
         # A line that a killed run left half-written must not swallow the first of ours.
-        if os.fstat(self._fd).st_size:
+        if _is_torn(path):
             os.write(self._fd, b"\n")
 
     def write(self, event: Event) -> None:
@@ -78,6 +78,14 @@ class Journal:
         with contextlib.suppress(OSError):
             os.write(self._fd, line)
         return len(line)
+
+
+def _is_torn(path: Path) -> bool:
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:

@@ -43,6 +43,18 @@ class Assembling(Event):
     chunks: int = 0
 
 
+@event(
+    "{output}: some rows come from other versions of libraries: {changed}; see the manifest",
+    Severity.CARE,
+)
+class OtherVersions(Event):
+    """A chunk was computed by other versions than the first one."""
+
+    output: str
+    changed: str
+    """In words: which, before and now."""
+
+
 @event("{output}: waiting for disk space: {reason}", Severity.CARE)
 class WaitingToJoin(Event):
     output: str

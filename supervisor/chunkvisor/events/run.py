@@ -63,6 +63,13 @@ class WaitingForTurn(Event):
     who: str
 
 
+@event("the run stood still for {gap_s:.0f} s, as after a frozen container or a suspended machine", Severity.CARE)
+class StoodStill(Event):
+    """The loop was not run for a while; what waits for workers is not charged with it."""
+
+    gap_s: float
+
+
 @event("nothing is started for {delay_s:.0f} s: {reason}", Severity.CARE)
 class Waiting(Event):
     delay_s: float

@@ -1,4 +1,4 @@
 """Ingest: sources to a staged, de-duplicated, randomly readable table, in a child process under a memory limit.
 
-It never imports DuckDB into the parent: only `stage` and what that imports do. May import store and down.
+DuckDB is imported in the child alone: by `stage` and what that imports. May import store and down.
 """

@@ -1,6 +1,6 @@
 """SQL over CSV, JSON lines and plain text: rows from Python go to DuckDB in batches of bounded size.
 
-It never lets DuckDB guess a type: every value goes in as text, and is cast to the type of its column.
+DuckDB guesses no type: every value goes in as text, and is cast to the type of its column.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import duckdb
 import numpy as np
 
 from chunkvisor.ingest.database import quoted
-from chunkvisor.ingest.expression import ROW, OversizeError, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.jsonlines import read_objects
 from chunkvisor.ingest.problem import input_error, refuse_case_twins
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns, read_rows
@@ -54,9 +54,7 @@ def sql_rows(
     for batch in _batches(rows, list(types.values())):
         _register(connection, batch, len(types))
         try:
-            texts = list(evaluate(connection, file, request.sql, relation))
-        except OversizeError as error:
-            raise error.halt(file, line=batch[error.row][0]) from error
+            texts = list(_evaluate(connection, file, request.sql, relation, batch))
         except duckdb.Error as error:
             if not is_about_data(error):
                 raise
@@ -72,6 +70,12 @@ def sql_rows(
             yield line, text
 
 
+def _evaluate(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str, batch: _Batch
+) -> Iterator[tuple[int, str | None]]:
+    return evaluate(connection, file, sql, relation, lambda row: {"line": batch[row][0]})
+
+
 def _located(
     connection: duckdb.DuckDBPyConnection,
     file: SourceFile,
@@ -84,7 +88,7 @@ def _located(
     def fails(stop: int) -> bool:
         try:
             _register(connection, batch[:stop], width)
-            for _ in evaluate(connection, file, sql, relation):
+            for _ in _evaluate(connection, file, sql, relation, batch):
                 pass
         except duckdb.Error:
             return True

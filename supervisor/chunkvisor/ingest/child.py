@@ -1,7 +1,4 @@
-"""The parent's side of an ingest: starts the child, waits for it, and puts its table in place.
-
-It never imports DuckDB, and never shows a table that is not whole.
-"""
+"""The parent's side of an ingest: starts the child, waits for it, and puts its table in place."""
 
 import json
 import os
@@ -10,13 +7,24 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.ingest.jsonlines import read_objects
+from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from chunkvisor_worker.contract.files import read_bounded, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import read_bounded, sync_folder
+from chunkvisor_worker.contract.messages import write_message
+
+_LINES = 100
+"""Of JSON that are looked at."""
+
+_NO_COLUMN = "\N{NULL}"
+"""No file has a column of this name, so asking for it gives the message that lists those it has."""
 
 
 def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
@@ -29,7 +37,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     _remove(partial)
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
-    write_atomic(request_path, request.to_json().encode(), durable=False)
+    write_message(request_path, request, durable=False)
     # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
     command = [sys.executable, "-P", "-m", "chunkvisor.ingest.stage", str(request_path), str(partial), str(os.getpid())]
     status = run_child(command, partial / "ingest.log", on_wait)
@@ -42,6 +50,27 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     partial.rename(folder)
     sync_folder(folder.parent)
     return StagedTable.open(folder)
+
+
+def columns_in_words(file: SourceFile, scratch: Path) -> str:
+    """`The columns are: 'a', 'b'.`, for a person who has not said which one holds the text.
+
+    `scratch` is an existing folder to work in. Raises Halt for bad input, OSError.
+    """
+    match file.format:
+        case Format.PARQUET:
+            try:
+                stage_table(IngestRequest((str(file.path),), column=_NO_COLUMN), scratch / "columns", lambda: None)
+            except Halt as halt:
+                return halt.remedy
+            raise AssertionError("a column without a name was found")
+        case Format.CSV | Format.TSV:
+            columns = csv_columns(file)
+        case Format.JSONL:
+            columns = list(dict.fromkeys(key for _, item in islice(read_objects(file), _LINES) for key in item))
+        case Format.TXT:
+            columns = [TEXT_COLUMN]
+    return f"The columns are: {', '.join(map(repr, columns))}."
 
 
 def log_path(folder: Path) -> Path:

@@ -1,20 +1,17 @@
-"""The child's DuckDB connection, set up so that the same request always gives the same table.
+"""The child's DuckDB connection, set up so that the same request always gives the same table, without the network."""
 
-It never reaches the network, and the parent never imports it.
-"""
-
-import errno
 import os
 from pathlib import Path
 
 import duckdb
+
+from chunkvisor.store.disk import DISK_ERRNOS
 
 _PYTHON_BYTES = 256 << 20
 """For the interpreter, its libraries and one batch of rows."""
 _BYTES_PER_THREAD = 256 << 20
 """A thread holds row groups of parquet while it decodes them."""
 _MAX_THREADS = 4
-_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _DISK_PHRASES = ("No space left on device", "Disk quota exceeded", "Input/output error", "max_temp_directory_size")
 
 
@@ -39,7 +36,7 @@ def connect(memory_limit_bytes: int, temp_folder: Path) -> duckdb.DuckDBPyConnec
 
 def is_disk_fault(error: BaseException) -> bool:
     """Whether the disk is full or failing, by errno or, from DuckDB, by the words."""
-    if isinstance(error, OSError) and error.errno in _DISK_ERRNOS:
+    if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         return True
     return any(phrase in str(error) for phrase in _DISK_PHRASES)
 

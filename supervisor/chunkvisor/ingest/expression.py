@@ -1,6 +1,6 @@
 """One SQL expression over the columns of a source, evaluated row by row.
 
-It never lets the expression drop, add, merge or move a row, whatever SQL it smuggles in: the rows are counted.
+The rows are counted: the expression cannot drop, add, merge or move one, whatever SQL it smuggles in.
 """
 
 import json
@@ -37,13 +37,17 @@ def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def evaluate(
-    connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str
+    connection: duckdb.DuckDBPyConnection,
+    file: SourceFile,
+    sql: str,
+    relation: str,
+    place_of: Callable[[int], dict[str, int]],
 ) -> Iterator[tuple[int, str | None]]:
     """`ROW` and text of each row of `relation` (SQL that can stand after FROM), in its order.
 
-    Raises Halt (exit 78) where the expression does not fit the columns, or gives anything but one text for each row as
-    far as rows come (the caller counts them); OversizeError for a text that is too large; duckdb.Error where the
-    evaluation of some row fails, with no word about which.
+    Raises Halt (exit 78) where the expression does not fit the columns, gives a text that is too large (`place_of` is
+    the `line` or `row` of a row), or anything but one text for each row as far as rows come (the caller counts them);
+    duckdb.Error where the evaluation of some row fails, with no word about which.
     """
     inner = f"SELECT {ROW}, (\n{sql}\n) AS __chunkvisor_text FROM {relation}"  # noqa: S608 - the person's own SQL, in a process of their own
     _check_type(connection, file, inner, relation)
@@ -58,21 +62,8 @@ def evaluate(
                 raise config_error(f"{file.path}: `sql` does not give one text for each row: {sql}")
             expected += 1
             if size_bytes is not None and size_bytes > MAX_TEXT_BYTES:
-                raise OversizeError(row, size_bytes)
+                raise too_large(file.path, size_bytes, **place_of(row))
             yield row, text
-
-
-class OversizeError(Exception):
-    """The text of a row is too large; carries the row and the size in bytes."""
-
-    def __init__(self, row: int, size_bytes: int) -> None:
-        super().__init__(row, size_bytes)
-        self.row = row
-        self.size_bytes = size_bytes
-
-    def halt(self, file: SourceFile, *, line: int | None = None) -> Halt:
-        """The message, by line where the format has lines."""
-        return too_large(file.path, self.size_bytes, line=line, row=self.row if line is None else None)
 
 
 def first_failing(start: int, stop: int, fails: Callable[[int], bool]) -> int:

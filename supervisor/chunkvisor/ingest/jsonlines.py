@@ -1,7 +1,4 @@
-"""JSON lines: one object a line, read as a stream with the line of each.
-
-It never converts a number: `Number` keeps it as the source writes it.
-"""
+"""JSON lines: one object a line, read as a stream with the line of each; numbers stay as the source writes them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,7 +6,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from chunkvisor.ingest.lines import decode, lines
-from chunkvisor.ingest.problem import input_error, missing_column
+from chunkvisor.ingest.problem import blank_line, input_error, missing_column
 from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Number, Row
 
@@ -86,15 +83,13 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
 
 def _filled_lines(file: SourceFile, *, skip_blank: bool) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank; blank ones may end the file, in the middle they are refused unless `skip_blank`."""
-    blank_number = 0
+    blank = 0
     for number, line in lines(file):
         if not line.strip(b" \t\r\n"):
-            blank_number = blank_number or number
+            blank = blank or number
             continue
-        if blank_number and not skip_blank:
-            raise input_error(
-                file.path, "the line is blank, and rows follow.", line=blank_number, remedy="Remove the blank line."
-            )
+        if blank and not skip_blank:
+            raise blank_line(file.path, blank)
         yield number, line
 
 
@@ -102,7 +97,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     item = dict(pairs)
     if len(item) == len(pairs):
         return item
-    # Refused only where it matters: a twin in some nested object that nobody reads is not the job's concern.
+    # Refused only where it matters: a twin in some nested object that nobody reads does no harm.
     ambiguous = _Ambiguous(item)
     seen: set[str] = set()
     ambiguous.keys_twice = {key for key, _ in pairs if key in seen or seen.add(key)}  # type: ignore[func-returns-value] # add() returns None on purpose

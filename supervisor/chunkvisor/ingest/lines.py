@@ -1,7 +1,4 @@
-"""Lines of a source file, plain or compressed, with their numbers.
-
-It never splits at anything but a line feed, and never holds more than one line.
-"""
+"""Lines of a source file, plain or compressed, with their numbers; only a line feed ends one."""
 
 import contextlib
 import gzip

@@ -1,6 +1,6 @@
 """Rows of a parquet file, by DuckDB, whatever the request makes the text of.
 
-It never lets DuckDB fold or rename a column, nor take a part of the path for a column or a pattern.
+DuckDB must not fold or rename a column, nor take a part of the path for a column or a pattern.
 """
 
 from collections.abc import Iterator
@@ -10,27 +10,15 @@ import duckdb
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.database import literal, quoted
-from chunkvisor.ingest.expression import ROW, OversizeError, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
-from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.request import IngestRequest, parse_template
 from chunkvisor.ingest.sources import SourceFile
-from chunkvisor.ingest.template import parse_template
 
 _ROW_NUMBER = "file_row_number"
 _SIMPLE_TYPES = {
     *("VARCHAR", '"NULL"', "BOOLEAN", "UUID", "DATE", "FLOAT", "DOUBLE"),
-    *(
-        "TINYINT",
-        "SMALLINT",
-        "INTEGER",
-        "BIGINT",
-        "HUGEINT",
-        "UTINYINT",
-        "USMALLINT",
-        "UINTEGER",
-        "UBIGINT",
-        "UHUGEINT",
-    ),
+    *(f"{sign}{size}" for sign in ("", "U") for size in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")),
 }
 _EVALUATION_FAULTS = (duckdb.ConversionException, duckdb.InvalidInputException, duckdb.OutOfRangeException)
 _SIMPLE_PREFIXES = ("DECIMAL(", "TIME", "ENUM(")
@@ -52,11 +40,9 @@ def parquet_rows(
     sql = _expression(file, request, columns)
     found = 0
     try:
-        for row, text in evaluate(connection, file, sql, _relation(link, wanted)):
+        for row, text in evaluate(connection, file, sql, _relation(link, wanted), lambda row: {"row": row}):
             found += 1
             yield row, text
-    except OversizeError as error:
-        raise error.halt(file) from error
     except duckdb.Error as error:
         if not is_about_data(error):
             raise

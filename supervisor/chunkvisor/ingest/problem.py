@@ -1,7 +1,4 @@
-"""Messages about bad input: which file, where in it, and what is wrong.
-
-It never decides what is bad: readers do.
-"""
+"""Messages about bad input: which file, where in it, and what is wrong."""
 
 import difflib
 from collections.abc import Iterable
@@ -46,6 +43,11 @@ def too_large(path: Path, size_bytes: int, *, line: int | None = None, row: int 
         why="No model reads that much; most such rows are damage, such as a quote that is never closed.",
         remedy="Mend or shorten it in the source, or use sql: left(column, 100000).",
     )
+
+
+def blank_line(path: Path, line: int) -> Halt:
+    """A Halt for a blank line in the middle of a file: nobody can tell what it stands for."""
+    return input_error(path, "the line is blank, and rows follow.", line=line, remedy="Remove the blank line.")
 
 
 def refuse_case_twins(path: Path, columns: Iterable[str]) -> None:

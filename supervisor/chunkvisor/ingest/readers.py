@@ -1,6 +1,6 @@
 """Rows of the text formats, read as a stream with the line of each.
 
-It never guesses a type or a dialect, and never skips what it cannot read; parquet is read by `parquet`.
+No type or dialect is guessed, and nothing skipped that cannot be read; parquet is read by `parquet`.
 
 DuckDB's own readers are not used here. Under fixed columns and a fixed dialect version 2.0 still passes over blank
 lines, turns the JSON values 1.10 and [1] into the texts 1.1 and [1], takes a line that is an array for a row, and is
@@ -13,7 +13,7 @@ from itertools import islice
 
 from chunkvisor.ingest.jsonlines import read_jsonl
 from chunkvisor.ingest.lines import decode, lines
-from chunkvisor.ingest.problem import MAX_RECORD_BYTES, MAX_TEXT_BYTES, input_error, missing_column
+from chunkvisor.ingest.problem import MAX_RECORD_BYTES, MAX_TEXT_BYTES, blank_line, input_error, missing_column
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.values import Row
 
@@ -64,7 +64,7 @@ def _read_csv(file: SourceFile, columns: Sequence[str], *, skip_blank: bool) -> 
             raise missing_column(file.path, column, header)
     indexes = [header.index(column) for column in columns]
     width = len(header)
-    blank_line = 0
+    blank = 0
     for line, record in records:
         if not record:
             # A blank line is a record with one empty field (RFC 4180, the grammar), so a row only where there is one
@@ -72,12 +72,10 @@ def _read_csv(file: SourceFile, columns: Sequence[str], *, skip_blank: bool) -> 
             if width == 1 and not skip_blank:
                 yield line, [""] * len(indexes)
             elif not skip_blank:
-                blank_line = blank_line or line
+                blank = blank or line
             continue
-        if blank_line:
-            raise input_error(
-                file.path, "the line is blank, and rows follow.", line=blank_line, remedy="Remove the blank line."
-            )
+        if blank:
+            raise blank_line(file.path, blank)
         if len(record) != width:
             raise input_error(
                 file.path,

@@ -1,21 +1,19 @@
-"""The request for one staged table: which sources, and which text each of their rows gives.
+"""The request for one staged table: which sources, and which text each of their rows gives."""
 
-It never looks at the file system: `sources` does.
-"""
-
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+import re
+from dataclasses import dataclass
 
 from chunkvisor.errors import config_error
-from chunkvisor.ingest.template import parse_template
 
 DEFAULT_MEMORY_BYTES = 1 << 30
+
+# Not string.Formatter: that splits a column name at ".", "[", "!" and ":".
+_TOKEN = re.compile(r"(\{\{|\}\})|\{([^{}]*)\}|([{}])")
 
 
 @dataclass(frozen=True, slots=True)
 class IngestRequest:
-    """What to stage. Raises Halt (exit 78) where it asks for something impossible."""
+    """What to stage, by exactly one of column, template and sql. Raises Halt (exit 78) for a malformed template."""
 
     sources: tuple[str, ...]
     """Absolute paths or glob patterns, in the order of their rows."""
@@ -28,32 +26,51 @@ class IngestRequest:
     skip_blank: bool = False
     """Blank lines of a source are no rows."""
     max_rows: int | None = None
-    """Only the first so many rows of the concatenated sources; None = all."""
+    """Rows from the start of the concatenated sources; None = all."""
     memory_limit_bytes: int = DEFAULT_MEMORY_BYTES
     """Of the child process, about."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise config_error(
-                f"An output needs exactly one of column, template and sql, but has {' and '.join(given) or 'none'}.",
-                remedy="Keep one of them.",
-            )
-        if not getattr(self, given[0]).strip():
-            raise config_error(f"`{given[0]}` is empty.", remedy="Say where the text comes from.")
-        if not self.sources:
-            raise config_error("An output has no source.", remedy="Name a file, a list of files or a glob.")
         if self.max_rows is not None and self.max_rows < 1:
             raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
         if self.template is not None:
             parse_template(self.template)
 
-    def to_json(self) -> str:
-        """One JSON object, ASCII."""
-        return json.dumps(asdict(self), indent=1)
 
-    @classmethod
-    def from_json(cls, data: str | bytes) -> "IngestRequest":
-        """The reverse of `to_json`. Raises ValueError, KeyError or TypeError on anything else."""
-        values: dict[str, Any] = json.loads(data)
-        return cls(**{**values, "sources": tuple(values["sources"])})
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of literal text, or the column that fills the place."""
+
+    literal: str = ""
+    column: str | None = None
+
+
+def parse_template(template: str) -> tuple[Part, ...]:
+    """The template's parts in order, at least one of them a column. Raises Halt (exit 78) for a malformed one."""
+    parts: list[Part] = []
+    literal, end = "", 0
+    for token in _TOKEN.finditer(template):
+        literal += template[end : token.start()]
+        end = token.end()
+        doubled, column, stray = token.groups()
+        if stray:
+            raise config_error(
+                f"The template has a stray {stray} at character {token.start() + 1}: {template!r}.",
+                remedy="Write {column} for a column, and {{ or }} for a literal brace.",
+            )
+        if doubled:
+            literal += doubled[0]
+        elif not column:
+            raise config_error(f"The template has {{}} without a column name: {template!r}.")
+        else:
+            parts += [Part(literal=literal)] * bool(literal) + [Part(column=column)]
+            literal = ""
+    literal += template[end:]
+    parts += [Part(literal=literal)] * bool(literal)
+    if not any(part.column for part in parts):
+        raise config_error(
+            f"The template names no column: {template!r}.",
+            why="Every row would have the same text.",
+            remedy="Write {column} where a column's value belongs.",
+        )
+    return tuple(parts)

@@ -1,7 +1,4 @@
-"""Sources: what the person wrote, as a list of files with their formats.
-
-It never opens a file: `lines` and `parquet` do.
-"""
+"""Sources: what the person wrote, as a list of files with their formats."""
 
 import glob
 import stat
@@ -66,7 +63,7 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
 def signature(files: Sequence[SourceFile]) -> Signature:
     """[path, size_bytes, mtime_ns, ctime_ns, inode] of each file: the same as long as no source was touched.
 
-    Raises Halt (exit 78) where a file is gone.
+    Raises Halt (exit 78) where a file is missing.
     """
     return [_state(file.path) for file in files]
 

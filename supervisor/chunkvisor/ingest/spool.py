@@ -1,7 +1,4 @@
-"""The spool: texts of all rows as they come, with a hash of each, on disk.
-
-It never keeps more than one batch in memory, and never compares two texts: `dedupe` does, by their hashes.
-"""
+"""The spool: texts of all rows as they come, with a hash of each, on disk; one batch of them is in memory."""
 
 import hashlib
 import os
@@ -14,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.ingest.table import TableFiles
+from chunkvisor.store.layout import Entry
 
 _BATCH_ROWS = 50_000
 _BATCH_BYTES = 32 << 20
@@ -21,7 +19,7 @@ _HASH_BYTES = 16
 """Of BLAKE2b. Two of n different texts share a hash with probability n**2 / 2**129: 4e-19 for ten billion texts."""
 
 BINS = 256
-"""By the first byte of a half of its hash a text goes into one of so many bins: equal texts into the same."""
+"""A text's bin is the first byte of a half of its hash, so that equal texts are in the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +28,14 @@ class SpoolFiles:
 
     folder: Path
 
-    @property
-    def lengths(self) -> Path:
-        """uint32: size of each row's text in bytes."""
-        return self.folder / "lengths.bin"
-
-    @property
-    def hashes(self) -> Path:
-        """Two uint64 a row: its text's hash."""
-        return self.folder / "hashes.bin"
-
-    @property
-    def places(self) -> Path:
-        """uint32: which row of its batch it is."""
-        return self.folder / "places.bin"
-
-    @property
-    def firsts(self) -> Path:
-        """int64: the first row of the same text; written by `dedupe`."""
-        return self.folder / "firsts.bin"
+    lengths = Entry("folder", "lengths.bin")
+    """uint32: size of each row's text in bytes."""
+    hashes = Entry("folder", "hashes.bin")
+    """Two uint64 a row: its text's hash."""
+    places = Entry("folder", "places.bin")
+    """uint32: which row of its batch it is."""
+    firsts = Entry("folder", "firsts.bin")
+    """int64: the first row of the same text; written by `dedupe`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,7 @@ class Spool:
 
 
 def bins_at_once(batches: Sequence[Batch], most_rows: int) -> list[tuple[int, int]]:
-    """(first, one past the last) of neighbouring bins that together have at most so many rows, or are one bin."""
+    """(first, one past the last) of neighbouring bins that together have at most `most_rows`, or are one bin."""
     sizes = np.sum([np.diff(batch.bounds.astype(np.int64)) for batch in batches], axis=0)
     ranges, first, rows = [], 0, 0
     for number, size in enumerate(sizes.tolist()):

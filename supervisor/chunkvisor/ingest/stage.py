@@ -1,6 +1,6 @@
 """The child: reads the sources of one request and writes the staged table.
 
-It never outlives its parent, and never leaves a record (`table.json`) of a table that is not whole and on disk.
+It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk.
 """
 
 import ctypes
@@ -30,6 +30,7 @@ from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor_worker.contract.files import sync_folder, write_atomic
+from chunkvisor_worker.contract.messages import from_json
 
 _PR_SET_PDEATHSIG = 1
 
@@ -163,22 +164,24 @@ def main(arguments: list[str]) -> int:
         _die_with_parent(int(arguments[2]))
     request = None
     try:
-        request = IngestRequest.from_json(request_path.read_bytes())
+        request = from_json(IngestRequest, request_path.read_bytes())
+        assert request is not None
         stage(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        traceback.print_exc()
+        with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
+            traceback.print_exc()
         halt = _halt_of(error, request)
         if halt is None:
             return ExitCode.BUG
-        message = {"code": int(halt.code), "what": halt.what, "why": halt.why, "remedy": halt.remedy}
         with suppress(OSError):  # on a full disk the exit code has to do
-            write_atomic(TableFiles(folder).error, json.dumps(message).encode())
+            write_atomic(TableFiles(folder).error, json.dumps(halt.details()).encode())
         return halt.code
     return 0
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     # Without Python's teardown, in which DuckDB's bindings complain about their own leaks.
     os._exit(code)

@@ -1,13 +1,12 @@
 """The staged table: the distinct texts of an output, and which row has which.
 
-It never holds more of itself than was asked for: every read is by position, and no file stays open or mapped.
+Every read is by position, and no file stays open or mapped.
 """
 
 import itertools
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,16 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.sources import Format, Signature, resolve, signature
-from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.layout import Entry
+from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor_worker.contract.files import open_regular
 
 _VERSION = 1
 _ITEM_BYTES = 8
 _EACH = 4096
+"""Texts that are held at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +34,18 @@ class TableFiles:
 
     folder: Path
 
-    @property
-    def texts(self) -> Path:
-        """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
-        return self.folder / "texts.bin"
-
-    @property
-    def offsets(self) -> Path:
-        """uint64, little-endian, one more than there are texts: where each begins in `texts`, and the end."""
-        return self.folder / "offsets.bin"
-
-    @property
-    def row_text(self) -> Path:
-        """int64, little-endian: number of each row's text."""
-        return self.folder / "row_text.bin"
-
-    @property
-    def first_row(self) -> Path:
-        """int64, little-endian: first row of each text."""
-        return self.folder / "first_row.bin"
-
-    @property
-    def record(self) -> Path:
-        """Sealed JSON: counts, sources and the stamps of the others."""
-        return self.folder / "table.json"
-
-    @property
-    def error(self) -> Path:
-        """JSON, in a folder that never became a table: why not, as the parts of a Halt."""
-        return self.folder / "error.json"
+    texts = Entry("folder", "texts.bin")
+    """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
+    offsets = Entry("folder", "offsets.bin")
+    """uint64, little-endian, one more than there are texts: where each begins in `texts`, and the end."""
+    row_text = Entry("folder", "row_text.bin")
+    """int64, little-endian: number of each row's text."""
+    first_row = Entry("folder", "first_row.bin")
+    """int64, little-endian: first row of each text."""
+    record = Entry("folder", "table.json")
+    """Sealed JSON: counts, sources and the stamps of the others."""
+    error = Entry("folder", "error.json")
+    """JSON, in a folder that became no table: why not, as the parts of a Halt."""
 
     @property
     def arrays(self) -> tuple[Path, ...]:
@@ -104,7 +89,7 @@ class StagedTable:
             record = read_sealed(paths.record)
             if record is None or record["version"] != _VERSION:
                 raise DamagedError(f"{folder} holds no table of this version")
-            stamps = {path: Stamp.from_json(record["stamps"][path.name]) for path in paths.arrays}
+            stamps = {path: Stamp(**record["stamps"][path.name]) for path in paths.arrays}
             table = cls(
                 folder=folder,
                 rows=record["rows"],
@@ -133,14 +118,9 @@ class StagedTable:
         return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
-        """The same one after the other, of which no more than a few thousand are held."""
+        """The same, one after the other, without all of them in memory."""
         for first in range(start, stop, _EACH):
             yield from self.texts(first, min(first + _EACH, stop))
-
-    def text_bytes(self, start: int, stop: int) -> int:
-        """Size of the distinct texts start..stop in UTF-8."""
-        bounds = self._bounds(start, stop)
-        return int(bounds[-1]) - int(bounds[0])
 
     def row_text(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Numbers of the texts of rows start..stop; shape (stop - start,)."""
@@ -207,7 +187,7 @@ def write_record(
         "files": [[str(file.path), file.first_row, file.rows] for file in files],
         "signature": source_state,
         "skip_blank": skip_blank,
-        "stamps": {name: stamp.to_json() for name, stamp in stamps.items()},
+        "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
     }
     write_sealed(paths.record, record)
 
@@ -217,13 +197,11 @@ def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
     counts = [table.rows, table.distinct, *(count for file in table.files for count in (file.first_row, file.rows))]
     whole = all(type(count) is int and count >= 0 for count in counts) and isinstance(table.digest, str)
     whole = whole and isinstance(table.signature, list) and isinstance(table.skip_blank, bool)
-    whole = whole and sizes_bytes == [
-        _ITEM_BYTES * (table.distinct + 1),
-        _ITEM_BYTES * table.rows,
-        _ITEM_BYTES * table.distinct,
-    ]
-    firsts = list(itertools.accumulate((file.rows for file in table.files), initial=0)) if whole else []
-    if firsts != [*(file.first_row for file in table.files), table.rows]:
+    if whole:
+        firsts = list(itertools.accumulate((file.rows for file in table.files), initial=0))
+        whole = firsts == [*(file.first_row for file in table.files), table.rows]
+        whole = whole and sizes_bytes == [_ITEM_BYTES * n for n in (table.distinct + 1, table.rows, table.distinct)]
+    if not whole:
         raise ValueError("its numbers do not fit together")
 
 
@@ -231,7 +209,7 @@ def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
     fresh = {path.name: stamp_file(path) for path in paths.arrays}
     if any(fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
         raise DamagedError(f"{paths.folder} is being altered")
-    write_sealed(paths.record, {**record, "stamps": {name: stamp.to_json() for name, stamp in fresh.items()}})
+    write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
 
 
 def _check_range(start: int, stop: int, length: int) -> None:
@@ -243,16 +221,10 @@ def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[An
     return np.frombuffer(_pread(path, (stop - start) * _ITEM_BYTES, start * _ITEM_BYTES), dtype=dtype)
 
 
-def _pread(path: Path, size_bytes: int, offset: int) -> bytes:
-    """Exactly so many bytes. Raises DamagedError where the file has fewer, OSError where it cannot be read."""
-    with open(path, "rb", buffering=0) as file:
-        parts = []
-        while size_bytes:
-            # One read(2) gives at most 2 GiB, and may give less at any time.
-            part = os.pread(file.fileno(), size_bytes, offset)
-            if not part:
-                raise DamagedError(f"{path} is shorter than it was")
-            parts.append(part)
-            size_bytes -= len(part)
-            offset += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _pread(path: Path, size_bytes: int, offset: int) -> bytearray:
+    """Exactly `size_bytes` from `offset` on. Raises DamagedError where the file has fewer, OSError."""
+    data = bytearray(size_bytes)
+    with open_regular(path) as file:
+        if not fill(file.fileno(), memoryview(data), offset):
+            raise DamagedError(f"{path} is shorter than it was")
+    return data

@@ -1,14 +1,10 @@
-"""Values: what the cells of a row are, and the text that they make.
-
-It never reads a file: `readers` does.
-"""
+"""Values: what the cells of a row are, and the text that they make."""
 
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.template import Part, parse_template
+from chunkvisor.ingest.request import IngestRequest, Part, parse_template
 
 Cell: TypeAlias = Any
 """str, `Number`, bool, None, list or dict; CSV and plain text have str only."""

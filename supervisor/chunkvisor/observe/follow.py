@@ -17,10 +17,9 @@ from chunkvisor.events.progress import NewsLine
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import OutputState, Snapshot
-from chunkvisor.store.fixed import read_fixed, read_staged
+from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import Holder, read_holder
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.runfolders import latest, lives
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice

@@ -14,8 +14,8 @@ from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.surroundings import surroundings, without_secrets
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor_worker.contract.files import write_atomic
 
 _WORDS = ("what", "why", "remedy", "log")

@@ -12,10 +12,9 @@ from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.errors import no_workdir
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.follow import RunFollower
-from chunkvisor.store.fixed import read_fixed, read_staged
+from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
-from chunkvisor.store.plan import Plan
-from chunkvisor.store.runfolders import all_desks, latest
+from chunkvisor.store.runfolders import all_runs, latest
 from chunkvisor.store.seal import DamagedError
 
 
@@ -91,7 +90,7 @@ _STOPPED = (*_DONE, 130, 143)
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = Layout(workdir)
-    runs = [RunFollower(folder) for folder in all_desks(layout)]
+    runs = [RunFollower(folder) for folder in all_runs(layout)]
     if not layout.outputs.exists() and all(run.holder is None for run in runs):
         raise no_workdir(workdir)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]

@@ -1,7 +1,6 @@
-"""Verifies files of vectors: header, size, digest, finite, not zero.
+"""Verifies files of vectors: header, size, digest, finite, not zero; one block of a file is in memory at a time.
 
-It never holds more than one block of a file in memory, and never maps a file: a mapped file that shrinks kills its
-reader with SIGBUS (mmap(2)).
+No file is mapped: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
 
 import hashlib
@@ -37,7 +36,15 @@ class Hash(Protocol):
 
 
 class BadVectorsError(Exception):
-    """The file is not the array it should be; the message says in which way."""
+    """The file is not the array it should be; the message says in which way.
+
+    `rows` are the bad ones, where that can be listed; `other_dimension` says that it is the dimension.
+    """
+
+    def __init__(self, problem: str, rows: tuple[int, ...] = (), *, other_dimension: bool = False) -> None:
+        super().__init__(problem)
+        self.rows = rows
+        self.other_dimension = other_dimension
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
-"""The folder of one attempt: fills it for the worker, and reads the evidence out of it afterwards.
+"""The folder of one attempt: filled for the worker, and afterwards read for the evidence that `outcome` judges."""
 
-It never judges the evidence: `outcome` does.
-"""
-
+import contextlib
 import hashlib
 import json
 import os
@@ -11,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chunkvisor.decide.outcome import EndedBy, Evidence
-from chunkvisor.store.artifact import BadVectorsError, Inspection, inspect
+from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular
 from chunkvisor_worker.contract.messages import (
     Beat,
@@ -127,10 +126,24 @@ def gather(
         disk_free_bytes=free_bytes(files.folder),
         limits=limits,
     )
-    if result is not None:
-        problem, bad_rows, other_dimension = _problem(files.vectors, result, spec, known, is_blank)
-        evidence = replace(evidence, vectors_problem=problem, bad_rows=bad_rows, other_dimension=other_dimension)
+    try:
+        if result is not None:
+            _verify(files.vectors, result, spec, known, is_blank)
+    except BadVectorsError as bad:
+        return replace(evidence, vectors_problem=str(bad), bad_rows=bad.rows, other_dimension=bad.other_dimension)
+    except OSError as error:
+        return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
     return evidence
+
+
+def drop_bulk(files: AttemptFiles) -> None:
+    """Remove the vectors of a failed attempt, and the texts of those before it; its own can be tried by hand."""
+    with contextlib.suppress(OSError):
+        for path in (files.vectors, files.vectors.with_name(f".{files.vectors.name}.tmp")):
+            path.unlink(missing_ok=True)
+        for folder in files.folder.parent.iterdir():
+            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name):
+                AttemptFiles(folder).texts.unlink(missing_ok=True)
 
 
 def _last_beat(files: AttemptFiles) -> Beat | None:
@@ -150,57 +163,33 @@ def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
         return ""
 
 
-def free_bytes(folder: Path) -> int | None:
-    """Space that the user may still fill on the folder's file system; None where it cannot be told."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError:
-        return None
-    return stat.f_bavail * stat.f_frsize
-
-
 def _answers(result: Result, spec: Spec) -> bool:
     asked = (spec.fingerprint, spec.output, spec.chunk, spec.start, spec.stop)
     return asked == (result.fingerprint, result.output, result.chunk, result.start, result.stop)
 
 
-def _problem(
-    vectors: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
-) -> tuple[str | None, tuple[int, ...], bool]:
-    """What is wrong with the vectors; which rows are, where that can be listed; whether it is their dimension."""
-    try:
-        found = inspect(vectors, skip=frozenset(spec.skip))
-    except BadVectorsError as error:
-        return str(error), (), False
-    except OSError as error:
-        return f"cannot be read: {error.strerror}", (), False
-    if (problem := _mismatch(found, result)) is not None:
-        return problem, (), False
-    if known is not None and found.shape.dimension != known.dimension:
-        wrong = f"have dimension {found.shape.dimension}, the chunks before have {known.dimension}"
-        return f"{wrong} (if it is those that are wrong: --from-scratch)", (), True
-    if known is not None and result.facts.dtype != known.dtype:
-        return f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}", (), False
-    zero = [row for row in found.zero if not is_blank(row)]
-    bad = tuple(sorted(found.not_finite + zero))
-    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
-    rows = found.shape.rows
-    if found.not_finite_count:
-        what = f"have NaN or infinity in {found.not_finite_count} of {rows} rows (text {found.not_finite[0]} first)"
-        return what, bad if listed else (), False
-    if zero:
-        what = f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)"
-        return what, bad if listed else (), False
-    return None, (), False
-
-
-def _mismatch(found: Inspection, result: Result) -> str | None:
-    """What the result says of the file that is not so."""
-    rows = result.stop - result.start
+def _verify(vectors: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> None:
+    """Raises BadVectorsError where the file is not what the result claims, or unlike the chunks before; OSError."""
+    found = inspect(vectors, skip=frozenset(spec.skip))
+    dimension, rows = found.shape.dimension, found.shape.rows
     if found.digest != result.digest:
-        return "are not the ones that the result speaks of (another digest)"
-    if found.shape.rows != rows:
-        return f"are {found.shape.rows} for {rows} texts"
-    if found.shape.dimension != result.facts.dimension:
-        return f"have dimension {found.shape.dimension}, the result says {result.facts.dimension}"
-    return None
+        raise BadVectorsError("are not the ones that the result speaks of (another digest)")
+    if rows != result.stop - result.start:
+        raise BadVectorsError(f"are {rows} for {result.stop - result.start} texts")
+    if dimension != result.facts.dimension:
+        raise BadVectorsError(f"have dimension {dimension}, the result says {result.facts.dimension}")
+    if known is not None and dimension != known.dimension:
+        wrong = f"have dimension {dimension}, the chunks before have {known.dimension}"
+        raise BadVectorsError(f"{wrong} (if it is those that are wrong: --from-scratch)", other_dimension=True)
+    if known is not None and result.facts.dtype != known.dtype:
+        raise BadVectorsError(f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}")
+    zero = [row for row in found.zero if not is_blank(row)]
+    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
+    bad = tuple(sorted(found.not_finite + zero)) if listed else ()
+    if found.not_finite_count:
+        first = found.not_finite[0]
+        raise BadVectorsError(
+            f"have NaN or infinity in {found.not_finite_count} of {rows} rows (text {first} first)", bad
+        )
+    if zero:
+        raise BadVectorsError(f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)", bad)

@@ -1,16 +1,49 @@
-"""What the first run of an output fixed: its identity, its source and its cut into chunks.
+"""What the first run of an output fixes: its identity, its source, its cut into chunks and the facts of its model.
 
-It never changes them: a run that finds others refuses.
+A run that finds others refuses.
 """
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from chunkvisor.errors import config_error
 from chunkvisor.store.identity import Identity, from_json
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
+from chunkvisor.store.slices import Slice
+from chunkvisor_worker.contract.files import sync_folder
+from chunkvisor_worker.contract.messages import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Chunks of one output, numbered from 0; fixed by the output's first run."""
+
+    distinct: int
+    """Distinct texts."""
+    chunk_size: int
+    """Distinct texts in a chunk; the last may have fewer."""
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return -(-self.distinct // self.chunk_size)
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """(first text, one past the last) of the chunk."""
+        return chunk * self.chunk_size, min(self.distinct, (chunk + 1) * self.chunk_size)
+
+    def texts_in(self, chosen: bytearray) -> int:
+        """Texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
+        count = chosen.count(1)
+        lacking = self.count * self.chunk_size - self.distinct if count and chosen[-1] else 0
+        return count * self.chunk_size - lacking
+
+    def size(self, chunk: int) -> int:
+        """Texts in the chunk."""
+        start, stop = self.bounds(chunk)
+        return stop - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +86,11 @@ class StagedRecord:
     staged: Staged
 
 
+@dataclass(frozen=True, slots=True)
+class _FactsRecord:
+    facts: Facts
+
+
 def read_fixed(layout: OutputLayout) -> Fixed | None:
     """The record, or None where the output was never begun. Raises DamagedError where it is damaged, OSError."""
     record = read_record(_FixedRecord, layout.identity)
@@ -66,7 +104,7 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
 
 def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
     """Write the record. Raises OSError."""
-    write_sealed(layout.identity, {"identity": fixed.identity.to_json(), "chunk_size": fixed.chunk_size})
+    write_sealed(layout.identity, {"identity": fixed.identity.values, "chunk_size": fixed.chunk_size})
 
 
 def read_staged(layout: OutputLayout) -> StagedRecord | None:
@@ -79,9 +117,36 @@ def write_staged(layout: OutputLayout, record: StagedRecord) -> None:
     write_sealed(layout.staged, asdict(record))
 
 
-def ledger_of(layout: OutputLayout) -> Ledger | None:
-    """The output's ledger, not loaded, or None where it was never begun. Raises DamagedError, OSError."""
-    fixed, record = read_fixed(layout), read_staged(layout)
-    if fixed is None or record is None:
-        return None
-    return Ledger(layout, Plan(record.staged.distinct, fixed.chunk_size), fixed.identity.fingerprint)
+def read_facts(layout: OutputLayout) -> Facts | None:
+    """The facts, or None where they are not known, or not any more."""
+    record = read_if_whole(_FactsRecord, layout.facts)
+    return record.facts if record is not None and record.facts.dimension > 0 else None
+
+
+def write_facts(layout: OutputLayout, facts: Facts, of_slice: Slice | None) -> Facts:
+    """Write them where they are not known; returns those that hold, which may be another slice's.
+
+    Raises OSError; Halt (78) where another slice has found another dimension in the same moment.
+    """
+    if of_slice is None:
+        write_sealed(layout.facts, asdict(_FactsRecord(facts)))
+        return facts
+    own = layout.facts_of(of_slice)
+    write_sealed(own, asdict(_FactsRecord(facts)))
+    found: Facts | None = None
+    try:
+        os.link(own, layout.facts)  # fails where it exists, on NFS as well, unlike a rename
+    except OSError as error:  # else a file system without links
+        found = read_facts(layout) if isinstance(error, FileExistsError) else None
+    if found is None:  # nothing is there, or nothing that can be read
+        own.replace(layout.facts)
+        found = facts
+    own.unlink(missing_ok=True)
+    sync_folder(layout.state)
+    if found.dimension != facts.dimension:
+        raise config_error(
+            f"two slices have found vectors of {found.dimension} and of {facts.dimension} numbers",
+            why="the model is not the same on all machines",
+            remedy="compare the model's files and the versions of its libraries, then run the same command again",
+        )
+    return found

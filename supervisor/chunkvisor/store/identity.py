@@ -1,10 +1,11 @@
 """Identity: everything that shapes the vectors of one output, and its fingerprint.
 
-It never reads a file or asks the hub: revision, digest and row count are handed in. What only changes how the work is
-done (folders, batches, chunks, devices, workers, retries) is not in it, so that it may change at any resume.
+What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
+may change at any resume.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.store.seal import digest_of
 
-_ENV = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # they choose other kernels, hence other last digits
 _ROWS = "source.rows"
 _DIGEST = "source.digest"
 _NAME = "model.name"
@@ -47,13 +47,9 @@ class Identity:
         """Digest of the staged source."""
         return str(self.values[_DIGEST])
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain mapping that survives JSON."""
-        return dict(self.values)
-
 
 def from_json(content: object) -> Identity | None:
-    """The identity that `to_json` gave, or None where `content` is no such thing."""
+    """The identity of these values, or None where `content` is no such thing."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         return None
     rows = content.get(_ROWS)
@@ -62,8 +58,12 @@ def from_json(content: object) -> Identity | None:
     return Identity(dict(content)) if whole else None
 
 
-def identity_of(config: Config, output_name: str, revision: str, table_digest: str, rows: int) -> Identity:
+def identity_of(
+    config: Config, output_name: str, revision: str, table_digest: str, rows: int, arithmetic: Mapping[str, str]
+) -> Identity:
     """The identity of one output.
+
+    `arithmetic` are the variables of the workers that choose other arithmetic (see that module).
 
     `revision` is the resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
     `table_digest` and `rows` tell the staged source apart from another. Raises KeyError for an unknown output.
@@ -88,7 +88,7 @@ def identity_of(config: Config, output_name: str, revision: str, table_digest: s
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    return Identity(values | {f"env.{name}": config.env[name] for name in _ENV if name in config.env})
+    return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
 
 
 def differences(old: Identity, new: Identity) -> list[str]:

@@ -1,30 +1,34 @@
 """Every path under a workdir, named once.
 
-It never creates, reads or deletes anything.
+Nothing is created, read or deleted here.
 
     workdir/
       lock                              who runs here; held by flock while a run lives
-      model.json                        the model's resolved revision
+      events.jsonl                      the journal: one event a line, for people and for `status`
       lessons.json                      batch limits learnt from out-of-memory faults
+      fetch/                            where the child that asks the hub leaves its result or fault
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say
-      events.jsonl                      the story: one event a line, for people and for `status`
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
+      model.json                        the resolved revision of each model, and where its files are
+      report.html                       the page of `chunkvisor report`, also written at the end of each run
       slices/count                      how many slices the workdir is cut into; held by flock, shared, while one lives
-      slices/turn                       held by the slice that prepares, or joins, what belongs to all of them
-      slices/3of8/                      lock, journal, lessons, template, fetch and invocations of slice 3/8, as above
+      slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
+      slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
+      .<output>.before/                 what was there before --from-scratch, until the new final file is
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
-        staged.json                     what the table was made from
+        staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated
-        facts.json                      what the first worker found out about the model
+        facts.json                      what the first worker found out about the model: dimension, dtype, versions
+        versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
-        parts/000012/                   what is good of a chunk that is being taken apart
+        parts/000012/                   what is good of a chunk that is being taken apart to find bad texts
         quarantine/000012.json          texts of a committed chunk that have no vector, and why
-        attempts/000012/003/            one attempt at a chunk; gone once the chunk is committed
+        attempts/000012/003/            one attempt at a chunk; removed once the chunk is committed
         published.json                  how to know a final file of ours again, written just before it appears
         done.json                       the final file's stamp and the manifest once more
 """
@@ -32,13 +36,13 @@ It never creates, reads or deletes anything.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 
 CHUNKS_PER_FOLDER = 1000
-"""Chunk files are spread over folders of so many: listing and creating stay fast with 100,000 chunks."""
+"""Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
 
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
@@ -47,11 +51,39 @@ _CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """A path of a layout, as a class attribute: `name` in the folder that the layout's attribute `folder` gives."""
+
+    folder: str
+    name: str
+
+    def __get__(self, layout: object, _: type | None = None) -> Path:
+        return cast("Path", getattr(layout, self.folder)) / self.name
+
+
+@dataclass(frozen=True, slots=True)
 class OutputLayout:
     """Paths of one output."""
 
     workdir: Path
     name: str
+
+    identity = Entry("state", "identity.json")
+    table = Entry("state", "table")
+    staged = Entry("state", "staged.json")
+    facts = Entry("state", "facts.json")
+    versions = Entry("state", "versions.json")
+    chunks = Entry("state", "chunks")
+    parts = Entry("state", "parts")
+    quarantine = Entry("state", "quarantine")
+    attempts = Entry("state", "attempts")
+    published = Entry("state", "published.json")
+    done = Entry("state", "done.json")
+
+    @property
+    def state(self) -> Path:
+        """Everything of this output but its final files."""
+        return self.workdir / "outputs" / self.name
 
     @property
     def final(self) -> Path:
@@ -79,67 +111,21 @@ class OutputLayout:
         return self.workdir / f".{self.name}.partial"
 
     def replaced(self, shards: int | None) -> Path:
-        """The file, or the folder of so many shards, while another form of the same rows takes its place."""
+        """The file, or the folder of shards, while another form of the same rows takes its place."""
         return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
 
     @property
-    def state(self) -> Path:
-        """Everything else of this output."""
-        return self.workdir / "outputs" / self.name
-
-    @property
-    def identity(self) -> Path:
-        """What the vectors depend on."""
-        return self.state / "identity.json"
-
-    @property
-    def table(self) -> Path:
-        """The staged texts."""
-        return self.state / "table"
-
-    @property
-    def staged(self) -> Path:
-        """Which request and which files the table was staged from."""
-        return self.state / "staged.json"
-
-    @property
-    def facts(self) -> Path:
-        """Dimension, dtype and versions, from the first committed chunk."""
-        return self.state / "facts.json"
+    def before(self) -> Path:
+        """Folder of what the output was before it was begun anew, until the new final file is there."""
+        return self.workdir / f".{self.name}.before"
 
     def facts_of(self, which: Slice) -> Path:
         """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
         return self.state / f"facts.{which.name}.json"
 
-    @property
-    def chunks(self) -> Path:
-        """Folder of the committed chunks."""
-        return self.state / "chunks"
-
-    @property
-    def parts(self) -> Path:
-        """Folder of the chunks that are being taken apart to find bad texts."""
-        return self.state / "parts"
-
-    @property
-    def quarantine(self) -> Path:
-        """Folder of the records of bad texts, one a chunk."""
-        return self.state / "quarantine"
-
-    @property
-    def attempts(self) -> Path:
-        """Folder of the attempts under way and of those that failed."""
-        return self.state / "attempts"
-
-    @property
-    def published(self) -> Path:
-        """How to know a final of ours again, whose manifest is not there."""
-        return self.state / "published.json"
-
-    @property
-    def done(self) -> Path:
-        """Record of the finished output."""
-        return self.state / "done.json"
+    def versions_of(self, which: Slice) -> Path:
+        """The versions as a slice has found them, of its own texts."""
+        return self.state / f"versions.{which.name}.json"
 
     def chunk(self, number: int, digest: str) -> Path:
         """File of a committed chunk; the name carries the digest, so that one rename commits file and record."""
@@ -147,7 +133,7 @@ class OutputLayout:
         return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
 
     def parts_of(self, chunk: int) -> Path:
-        """Parts of one chunk."""
+        """Folder of the parts of one chunk."""
         return self.parts / f"{chunk:06d}"
 
     def quarantine_of(self, chunk: int) -> Path:
@@ -165,134 +151,62 @@ class OutputLayout:
 
 @dataclass(frozen=True, slots=True)
 class InvocationFiles:
-    """Paths of one invocation of `run`: its story, for people; nothing is resumed from here."""
+    """Paths of one invocation of `run`, written for people; nothing is resumed from here."""
 
     folder: Path
+
+    log = Entry("folder", "output.log")
+    """Everything that the terminal showed, as text."""
+    config = Entry("folder", "config.yaml")
+    """The config with every default and override, without secrets."""
+    environment = Entry("folder", "environment.json")
+    """Versions, host, kernel, driver and variables of note."""
+    sensors = Entry("folder", "sensors.jsonl")
+    """What the sensors measured, one JSON object a line."""
+    notices = Entry("folder", "notices.jsonl")
+    """Which notices were sent, and whether they were delivered, one JSON object a line."""
+    summary = Entry("folder", "summary.json")
+    """How it ended; absent while it runs, and after a kill."""
 
     @property
     def name(self) -> str:
         """Of the folder; begins with the invocation's number."""
         return self.folder.name
 
-    @property
-    def log(self) -> Path:
-        """Everything that the terminal showed, as text."""
-        return self.folder / "output.log"
-
-    @property
-    def config(self) -> Path:
-        """The config with every default and override, without secrets."""
-        return self.folder / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, host, kernel, driver and variables of note."""
-        return self.folder / "environment.json"
-
-    @property
-    def sensors(self) -> Path:
-        """What the sensors measured, one JSON object a line."""
-        return self.folder / "sensors.jsonl"
-
-    @property
-    def notices(self) -> Path:
-        """Which notices were sent, and whether they were delivered, one JSON object a line."""
-        return self.folder / "notices.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """How it ended; absent while it runs, and after a kill."""
-        return self.folder / "summary.json"
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of a workdir, as a run of the whole sees it or, with `slice`, one of its slices.
 
-    What a run has for itself lies in its `desk`: two runs at the same time write nothing in the same place.
+    Each of them has a folder of its own, `run`: two that run at the same time write nothing in the same place.
     """
 
     workdir: Path
     slice: Slice | None = None
 
-    def of(self, which: Slice | None) -> Self:
-        """The same workdir, as that slice sees it; None = as a run of the whole does."""
-        return type(self)(self.workdir, which)
+    model = Entry("workdir", "model.json")
+    report = Entry("workdir", "report.html")
+    outputs = Entry("workdir", "outputs")
+    slices = Entry("workdir", "slices")
+    slice_count = Entry("slices", "count")
+    turn = Entry("slices", "turn")
+    lock = Entry("run", "lock")
+    events = Entry("run", "events.jsonl")
+    lessons = Entry("run", "lessons.json")
+    fetch = Entry("run", "fetch")
+    template = Entry("run", "template")
+    ray = Entry("run", "ray")
+    invocations = Entry("run", "invocations")
+    latest = Entry("invocations", "latest")
 
     @property
-    def slices(self) -> Path:
-        """Folder of the slices' desks and of what they agree on."""
-        return self.workdir / "slices"
-
-    @property
-    def slice_count(self) -> Path:
-        """How many slices the workdir is cut into; held by flock, shared, while one of them lives."""
-        return self.slices / "count"
-
-    @property
-    def turn(self) -> Path:
-        """Held by flock by the slice that prepares, or joins, what belongs to all of them."""
-        return self.slices / "turn"
-
-    @property
-    def desk(self) -> Path:
+    def run(self) -> Path:
         """Folder of what this run has for itself."""
         return self.workdir if self.slice is None else self.slices / self.slice.name
 
-    @property
-    def lock(self) -> Path:
-        """Held by flock while this run lives; says who."""
-        return self.desk / "lock"
-
-    @property
-    def events(self) -> Path:
-        """The journal."""
-        return self.desk / "events.jsonl"
-
-    @property
-    def lessons(self) -> Path:
-        """Batch limits learnt from out-of-memory faults."""
-        return self.desk / "lessons.json"
-
-    @property
-    def fetch(self) -> Path:
-        """Where the child that asks the hub leaves its result or fault."""
-        return self.desk / "fetch"
-
-    @property
-    def template(self) -> Path:
-        """Folder of the template process, from which workers are forked."""
-        return self.desk / "template"
-
-    @property
-    def ray(self) -> Path:
-        """Folder of what the bridge to a Ray cluster has to say."""
-        return self.desk / "ray"
-
-    @property
-    def invocations(self) -> Path:
-        """Folder of the invocations' folders."""
-        return self.desk / "invocations"
-
-    @property
-    def latest(self) -> Path:
-        """Link to the folder of the newest invocation."""
-        return self.invocations / "latest"
-
-    @property
-    def model(self) -> Path:
-        """Which revision of the model this workdir is bound to, and where its files are."""
-        return self.workdir / "model.json"
-
-    @property
-    def report(self) -> Path:
-        """The page of `chunkvisor report`, also written at the end of each run."""
-        return self.workdir / "report.html"
-
-    @property
-    def outputs(self) -> Path:
-        """Folder of the state of all outputs."""
-        return self.workdir / "outputs"
+    def of(self, which: Slice | None) -> Self:
+        """The same workdir, as that slice sees it; None = as a run of the whole does."""
+        return type(self)(self.workdir, which)
 
     def output(self, name: str) -> OutputLayout:
         """Paths of one output."""

@@ -1,9 +1,7 @@
-"""What is done and known of one output, as its folder says.
-
-It never keeps anything that the folder does not: a new process reads the same.
-"""
+"""What is done and known of one output, as its folder says: a new process reads the same."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -12,12 +10,11 @@ from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import chunk_key
+from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
-from chunkvisor.store.modelfacts import read_facts, write_facts
 from chunkvisor.store.parts import Parts, read_quarantine
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
@@ -54,8 +51,7 @@ class Ledger:
         self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
-            fits = number in self.share and not self._committed[number] and self._size_fits(number, path)
-            if fits:
+            if number in self.share and not self._committed[number] and self._size_fits(number, path):
                 self._committed[number] = 1
             else:
                 self.discard(number)
@@ -108,7 +104,8 @@ class Ledger:
 
     def bad_texts(self) -> list[BadText]:
         """They, in order."""
-        return sorted((*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad)), key=_place)
+        found = (*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad))
+        return sorted(found, key=lambda bad: bad.text)
 
     def next_pending(self, start: int) -> int | None:
         """The first chunk from `start` on that is not committed; None where there is none."""
@@ -117,15 +114,10 @@ class Ledger:
 
     def known_good(self) -> tuple[int, int] | None:
         """(chunk, text) of a text that has a vector, in a chunk or in a part of one; None where there is none."""
-        for chunk in (number for number in self.share if self._committed[number]):
-            start, stop = self.plan.bounds(chunk)
-            for text in range(start, stop):
-                if text not in self.bad:
-                    return chunk, text
-        for chunk, parts in self._parts.items():
-            if (good := parts.known_good()) is not None:
-                return chunk, good
-        return None
+        committed = (number for number in self.share if self._committed[number])
+        of_chunks = ((chunk, text) for chunk in committed for text in range(*self.plan.bounds(chunk)))
+        of_parts = ((chunk, text) for chunk, parts in self._parts.items() for text in parts.good_texts())
+        return next((each for each in itertools.chain(of_chunks, of_parts) if each[1] not in self.bad), None)
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
@@ -148,11 +140,10 @@ class Ledger:
         """Chunks of which parts are known; folders of chunks that are committed are removed."""
         found = []
         for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
-            if path.name.isdecimal() and not self.mine(int(path.name)):
-                continue
-            if path.name.isdecimal() and int(path.name) in self.share and not self._committed[int(path.name)]:
-                found.append(int(path.name))
-            else:
+            chunk = int(path.name) if path.name.isdecimal() else None
+            if chunk is not None and chunk in self.share and not self._committed[chunk]:
+                found.append(chunk)
+            elif chunk is None or self.mine(chunk):
                 shutil.rmtree(path, ignore_errors=True)
         return found
 
@@ -173,7 +164,7 @@ class Ledger:
         start, stop = self.plan.bounds(chunk)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        with open(vectors, "rb") as file:
+        with open_regular(vectors) as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
         parts.settle()
@@ -182,36 +173,36 @@ class Ledger:
         self.bad.update({text.text: text for text in parts.bad})
         parts.remove()
         del self._parts[chunk]
-        if not self._committed[chunk]:
-            self._committed[chunk] = 1
-            self.chunks_done += 1
-            self.texts_done += self.plan.size(chunk)
+        self._count(chunk, committed=True)
 
     def discard(self, chunk: int) -> None:
         """Remove what is committed of the chunk: it is pending again."""
         self.layout.quarantine_of(chunk).unlink(missing_ok=True)
         folder = self.layout.chunk(chunk, "").parent
-        with contextlib.suppress(FileNotFoundError):
-            for path in list(folder.iterdir()):
-                parsed = parse_chunk_name(path.name)
-                if parsed and parsed[0] == chunk:
-                    _remove(path)
-        if chunk < self.plan.count and self._committed[chunk]:
-            self._committed[chunk] = 0
+        for path in list(folder.iterdir()) if folder.is_dir() else ():
+            if (parse_chunk_name(path.name) or (None,))[0] == chunk:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        if chunk < self.plan.count:
             start, stop = self.plan.bounds(chunk)
             self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
-            self.chunks_done -= 1
-            self.texts_done -= self.plan.size(chunk)
+            self._count(chunk, committed=False)
+
+    def _count(self, chunk: int, *, committed: bool) -> None:
+        change = committed - self._committed[chunk]
+        self._committed[chunk] = committed
+        self.chunks_done += change
+        self.texts_done += change * self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
         """(number, file) of every committed chunk, in order; lists one folder of a thousand at a time."""
         if not self.layout.chunks.exists():
             return
-        numbers = sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()})
-        for number in numbers:
-            if self._slice is not None and number not in range(
-                self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
-            ):
+        first, last = self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
+        for number in sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()}):
+            if self._slice is not None and not first <= number < last:
                 continue
             folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
             for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
@@ -241,18 +232,14 @@ class Ledger:
             state = path.lstat()
         except FileNotFoundError:  # a second file of the same number took both with it
             return False
-        if self.facts is None or not stat.S_ISREG(state.st_mode):
-            return stat.S_ISREG(state.st_mode)
-        return state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
+        if not stat.S_ISREG(state.st_mode):
+            return False
+        return self.facts is None or state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
 
 
-def _place(text: BadText) -> int:
-    return text.text
-
-
-def _remove(path: Path) -> None:
-    """Remove whatever bears a chunk's name."""
-    try:
-        path.unlink()
-    except IsADirectoryError:
-        shutil.rmtree(path)
+def ledger_of(layout: OutputLayout) -> Ledger | None:
+    """The output's ledger, not loaded, or None where it was never begun. Raises DamagedError, OSError."""
+    fixed, record = read_fixed(layout), read_staged(layout)
+    if fixed is None or record is None:
+        return None
+    return Ledger(layout, Plan(record.staged.distinct, fixed.chunk_size), fixed.identity.fingerprint)

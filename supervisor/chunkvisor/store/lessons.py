@@ -7,6 +7,7 @@ import contextlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.decide.lessons import Lesson
 from chunkvisor.store.seal import DamagedError, read_sealed, write_sealed
@@ -23,31 +24,23 @@ class LessonFile:
 
     def get(self, kind: str, _default: tuple[Lesson, ...] = ()) -> tuple[Lesson, ...]:
         """Those of the kind; none where there are none."""
-        return _read(self._path, self._key_of(kind))
+        values: object = []
+        with contextlib.suppress(OSError):
+            values = self._read().get(self._key_of(kind))
+        read = [from_json(Lesson, json.dumps(value)) for value in values] if isinstance(values, list) else []
+        # The streak begins anew: a run does not begin with a doubt.
+        return tuple(replace(lesson, successes=0) for lesson in read if lesson is not None)
 
     def save(self, kind: str, lessons: tuple[Lesson, ...]) -> None:
         """Keep them; on a full disk the run has them in mind all the same."""
-        with contextlib.suppress(OSError, DamagedError):
-            _write(self._path, self._key_of(kind), lessons)
+        with contextlib.suppress(OSError):
+            write_sealed(self._path, {**self._read(), self._key_of(kind): [asdict(lesson) for lesson in lessons]})
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_sealed(self._path) or {}
+        except DamagedError:
+            return {}
 
     def _key_of(self, kind: str) -> str:
         return f"{kind}|{self._key}" if kind else self._key
-
-
-def _read(path: Path, key: str) -> tuple[Lesson, ...]:
-    try:
-        content = read_sealed(path) or {}
-    except (DamagedError, OSError):
-        return ()
-    values = content.get(key, [])
-    read = [from_json(Lesson, json.dumps(value)) for value in values] if isinstance(values, list) else []
-    # The streak begins anew: a run does not begin with a doubt.
-    return tuple(replace(lesson, successes=0) for lesson in read if lesson is not None)
-
-
-def _write(path: Path, key: str, lessons: tuple[Lesson, ...]) -> None:
-    try:
-        content = read_sealed(path) or {}
-    except DamagedError:
-        content = {}
-    write_sealed(path, {**content, key: [asdict(lesson) for lesson in lessons]})

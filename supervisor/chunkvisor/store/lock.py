@@ -1,8 +1,7 @@
 """One run per workdir: a lock that the kernel frees when its holder dies, however it dies.
 
-It never waits for a holder to end, and never removes the file: a removed lock file would let two runs lock two inodes
-(flock(2)). On NFS the kernel makes byte-range locks of these, which hold across machines (flock(2), NFS details); they
-need a file that is open for writing.
+The file is not removed: two runs would then lock two inodes (flock(2)). On NFS the kernel makes byte-range locks of
+these, which hold across machines (flock(2), NFS details); they need a file that is open for writing.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from chunkvisor_worker.contract.messages import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 _LOOK_S = 0.5
-"""For so long at most, somebody who only looks whether a lock is held keeps it from being taken."""
+"""Somebody who only looks whether a lock is held keeps it from being taken for less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +60,13 @@ def read_holder(path: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def hold(path: Path, run_id: str, taken: Callable[[Path], Halt] | None = None) -> Iterator[Holder | None]:
+def hold(path: Path, run_id: str, taken: Callable[[], Halt] | None = None) -> Iterator[Holder | None]:
     """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) when another run holds it.
 
     Who holds it without a run of its own gives an empty `run_id`: the last run's stays noted, for `orphans`.
     `taken` makes the words of the Halt.
     """
-    with opened(path) as fd:
-        if not take(fd, fcntl.LOCK_EX, _LOOK_S):
-            raise (taken or taken_by_run)(path)
+    with locked(path, fcntl.LOCK_EX, taken or (lambda: taken_by_run(path))) as fd:
         previous = read_holder(path)
         me = Holder(
             run_id or (previous.run_id if previous else ""),
@@ -83,12 +80,12 @@ def hold(path: Path, run_id: str, taken: Callable[[Path], Halt] | None = None) -
 
 
 @contextlib.contextmanager
-def share(path: Path, taken: Callable[[Path], Halt]) -> Iterator[None]:
-    """Hold the lock together with others who share it. Raises Halt where somebody holds it alone."""
+def locked(path: Path, operation: int, taken: Callable[[], Halt]) -> Iterator[int]:
+    """Hold the lock alone (LOCK_EX) or with others who share it (LOCK_SH); gives the descriptor. Raises `taken()`."""
     with opened(path) as fd:
-        if not take(fd, fcntl.LOCK_SH, _LOOK_S):
-            raise taken(path)
-        yield
+        if not take(fd, operation, _LOOK_S):
+            raise taken()
+        yield fd
 
 
 @contextlib.contextmanager

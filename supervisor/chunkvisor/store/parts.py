@@ -1,6 +1,6 @@
 """The chunks of one output that are being taken apart, and the texts that were found bad, on disk.
 
-It never decides where a chunk is cut: `bisect` does.
+Where a chunk is cut, `bisect` decides.
 """
 
 import errno
@@ -15,7 +15,8 @@ import numpy as np
 from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.seal import read_if_whole, write_sealed
+from chunkvisor_worker.contract.files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class _Quarantine:
 
 
 class Parts:
-    """Parts and bad texts of one chunk; a damaged index, or a part that is gone, is as if it had never been."""
+    """Parts and bad texts of one chunk; a damaged index, or a missing part, counts as none."""
 
     def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
         self._layout = layout
@@ -45,16 +46,12 @@ class Parts:
         """Ranges of texts that have neither vectors nor a verdict."""
         return cut_at(missing(*self._bounds, self._parts, self.bad), self._cuts)
 
-    def known_good(self) -> int | None:
-        """A text that has a vector; None where there is none."""
+    def good_texts(self) -> Iterator[int]:
+        """The texts that have a vector."""
         bad = {text.text for text in self.bad}
         for part in self._parts:
             without = bad.union(part.holes)
-            if (
-                found := next((text for text in range(part.start, part.stop) if text not in without), None)
-            ) is not None:
-                return found
-        return None
+            yield from (text for text in range(part.start, part.stop) if text not in without)
 
     @property
     def cuts(self) -> Sequence[int]:
@@ -102,13 +99,13 @@ class Parts:
                 self._parts.remove(part)
                 self._save()
                 raise OSError(errno.EIO, f"{self._path(part)} is damaged")
-        with open(target, "wb", opener=_private) as out:
+        with open(target, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as out:
             out.write(npy_header(stop - start, dimension))
             for segment in segments(start, stop, self._parts, self.bad):
                 if segment.part is None:
                     out.write(np.full((segment.stop - segment.start, dimension), np.nan, dtype="<f4").tobytes())
                     continue
-                with open(self._path(segment.part), "rb") as source:
+                with open_regular(self._path(segment.part)) as source:
                     source.seek(read_shape(source).offset_bytes + 4 * dimension * (segment.start - segment.part.start))
                     for _ in range(segment.start, segment.stop):
                         out.write(source.read(4 * dimension))
@@ -135,19 +132,16 @@ class Parts:
         key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)
         return self._layout.parts_of(self._chunk) / f"{part.start}-{part.stop}-{key}.npy"
 
+    @property
     def _index(self) -> Path:
         return self._layout.parts_of(self._chunk) / "index.json"
 
     def _save(self) -> None:
-        write_sealed(
-            self._index(), asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts)))
-        )
+        index = _Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts))
+        write_sealed(self._index, asdict(index))
 
     def _load(self) -> tuple[list[Part], list[BadText], list[int]]:
-        try:
-            index = read_record(_Index, self._index())
-        except (DamagedError, OSError):
-            index = None
+        index = read_if_whole(_Index, self._index)
         start, stop = self._bounds
         if index is None or index.fingerprint != self._fingerprint:
             return [], [], []
@@ -162,12 +156,5 @@ def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] |
         return
     for path in sorted(layout.quarantine.iterdir()):
         if path.suffix == ".json" and path.stem.isdecimal():
-            try:
-                record = read_record(_Quarantine, path)
-            except (DamagedError, OSError):
-                record = None
+            record = read_if_whole(_Quarantine, path)
             yield int(path.stem), list(record.texts) if record is not None else None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
 """Rows of a file by their numbers, from anywhere in it, in bounded memory.
 
-It never keeps a file mapped, and never writes: only files that nobody shortens meanwhile are read with it, since a
-mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
+Only files that nobody shortens meanwhile are read with it: a mapped file that shrinks kills its reader with SIGBUS
+(mmap(2)).
 """
 
 import mmap
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor_worker.contract.files import open_regular
+
 _WIDE_BYTES = 512
 """A row of this size is read by a call of its own: that takes less time than to map its surroundings."""
 
@@ -19,7 +21,7 @@ _GROUP = 512
 """Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
 
 _GAP_PAGES = 4
-"""To read so many pages that nobody wants costs the disk less than to be asked twice."""
+"""To read this number of pages that nobody wants costs the disk less than to be asked twice."""
 
 
 def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -29,7 +31,7 @@ def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.N
     """
     found = np.empty((len(rows), width), dtype=dtype)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         read = _one_by_one if width * found.itemsize >= _WIDE_BYTES else _mapped
         read(file.fileno(), offset_bytes, found, order, rows)
     return found
@@ -45,10 +47,23 @@ def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray
     pages = np.unique((offset_bytes + rows * row_bytes) // mmap.PAGESIZE)
     starts = np.flatnonzero(np.diff(pages, prepend=-_GAP_PAGES - 1) > _GAP_PAGES)
     stops = np.append(starts[1:], len(pages)) - 1
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         for first, last in zip(pages[starts].tolist(), pages[stops].tolist(), strict=True):
             size_bytes = (last - first + 1) * mmap.PAGESIZE + row_bytes
             os.posix_fadvise(file.fileno(), first * mmap.PAGESIZE, size_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def fill(fd: int, room: memoryview, offset: int) -> bool:
+    """Fill the room of bytes from `offset` of the file on; False where the file ends before. Raises OSError.
+
+    One call of preadv(2) gives at most 2 GiB, and may give less at any time.
+    """
+    while room.nbytes:
+        count = os.preadv(fd, [room], offset)
+        if not count:
+            return False
+        room, offset = room[count:], offset + count
+    return True
 
 
 def _one_by_one(
@@ -57,12 +72,9 @@ def _one_by_one(
     row_bytes = found.shape[1] * found.itemsize
     view = found.reshape(-1).view(np.uint8).data
     for place in order.tolist():
-        room, offset = view[place * row_bytes : (place + 1) * row_bytes], offset_bytes + int(rows[place]) * row_bytes
-        while room.nbytes:
-            count = os.preadv(fd, [room], offset)
-            if not count:
-                raise ValueError(f"the number {rows[place]} is greater than that of the last row")
-            room, offset = room[count:], offset + count
+        room = view[place * row_bytes : (place + 1) * row_bytes]
+        if not fill(fd, room, offset_bytes + int(rows[place]) * row_bytes):
+            raise ValueError(f"the number {rows[place]} is greater than that of the last row")
 
 
 def _mapped(

@@ -1,7 +1,4 @@
-"""Whose folders tell the story of a workdir: that of the run of the whole, and those of its slices.
-
-It never writes there, and takes a lock for no longer than a look.
-"""
+"""Who has worked in a workdir: the run of the whole, and its slices."""
 
 import time
 
@@ -22,36 +19,38 @@ def slices_of(layout: Layout) -> list[Layout]:
     return [layout.of(each) for each in found]
 
 
-def all_desks(layout: Layout) -> list[Layout]:
-    """Those of the slices behind that of the whole."""
+def all_runs(layout: Layout) -> list[Layout]:
+    """The workdir as each run sees it that was ever at work there: first that of the whole, then the slices."""
     return [layout.of(None), *slices_of(layout)]
 
 
 def latest(layout: Layout) -> list[Layout]:
-    """The desk of the run that told something last, together with those of the other slices of the same cut."""
-    newest = max(all_desks(layout), key=_told_s)
+    """The run that wrote its journal last, together with the other slices of the same cut."""
+    newest = max(all_runs(layout), key=_told_s)
     if newest.slice is None:
         return [newest]
-    return [desk for desk in slices_of(layout) if desk.slice and desk.slice.count == newest.slice.count]
+    return [each for each in slices_of(layout) if each.slice and each.slice.count == newest.slice.count]
 
 
-def at_work(desk: Layout, holder: Holder | None) -> bool | None:
-    """Whether the run that is noted in the desk's lock is alive.
+def at_work(run: Layout, holder: Holder | None) -> bool | None:
+    """Whether the run that is noted in the lock is alive.
 
     None for a run of the whole on another machine; of a slice there, its lock tells.
     """
     alive = holder.alive() if holder is not None else False
-    return is_held(desk.lock) if alive is None and desk.slice is not None else alive
+    if alive is False:
+        return is_held(run.lock)  # after a step of the clock, a process seems to be another one (proc(5), btime)
+    return is_held(run.lock) if alive is None and run.slice is not None else alive
 
 
-def lives(desk: Layout, holder: Holder | None, told_s: float) -> bool:
+def lives(run: Layout, holder: Holder | None, told_s: float) -> bool:
     """Whether that run is alive; of one on another machine, whose last event is of `told_s`, what its silence says."""
-    alive = at_work(desk, holder)
+    alive = at_work(run, holder)
     return time.time() - told_s < _FOREIGN_SILENCE_S if alive is None else alive
 
 
-def _told_s(desk: Layout) -> float:
+def _told_s(run: Layout) -> float:
     try:
-        return desk.events.stat().st_mtime
+        return run.events.stat().st_mtime
     except OSError:
         return float("-inf")

@@ -1,6 +1,6 @@
 """Sealed JSON: state files that know whether they are whole.
 
-It never repairs anything: a damaged file is reported as such, and the caller decides.
+A damaged file is reported as such, and the caller decides.
 """
 
 import errno
@@ -13,8 +13,9 @@ from chunkvisor_worker.contract.files import open_regular, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _SEAL = "seal"
+_LIMIT_BYTES = 256 << 20
+"""No record is larger: the largest is a manifest with a line for each quarantined row."""
 _Record = TypeVar("_Record")
-
 
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO})
 """Errors of opening what is a folder, a loop of links, a pipe or a socket."""
@@ -43,7 +44,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """
     try:
         with open_regular(path) as file:
-            data = file.read()
+            data = file.read(_LIMIT_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -51,7 +52,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
             raise DamagedError(str(path)) from None
         raise
     try:
-        content = json.loads(data)
+        content = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
         seal = content.pop(_SEAL)
         whole = seal == digest_of(content)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
@@ -74,3 +75,11 @@ def read_record(kind: type[_Record], path: Path) -> _Record | None:
     if record is None:
         raise DamagedError(str(path))
     return record
+
+
+def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
+    """The record, or None where it is not to be had, for whatever reason."""
+    try:
+        return read_record(kind, path)
+    except (DamagedError, OSError):
+        return None

@@ -1,23 +1,19 @@
-"""Who may work in a workdir side by side: one run of the whole, or slices of one cut, each of them once.
-
-It never waits but for its turn at what belongs to all slices, and takes no note for the truth that a lock denies.
-"""
+"""Who may work in a workdir side by side: one run of the whole, or slices of one cut, each of them once."""
 
 import contextlib
 import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import (
     hold,
+    locked,
     named,
     opened,
     read_holder,
-    share,
     take,
     taken_by,
     taken_by_run,
@@ -39,16 +35,16 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
     Without a run of its own, `run_id` is empty. Raises Halt (75) where somebody else is at work there; OSError.
     """
     if layout.slice is None:
-        with hold(layout.lock, run_id, lambda _: _taken(layout)) as previous:
-            before = [previous, *(read_holder(desk.lock) for desk in slices_of(layout))]
+        with hold(layout.lock, run_id, lambda: _taken(layout)) as previous:
+            before = [previous, *(read_holder(each.lock) for each in slices_of(layout))]
             yield [holder.run_id for holder in before if holder is not None]
         return
-    for folder in (layout.slices, layout.desk):
+    for folder in (layout.slices, layout.run):
         folder.mkdir(mode=0o700, exist_ok=True)
     with (
-        share(layout.of(None).lock, lambda _: _taken(layout)),
+        locked(layout.of(None).lock, fcntl.LOCK_SH, lambda: _taken(layout)),
         _agreed(layout, layout.slice.count),
-        hold(layout.lock, run_id, lambda path: _slice_taken(layout, path)) as previous,
+        hold(layout.lock, run_id, lambda: _slice_taken(layout)) as previous,
     ):
         yield [previous.run_id] if previous is not None else []
 
@@ -81,7 +77,7 @@ def turn(layout: Layout, pause: Callable[[float], None], tell: Callable[[str], N
 
 @contextlib.contextmanager
 def _agreed(layout: Layout, count: int) -> Iterator[None]:
-    """Be one of so many slices. Raises Halt (75) where those that live are of another number."""
+    """Be one of `count` slices. Raises Halt (75) where those that live are of another number."""
     with opened(layout.slice_count) as fd:
         deadline = time.monotonic() + _AGREE_S
         while True:
@@ -114,16 +110,16 @@ def _other_count(layout: Layout) -> Halt:
 
 def _taken(layout: Layout) -> Halt:
     """Who holds the workdir, so that neither the whole nor a slice of it can be had."""
-    holders = ((desk, read_holder(desk.lock)) for desk in slices_of(layout))
-    living = [(desk, holder) for desk, holder in holders if at_work(desk, holder)]
+    holders = ((each, read_holder(each.lock)) for each in slices_of(layout))
+    living = [(each, holder) for each, holder in holders if at_work(each, holder)]
     if not living:
         return taken_by_run(layout.of(None).lock)
-    desk, holder = living[0]
+    first, holder = living[0]
     others = f" like {len(living) - 1} other{'s' * (len(living) > 2)}," if len(living) > 1 else ""
-    name = named(f"slice {desk.slice}", holder) + others
+    name = named(f"slice {first.slice}", holder) + others
     return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
 
 
-def _slice_taken(layout: Layout, path: Path) -> Halt:
-    name = named(f"slice {layout.slice}", read_holder(path))
+def _slice_taken(layout: Layout) -> Halt:
+    name = named(f"slice {layout.slice}", read_holder(layout.lock))
     return taken_by(name, layout.workdir, "one run at a time may work on a slice")

@@ -1,7 +1,4 @@
-"""A slice: the share of one of several runs that work in the same workdir at the same time, on whatever machines.
-
-Pure: it never touches a file, and never knows which other slices are at work.
-"""
+"""A slice: the share of one of several runs that work in the same workdir at the same time, on whatever machines."""
 
 import re
 from dataclasses import dataclass
@@ -49,5 +46,5 @@ class Slice:
         return f"{self.number}of{self.count}"
 
     def chunks(self, count: int) -> range:
-        """Its share of so many chunks; together, the slices have each of them once. There may be none for it."""
+        """Its share of `count` chunks; together, the slices have each of them once. There may be none for it."""
         return range((self.number - 1) * count // self.count, self.number * count // self.count)

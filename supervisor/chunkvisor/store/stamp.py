@@ -1,15 +1,13 @@
-"""Digests of files that need not be computed again while the file is untouched.
+"""Digests of files that need not be computed again while the file is untouched: its size, times and inode are the same.
 
-It never trusts a file whose size, times or inode differ from the stamp. The change time cannot be set back by any
-call (inode(7)), so a rewritten file never passes as the old one; bit rot beneath the file system does, and
-`chunkvisor verify` is there for that.
+The change time cannot be set back by any call (inode(7)), so a rewritten file does not pass as the old one; bit rot
+beneath the file system does, and `chunkvisor verify` is there for that.
 """
 
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chunkvisor_worker.contract.files import open_regular
 
@@ -41,15 +39,6 @@ class Stamp:
             return path.stat().st_size == self.size_bytes and digest_file(path) == self.digest
         except OSError:
             return False
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values under the attribute names."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Stamp":
-        """The reverse of `to_json`. Raises TypeError where keys differ."""
-        return cls(**value)
 
 
 def stamp_file(path: Path) -> Stamp:

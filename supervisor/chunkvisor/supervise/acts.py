@@ -27,8 +27,8 @@ from chunkvisor.events.attempt import (
 )
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
-from chunkvisor.store.attempt import Place, write_attempt
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.attempt import Place, drop_bulk, write_attempt
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
@@ -73,6 +73,13 @@ class Acts:
         self._recorded: dict[int, AttemptFiles] = {}
         """Of failed attempts at one text, which may end the run later."""
         self.given_up: list[GivenUp] = []
+
+    def forget_ended(self) -> None:
+        """All that follows from their ends is done: of a failed attempt, record and log are what is left to read."""
+        for slot in self.ended.values():
+            if slot.files.verdict.exists():
+                drop_bulk(slot.files)
+        self.ended.clear()
 
     def carry_out(self, instruction: do.Instruction) -> on.Stimulus | None:
         """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""

@@ -8,13 +8,15 @@ import shutil
 from chunkvisor.decide.outcome import judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Retry
+from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather
-from chunkvisor.store.salvage import look
+from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Spec, Tier, read_message
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Facts, Spec, Tier, read_message
 
 
 def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:
@@ -25,24 +27,47 @@ def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> l
             continue
         spec = read_message(Spec, files.spec)
         wanted = chunk < ledger.plan.count and not ledger.committed(chunk)
-        if spec is not None and wanted and _belongs(spec, output, chunk):
+        if spec is not None and wanted and _belongs(spec, output, chunk) and _of_this_model(files, output):
             evidence = gather(files, spec, ledger.facts, output.blank_test(spec), returncode=None, limits=spec.limits)
             verdict = judge(evidence)
             skip = tuple(spec.start + row for row in spec.skip)
             task = Task(0, number, chunk, spec.start, spec.stop, skip=skip)
-            if verdict.outcome is Outcome.COMMITTED:
+            good = verdict.outcome is Outcome.COMMITTED
+            if good and _of_these_versions(evidence.result.facts if evidence.result else None, output):
                 storage.keep(task, files)
                 continue
-            left = look(files, spec, ledger.facts, output.blank_test(spec))
-            if left.done:
+            left = Salvage() if good else look(files, spec, ledger.facts, output.blank_test(spec))
+            if left.done and _of_these_versions(left.facts, output):
                 rows = {text - spec.start for text in task.wanted}.difference(left.done)
                 storage.keep(task, files, tuple(sorted(rows)), failed=True)
-            step = decide(verdict, History(), budget)
+            step = None if good else decide(verdict, History(), budget)
             if isinstance(step, Retry) and step.tier is not None:
                 tiers.append(step.tier)
         shutil.rmtree(files.folder, ignore_errors=True)
     ledger.taken_apart()  # folders of chunks that are committed are removed
     return tiers
+
+
+def forget_unsure(output: OutputRun) -> None:
+    """Where the model's folder has changed, have the next run adopt nothing: put back, it would pass as unchanged."""
+    try:
+        output.check_model()
+    except Halt:
+        for _, files in list(output.ledger.attempt_folders()):
+            files.result.unlink(missing_ok=True)
+            files.batches.unlink(missing_ok=True)
+
+
+def _of_this_model(files: AttemptFiles, output: OutputRun) -> bool:
+    """Whether the model's folder has not been touched since the attempt began: so its worker loaded what is there."""
+    return output.model is None or output.model.settled_since(files.spec.stat().st_mtime_ns)
+
+
+def _of_these_versions(facts: Facts | None, output: OutputRun) -> bool:
+    """Whether the versions of the worker's libraries may stand beside those of the output."""
+    if facts is None or output.versions is None:
+        return True
+    return not output.versions.refuses(output.ledger.facts, facts)
 
 
 def _belongs(spec: Spec, output: OutputRun, chunk: int) -> bool:

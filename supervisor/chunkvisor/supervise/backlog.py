@@ -58,6 +58,12 @@ class Progress(Protocol):
     def bad_count(self) -> int:
         """Texts in quarantine."""
 
+    def bad_rows(self) -> int:
+        """Rows that have one of them: more, where a text stands in several."""
+
+    def rows_of(self, text: int) -> int:
+        """Rows that have the text."""
+
     @property
     def last_bad(self) -> BadText | None:
         """The last of them."""

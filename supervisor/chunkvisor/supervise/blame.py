@@ -53,8 +53,8 @@ class Blame:
         self._leaving = leaving
         self._undecided: list[Accused] = []
         self._control: Task | None = None
-        self._told = 0
-        """Texts whose quarantine the driver has not confirmed yet."""
+        self._told: list[int] = []
+        """Rows of each text whose quarantine the driver has not confirmed yet."""
 
     @property
     def undecided(self) -> bool:
@@ -154,13 +154,15 @@ class Blame:
 
     def confirmed(self) -> None:
         """The driver has noted a quarantine, or could not: the progress counts it from now on."""
-        self._told -= 1
+        if self._told:
+            self._told.pop(0)
 
     def _quarantine(self, accused: Accused) -> None:
         task, verdict, worker = accused.task, accused.verdict, accused.worker
-        count = 1 + self._told + sum(output.bad_count for output in self._outputs)
+        rows = self._outputs[task.output].rows_of(task.start)
+        count = rows + sum(self._told) + sum(output.bad_rows() for output in self._outputs)
         if self._limit.fail or count > self._limit.limit:
             self._say(do.HaltByBadRows(worker, task, verdict, count))
             return
-        self._told += 1
+        self._told.append(rows)
         self._say(do.Quarantine(task, verdict))

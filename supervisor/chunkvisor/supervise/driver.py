@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chunkvisor.decide.lessons import learn
 from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, Verdict, judge
-from chunkvisor.decide.watch import Patience
+from chunkvisor.decide.watch import Patience, gap
 from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
-from chunkvisor.engine.fresh import keep_log_end
+from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import Halt
 from chunkvisor.events.attempt import LateCrash, WorkerEnded
 from chunkvisor.events.event import Emit
-from chunkvisor.events.run import Draining
+from chunkvisor.events.run import Draining, StoodStill
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
-from chunkvisor.supervise.adopt import adopt
+from chunkvisor.supervise.adopt import adopt, forget_unsure
 from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
@@ -97,6 +97,9 @@ class Driver:
                 self._turn()
         finally:
             self._end_all()
+            for output in self._outputs:
+                with contextlib.suppress(OSError):
+                    forget_unsure(output)
             self._engine.close()
             self._joiner.close()
             self._stations.close()
@@ -155,7 +158,7 @@ class Driver:
             self._tell(stimulus)
         self._tick()
         self._tell(on.TimePassed())
-        self._acts.ended.clear()
+        self._acts.forget_ended()
 
     def _heed_signals(self) -> None:
         signals = self._signals
@@ -168,7 +171,13 @@ class Driver:
 
     def _sleep(self) -> None:
         watched = (fd for slot in self._acts.running.values() for fd in slot.worker.watched())
+        began_s = time.monotonic()
         self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
+        if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
+            # A container that was frozen, a machine that was asleep: the workers stood still as well.
+            self._emit(StoodStill(round(gap_s, 1)))
+            for slot in self._acts.running.values():
+                slot.pulse = slot.pulse.forgive(gap_s)
 
     def _tell(self, stimulus: on.Stimulus) -> None:
         """Have the scheduler hear of it, and do what it says, to the end."""

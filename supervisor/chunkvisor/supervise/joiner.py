@@ -11,7 +11,7 @@ from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.events.attempt import ChunkDamaged as ChunkDamagedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Assembling, OutputComplete, WaitingToJoin
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.supervise.endings import disk_halt
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.signals import Signals

@@ -1,13 +1,16 @@
 """One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.bisect import BadText
+from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 
@@ -22,10 +25,15 @@ class OutputRun:
     """Batch limits of the config, before any lesson."""
     finish: Callable[[Callable[[], None]], dict[str, Any]]
     """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
+    model: LocalModel | None = None
+    """The folder from which its workers load, which must not change meanwhile."""
+    versions: VersionWatch | None = None
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0
     """Texts in them."""
+    _rows: dict[int, int] = field(default_factory=dict)
+    """Of bad texts, by number."""
 
     @property
     def name(self) -> str:
@@ -62,6 +70,18 @@ class OutputRun:
         """See Progress."""
         return self.ledger.bad_count
 
+    def bad_rows(self) -> int:
+        """See Progress."""
+        bad = [text.text for text in self.ledger.bad_texts()]
+        self._rows.update(rows_of(self.table, [text for text in bad if text not in self._rows]))
+        return sum(self._rows[text] for text in bad)
+
+    def rows_of(self, text: int) -> int:
+        """See Progress."""
+        if text not in self._rows:
+            self._rows.update(rows_of(self.table, [text]))
+        return self._rows[text]
+
     @property
     def last_bad(self) -> BadText | None:
         """See Progress."""
@@ -71,6 +91,11 @@ class OutputRun:
     def texts(self) -> int:
         """See Progress."""
         return self.ledger.plan.distinct
+
+    def check_model(self) -> None:
+        """Raises Halt (78) where the model's folder is not what it was: its workers have loaded who knows what."""
+        if self.model is not None:
+            self.model.check()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
         """See Progress."""

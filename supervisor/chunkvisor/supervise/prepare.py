@@ -5,16 +5,20 @@ What an earlier run has fixed stays as it was.
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.join import Final, assemble
 from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.engine.environment import thread_count
@@ -27,15 +31,17 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.fixed import Fixed, Plan, Staged, StagedRecord, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
+from chunkvisor.store.versions import VersionNotes, read_stretches
+from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
+from chunkvisor.supervise.versionwatch import VersionWatch
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -52,6 +58,9 @@ class Opening:
     max_rows: int | None
     slice: Slice | None
     """None = all chunks are ours."""
+    arithmetic: Mapping[str, str]
+    """Variables of the workers that choose other arithmetic."""
+    disk: DiskWait
     emit: Emit
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
@@ -70,22 +79,17 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     name, config = layout.name, opening.config
     fixed = _read_fixed(layout)
     shards = config.outputs[name].shards
-    place = place_of(layout, shards)
-    if fixed is None and place.exists():
-        raise config_error(
-            f"{place} is there already, and no run of this workdir has made it",
-            remedy="move it away, or choose another workdir or another name for the output",
-        )
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+    if fixed is None:
+        refuse_foreign(opening, layout)
+    make_state(layout)
     staged = staged_before(request_of(config, name, opening.max_rows), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
-        as_before = identity_of(config, name, _revision(opening), fixed.identity.source_digest, fixed.identity.rows)
+        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
         _refuse_changes(layout, fixed, as_before)
     if staged is None:
         staged = _stage(opening, layout, fixed)
-    identity = identity_of(config, name, _revision(opening), staged.digest, staged.rows)
+    identity = _identity(opening, name, staged.digest, staged.rows)
     if fixed is not None:
         _refuse_changes(layout, fixed, identity)
     else:
@@ -94,9 +98,11 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     fingerprint = identity.fingerprint
     manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
     if manifest is not None:
+        drop_before(layout)
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
         return manifest
+    clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
     table = _open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
@@ -106,7 +112,9 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     job = _job(opening, name, fingerprint)
     finish = _finish(opening, ledger, table, job, staged)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
-    return OutputRun(ledger, table, job, limits, finish)
+    strict = config.identity is Strictness.STRICT
+    versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
+    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
 
 
 def _tell_opened(opening: Opening, ledger: Ledger, staged: Staged, fixed: Fixed) -> None:
@@ -132,19 +140,41 @@ def _finish(
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
+        if opening.source.local is not None:
+            opening.source.local.check()
         final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
-        rows = _quarantined_rows(ledger, table, final)
+        bad = _quarantined_rows(ledger, table, final)
         manifest = build_manifest(
-            layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, rows
+            layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
+        if stretches := read_stretches(layout):
+            shares = share_of_rows(stretches, ledger.facts.versions, table)
+            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
         publish_manifest(layout, manifest, final.stamps)
+        drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not config.chunk.keep and not rows:
+        if not config.chunk.keep and not bad:
             ledger.remove_chunks()
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
 
     return finish
+
+
+def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
+    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
+    place = place_of(layout, opening.config.outputs[layout.name].shards)
+    if place.exists():
+        raise config_error(
+            f"{place} is there already, and no run of this workdir has made it",
+            remedy="move it away, or choose another workdir or another name for the output",
+        )
+
+
+def make_state(layout: OutputLayout) -> None:
+    """Make the output's state folder where it is missing. Raises OSError."""
+    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -181,22 +211,32 @@ def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
     )
 
 
-def _revision(opening: Opening) -> str:
-    return opening.source.revision or ""
+def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
+    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
 
 
-def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
+    """Read the source; returns the folder of the table, beside the one that is there, and its record.
+
+    Raises Halt where the source is wrong, OSError.
+    """
     opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    table = stage_table(request, fresh, opening.on_wait)
-    staged = Staged(table.rows, table.distinct, table.digest, tuple(str(file.path) for file in table.files))
+    what = f"the source of {layout.name} is read"
+    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    files = tuple(str(file.path) for file in table.files)
+    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
+
+
+def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
+    fresh, record = stage_fresh(opening, layout)
+    staged = record.staged
     if fixed is not None:
         try:
-            identity = identity_of(opening.config, layout.name, _revision(opening), staged.digest, staged.rows)
-            _refuse_changes(layout, fixed, identity)
+            _refuse_changes(layout, fixed, _identity(opening, layout.name, staged.digest, staged.rows))
         except Halt:
             shutil.rmtree(fresh)
             raise
@@ -205,7 +245,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     else:
         shutil.rmtree(layout.table, ignore_errors=True)
         fresh.rename(layout.table)
-    write_staged(layout, StagedRecord(depends_on, staged))
+    write_staged(layout, record)
     opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
     return staged
 

@@ -7,12 +7,9 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from chunkvisor.assemble.finished import discard_final
-from chunkvisor.config.model import Config
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Event
@@ -22,7 +19,7 @@ from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.supervise.endings import disk_halt, limit_halt
@@ -39,7 +36,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
     Raises Halt with the exit code and the words where it does not end well.
     """
     config = request.loaded.config
-    _refuse_combinations(config)
     require_extras(config)
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     try:
@@ -75,8 +71,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
         with _failures_told(emit, layout):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            if request.from_scratch:
-                _discard(config, layout)
             code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
         emit(RunEnded(int(code)))
         return code
@@ -101,31 +95,3 @@ def _failures_told(emit: Emit, layout: Layout) -> Iterator[None]:
         with contextlib.suppress(Exception):
             emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
         raise
-
-
-def _discard(config: Config, layout: Layout) -> None:
-    """Remove state and final files of the config's outputs."""
-    for name in config.outputs:
-        output = layout.output(name)
-        if output.state.exists():  # a final file that no run of this workdir made is not ours to remove
-            # Final files go first: a state folder without them is only work to be done again.
-            discard_final(output, config.outputs[name].shards)
-            shutil.rmtree(output.state)
-    layout.model.unlink(missing_ok=True)
-
-
-def _refuse_combinations(config: Config) -> None:
-    if not config.model.is_plugin:
-        return
-    for name in config.outputs:
-        encode = config.effective_encode(name)
-        if encode.prompt_name is not None:
-            raise config_error(
-                f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none",
-                remedy="write the prompt itself: encode.prompt",
-            )
-        if isinstance(encode.batch_tokens, int):
-            raise config_error(
-                f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can count",
-                remedy="use encode.batch_size",
-            )

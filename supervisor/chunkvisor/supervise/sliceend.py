@@ -9,8 +9,10 @@ from itertools import islice
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import SliceDone
-from chunkvisor.observe.status import read_output
-from chunkvisor.store.layout import Layout
+from chunkvisor.observe.status import committed_chunks, read_output
+from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import ledger_of
 from chunkvisor.supervise.outputrun import OutputRun
 
 _ROWS = 10
@@ -24,6 +26,23 @@ def progress_of(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
     """
     found = [read_output(layout.output(name)) for name in names]
     return sum(output.chunks_done for output in found), sum(output.chunks for output in found)
+
+
+def awaiting_dimension(layout: Layout, names: Iterable[str]) -> int:
+    """Chunks of which each text is known to be bad, so that only the dimension kept them from being committed.
+
+    A slice that ends before any other has a vector leaves them so; who comes last puts them together.
+    """
+    return sum(_awaiting(layout.output(name)) for name in names)
+
+
+def _awaiting(layout: OutputLayout) -> int:
+    ledger = ledger_of(layout)
+    if ledger is None or read_facts(layout) is None:
+        return 0
+    done = committed_chunks(layout, ledger.plan)
+    numbers = (int(path.name) for path in layout.parts.glob("*") if path.name.isdecimal())
+    return sum(not done[each] and not ledger.parts(each).missing() for each in numbers if each < len(done))
 
 
 def end_slice(layout: Layout, outputs: Sequence[OutputRun], done: int, chunks: int, emit: Emit) -> ExitCode:

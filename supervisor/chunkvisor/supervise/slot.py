@@ -11,8 +11,8 @@ from typing import Any
 from chunkvisor.decide.outcome import EndedBy
 from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station
-from chunkvisor.engine.fresh import trim_log
-from chunkvisor.engine.worker import Worker
+from chunkvisor.engine.engine import Worker
+from chunkvisor.engine.process import trim_log
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor_worker.contract.files import AttemptFiles

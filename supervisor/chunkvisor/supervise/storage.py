@@ -9,16 +9,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, PartCommitted
+from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.attempt import free_bytes
-from chunkvisor.store.diskneed import DISK_ERRNOS, check_disk, need_bytes
+from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
@@ -26,8 +24,6 @@ from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Result, read_message
-
-_Read = TypeVar("_Read")
 
 
 class Storage:
@@ -48,19 +44,28 @@ class Storage:
         """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
 
         `failed` says that they are the finished batches of an attempt that left no result. Raises OSError for what has
-        nothing to do with the disk; Halt (74) where the rest of the output cannot fit.
+        nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78 where the model's folder has
+        changed.
         """
         output = self._outputs[task.output]
+        output.check_model()
         whole = not (holes or failed or task.skip) and (task.start, task.stop) == output.bounds(task.chunk)
         result = None if failed else read_message(Result, files.result)
         try:
+            facts = read_batch_log(files.batches).facts if failed else result.facts if result else None
+            if facts is None:
+                raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
+            if output.versions is not None:
+                output.versions.saw(task.start, task.stop, output.ledger.facts, facts)
+            vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
             if whole:
-                result = _still_there(result, files.result)
-                output.ledger.commit(task.chunk, files.vectors, result.digest, result.facts)
+                output.ledger.commit(task.chunk, vectors, digest, facts)
             else:
-                self._keep_part(task, files, holes, result, failed=failed)
+                output.ledger.fix_facts(facts)
+                without = sorted({task.start + row for row in holes}.union(task.skip))
+                output.ledger.parts(task.chunk).add(task.start, task.stop, vectors, digest, tuple(without))
         except OSError as error:
-            return _not_stored(task, error)
+            return self._not_stored(task, error)
         if not holes:
             shutil.rmtree(files.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
@@ -73,20 +78,6 @@ class Storage:
             self._emit(PartCommitted(output.name, task.chunk, task.start, task.stop))
         return Stored(task, whole)
 
-    def _keep_part(
-        self, task: Task, files: AttemptFiles, holes: tuple[int, ...], result: Result | None, *, failed: bool
-    ) -> None:
-        ledger = self._outputs[task.output].ledger
-        if failed:
-            vectors, digest = files.partial, _digest_of(files.partial)
-            facts = _still_there(read_batch_log(files.batches).facts, files.batches)
-        else:
-            result = _still_there(result, files.result)
-            vectors, digest, facts = files.vectors, result.digest, result.facts
-        ledger.fix_facts(facts)
-        without = sorted({task.start + row for row in holes}.union(task.skip))
-        ledger.parts(task.chunk).add(task.start, task.stop, vectors, digest, tuple(without))
-
     def cut(self, task: Task, at: int) -> None:
         """Note where a chunk is taken apart; that this could not be written costs a later run a few attempts."""
         with contextlib.suppress(OSError):
@@ -98,7 +89,7 @@ class Storage:
         try:
             output.ledger.parts(task.chunk).add_bad(BadText(task.start, verdict.outcome, verdict.reason))
         except OSError as error:
-            return _not_stored(task, error)
+            return self._not_stored(task, error)
         row, place = self.place_of(task)
         self._emit(QuarantinedEvent(output.name, row, place, verdict.outcome, verdict.reason))
         return Quarantined(task)
@@ -119,11 +110,18 @@ class Storage:
             ledger.commit(task.chunk, composed, digest, ledger.facts)
         except OSError as error:
             if not parts.missing():
-                return _not_stored(task, error)
+                return self._not_stored(task, error)
             self._emit(ChunkDamaged(output.name, task.chunk, str(error)))
             return PartsDamaged(task.output, task.chunk)
         self._committed(output, task.chunk, None)
         return Stored(task, whole=True)
+
+    def _not_stored(self, task: Task, error: OSError) -> NotStored:
+        if error.errno not in DISK_ERRNOS:
+            raise error
+        if error.errno == errno.EIO:
+            self._emit(DiskFault(self._outputs[task.output].name, task.chunk, str(error)))
+        return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
         output.committed_here += 1
@@ -161,22 +159,9 @@ def check_space(output: OutputRun) -> None:
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
 
 
-def _still_there(read: _Read | None, path: Path) -> _Read:
-    """What was read when the attempt was judged. Raises OSError where it cannot be read any more."""
-    if read is None:
-        raise OSError(errno.EIO, f"{path} cannot be read any more")
-    return read
-
-
 def _digest_of(vectors: Path) -> str:
     """Checksum of the file. Raises OSError."""
     try:
         return inspect(vectors).digest
     except BadVectorsError as error:
         raise OSError(errno.EIO, f"{vectors} {error}") from error
-
-
-def _not_stored(task: Task, error: OSError) -> NotStored:
-    if error.errno not in DISK_ERRNOS:
-        raise error
-    return NotStored(task, Verdict(Outcome.DISK_FULL, f"vectors could not be stored: {error}"))

@@ -19,14 +19,12 @@ from chunkvisor.decide.policy import Budget
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
-from chunkvisor.engine.local import LocalEngine, LocalSettings
+from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import gpu_need_bytes
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
-from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.warm import Template
+from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
@@ -38,19 +36,22 @@ from chunkvisor.events.run import (
     Waiting,
     WaitingForTurn,
 )
+from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
-from chunkvisor.supervise.sliceend import end_slice, progress_of
+from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
@@ -122,8 +123,9 @@ class Work:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
             with self._turn():
                 done, chunks = progress_of(self._layout, config.outputs)
-                if done == chunks:
+                if done + awaiting_dimension(self._layout, config.outputs) == chunks:
                     self._encode(*self._open(None))
+                    done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
@@ -134,7 +136,8 @@ class Work:
     def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
-        source, outputs = self._resolve_model(), []
+        from_scratch, outputs = self._request.from_scratch, []
+        source = self._resolve_model(anew=from_scratch)
         opening = Opening(
             self._request.loaded,
             source,
@@ -142,9 +145,16 @@ class Work:
             self._run.run_id,
             self._request.max_rows,
             of_slice,
+            # The environment of this machine does not travel to the nodes of a cluster.
+            arithmetic_variables({} if self._on_ray else os.environ, config.env),
+            DiskWait(config.recovery.wait_timeout, self._pause, self._emit),
             self._emit,
             self._on_wait,
         )
+        if from_scratch:
+            begin_anew(opening, [layout.output(name) for name in config.outputs])
+            if not config.model.is_plugin and source.local is None:
+                pin_source(layout.model, config.model, source)
         for name in config.outputs:
             opened = open_output(opening, layout.output(name))
             if isinstance(opened, OutputRun):
@@ -176,24 +186,28 @@ class Work:
         config, run_id = self._config, self._run.run_id
         if self._on_ray:
             return ray_engine(config, self._layout, outputs[0].job if outputs else None, run_id, self._emit)
-        device, folder = self._devices[0], self._layout.template
-
-        def make_template() -> Template:
-            job = outputs[0].job  # all outputs have the same model
-            environment = worker_environment(os.environ, device, run_id, os.getpid(), config.env, threads=job.threads)
-            spec = TemplateSpec(job.model, device.kind, job.import_path)
-            return Template(folder, spec, environment, config.recovery.startup_timeout)
-
-        # A command line of somebody else's can only be started afresh.
-        start = config.workers.start if self._request.command is worker_command else Start.FRESH
-        settings = LocalSettings(self._devices, run_id, config.env, self._request.command)
-        return LocalEngine(settings, Starter(start, make_template, self._emit))
+        device, command = self._devices[0], self._request.command
+        # All outputs have the same model; without an output nothing is started.
+        model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
+        settings = WorkerSettings(
+            # A command line of somebody else's can only be started afresh.
+            config.workers.start if command is worker_command else Start.FRESH,
+            run_id,
+            os.environ,
+            config.env,
+            device,
+            TemplateSpec(model, device.kind, path),
+            self._layout.template,
+            config.recovery.startup_timeout,
+            command,
+        )
+        return LocalEngine(self._devices, settings, self._emit)
 
     def _lessons(self, source: ModelSource) -> LessonFile:
         model = self._config.model
         return LessonFile(self._layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
 
-    def _resolve_model(self) -> ModelSource:
+    def _resolve_model(self, *, anew: bool) -> ModelSource:
         model, layout = self._config.model, self._layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
@@ -210,7 +224,7 @@ class Work:
             self._emit(Waiting(seconds, why, outcome="hub"))
             self._pause(seconds)
 
-        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait)
+        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""

@@ -231,9 +231,6 @@ def test_txt_has_one_column(tmp_path: Path, stage_here: Stage) -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ({}, "exactly one of column, template and sql, but has none"),
-        ({"column": "a", "sql": "b"}, "exactly one of column, template and sql, but has column and sql"),
-        ({"column": " "}, "`column` is empty"),
         ({"template": "no column"}, "The template names no column"),
         ({"template": "{a} {"}, "stray { at character 5"),
         ({"template": "{a} }"}, "stray } at character 5"),

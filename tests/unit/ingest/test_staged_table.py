@@ -53,8 +53,6 @@ def test_ranges(table: StagedTable) -> None:
     assert (table.rows, table.distinct) == (6, 4)
     assert table.texts(1, 3) == ["a", "é"]
     assert table.texts(4, 4) == []
-    assert table.text_bytes(0, 4) == 4
-    assert table.text_bytes(2, 3) == 2
     assert table.row_text(1, 6).tolist() == [1, 0, 2, 3, 1]
     assert table.row_text(3, 3).tolist() == []
     assert table.first_row(0, 4).tolist() == [0, 1, 3, 4]
@@ -63,7 +61,7 @@ def test_ranges(table: StagedTable) -> None:
     for each in ([4], [-1]):
         with pytest.raises(IndexError):
             table.first_rows_of(np.array(each))
-    for read in (table.texts, table.text_bytes, table.first_row):
+    for read in (table.texts, table.first_row):
         with pytest.raises(IndexError):
             read(0, 5)
     with pytest.raises(IndexError):

@@ -22,6 +22,7 @@ from chunkvisor.config.model import EngineKind
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
+from chunkvisor.observe.extras import require_extras
 from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.messages import read_message
 from chunkvisor_worker.contract.probe import ProbeReport
@@ -41,6 +42,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     if config_path is not None:
         try:
             loaded = load(config_path)
+            require_extras(loaded.config)
         except Halt as halt:
             config_problem = (halt.what, halt.remedy)
     if loaded is not None:

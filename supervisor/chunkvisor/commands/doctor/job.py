@@ -22,9 +22,8 @@ from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
 from chunkvisor.observe.status import State, read_status
-from chunkvisor.store.fixed import read_staged
+from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Wanted, Whereabouts
-from chunkvisor.store.diskneed import need_bytes
+from chunkvisor.store.disk import need_bytes
 from chunkvisor.units import human_bytes
 
 _LIBRARIES_BYTES = 1 << 30

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
-from chunkvisor.store.diskneed import RESERVE_BYTES, need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, need_bytes
 
 LIBRARIES_BYTES = 1 << 30
 """About what torch and transformers take in a process, beside the weights."""

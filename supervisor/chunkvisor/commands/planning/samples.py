@@ -15,9 +15,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.fixed import Fixed, read_fixed
+from chunkvisor.store.fixed import Fixed, Plan, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.plan import Plan
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits

@@ -27,11 +27,12 @@ from chunkvisor.engine.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.events.journal import read_events
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.observe.status import committed_chunks
-from chunkvisor.store.attempt import free_bytes
+from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.modelfacts import read_facts
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.lengths import LengthsReport
 from chunkvisor_worker.contract.messages import ModelSpec
@@ -43,6 +44,7 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
     `say` gets a line where a step may take a while.
     """
     config = loaded.config
+    require_extras(config)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
         scratch = Path(name)
         samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}

@@ -1,7 +1,7 @@
-"""The agent: an actor on one node of the cluster, which runs that node's workers.
+"""The agent: an actor on one node of the cluster, which runs that node's workers and does not use CUDA itself.
 
-It never touches CUDA, and lives no longer than the bridge that made it: Ray ends it with its driver, and it ends itself
-when nobody asks for news any more. It knows of Ray only what the environment says.
+It lives no longer than the bridge that made it: Ray ends it with its driver, and it ends itself when nobody asks for
+news any more.
 """
 
 import contextlib
@@ -14,23 +14,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.devices.gpu import find_devices
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.engine.ray.nodeworkers import Node, NodeWorkers
-from chunkvisor.engine.ray.readiness import UnfitError, check_shared, check_version, devices_of, model_path
+from chunkvisor.engine.ray.nodeworkers import NodeSettings, NodeWorkers
+from chunkvisor.engine.ray.readiness import check_shared, check_version, model_path, unfit
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
-from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, read_bounded
+from chunkvisor.errors import Halt
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 NEWS_S = 5.0
-"""A question for news is answered after so long, if there are none."""
+"""A question for news is answered at the latest after this time."""
 PIECE_BYTES = 16 << 20
-"""Files travel in pieces of this size: so much of each lies in the cluster's object store at a time."""
+"""Files travel in pieces of this size, one of which lies in the cluster's object store at a time."""
 _DESERTED_S = 120.0
+"""An agent that nobody asks for news for this time ends itself."""
 _INWARD = frozenset({"spec.json", "texts.jsonl"})
-_LOG_BYTES = 256 << 10
 
 
 class Agent:
@@ -57,17 +58,17 @@ class Agent:
         remedy = ""
         try:
             if self._terms is None:
-                raise UnfitError("it does not understand the supervisor", "install the same chunkvisor on all nodes")
-            return to_json(Report(up=self._get_ready(self._terms)))
-        except UnfitError as unfit:
-            why, remedy = unfit.why, unfit.remedy
+                raise unfit("it does not understand the supervisor", "install the same chunkvisor on all nodes")
+            return to_json(Report(self._node, up=self._get_ready(self._terms)))
+        except Halt as halt:
+            why, remedy = halt.why or halt.what, halt.remedy
         except OSError as error:
             why, remedy = str(error), "look after the node's disk and its folder for temporary files"
         self.close()
-        return to_json(Report(aside=NodeAside(self._node, self._name, why, remedy)))
+        return to_json(Report(self._node, aside=NodeAside(self._name, why, remedy)))
 
     def put(self, worker: int, name: str, data: bytes, *, first: bool) -> None:
-        """Write a piece of a file that a worker is to find in its folder."""
+        """Write a piece of a file that a worker is to find in its folder. Raises OSError."""
         if self._scratch is None or name not in _INWARD:
             raise ValueError(name)
         folder = self._scratch.of_worker(worker)
@@ -76,20 +77,18 @@ class Agent:
         with open(os.open(folder / name, flags, 0o600), "wb") as file:
             file.write(data)
 
-    def collect(self, worker: int) -> tuple[dict[str, bytes], int]:
-        """(the small files of an ended worker, the size of its vectors); vectors without a result are not worth it."""
-        files = self._files(worker)
-        small = {path.name: read_bounded(path) for path in (files.fault, files.beat, files.result)}
-        small[files.log.name] = read_tail(files.log, _LOG_BYTES).encode(errors="replace")
-        size_bytes = 0
-        if small[files.result.name] is not None:
-            with contextlib.suppress(OSError), open_regular(files.vectors) as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-        return {name: data for name, data in small.items() if data is not None}, size_bytes
+    def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:
+        """A piece of a file of an ended worker, as an array: Ray hands those on without a copy. Raises OSError.
 
-    def piece(self, worker: int, offset: int) -> npt.NDArray[np.uint8]:
-        """A piece of the vectors' file, as an array: Ray hands those on without a copy. Raises OSError."""
-        with open_regular(self._files(worker).vectors) as file:
+        None where there is no such file, or none that can be opened.
+        """
+        if self._scratch is None:
+            raise ValueError(name)
+        try:
+            file = open_regular(self._scratch.of_worker(worker) / name)
+        except OSError:
+            return None
+        with file:
             file.seek(offset)
             return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
 
@@ -120,24 +119,20 @@ class Agent:
     def _mark(self) -> str:
         return f"{self._terms.run_id if self._terms else ''}.{self._node[:12]}"
 
-    def _files(self, worker: int) -> AttemptFiles:
-        assert self._scratch is not None
-        return AttemptFiles(self._scratch.of_worker(worker))
-
     def _get_ready(self, terms: Terms) -> NodeUp:
         check_version(terms)
         check_shared(terms)
-        devices = devices_of(terms.device)
+        devices = find_devices(terms.device)
         self._scratch = Scratch(self._mark)
         path = model_path(terms.model, terms.machine, self._scratch.folder)
-        node = Node(self._node, self._name, devices, self._scratch.folder, self._mark, _environment(), terms)
+        node = NodeSettings(self._node, self._name, devices, self._scratch.folder, self._mark, _environment(), terms)
         self._workers = NodeWorkers(node)
         readings = self._workers.first_readings()
         self._asked_s = time.monotonic()
         self._workers.start()
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeUp(self._node, self._name, devices, readings, threads, path)
+        return NodeUp(self._name, devices, readings, threads, path)
 
     def _end_when_deserted(self) -> None:
         # Before it is ready nobody asks; a model may take long to arrive.

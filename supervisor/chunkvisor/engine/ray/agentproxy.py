@@ -1,6 +1,6 @@
 """The bridge's side of one agent: hands it orders and files, and brings back its news and the files of its workers.
 
-It never decides anything. Vectors travel in pieces, few of them at a time, so that the object store stays small.
+Vectors travel in pieces, few of them at a time, so that the object store stays small.
 """
 
 import asyncio
@@ -15,34 +15,26 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
-from chunkvisor.engine.ray.wire import Ended, Heard, Launch, Order, Report, Terms
+from chunkvisor.engine.ray.wire import Ended, Order, Report, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import from_json, to_json, write_message
 
-_AT_A_TIME = 4
-"""Files that travel at a time, over the whole cluster."""
+_TRAVELLING = asyncio.Semaphore(4)
+"""Held while the files of a worker travel: few at a time, over the whole cluster."""
 _CLOSE_S = 8.0
 
-_travelling: asyncio.Semaphore | None = None
 
-
-def travelling() -> asyncio.Semaphore:
-    """Held while files travel."""
-    global _travelling
-    _travelling = _travelling or asyncio.Semaphore(_AT_A_TIME)
-    return _travelling
-
-
-class Tended:
+class AgentProxy:
     """One agent, from its start to its end."""
 
     def __init__(self, node: str, terms: Terms, gpus: float, cores: float, say: Callable[[Report], None]) -> None:
+        self._node = node
         self._terms = terms
         self._say = say
         self._folders: dict[int, Path] = {}
         self._errands: dict[int, asyncio.Task[None]] = {}
-        """The last thing under way for each worker: the next begins after it."""
+        """The last thing under way for each worker, and for the node itself: the next begins after it."""
         self._tasks: set[asyncio.Task[None]] = set()
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         actor: Any = ray.remote(Agent).options(
@@ -62,14 +54,11 @@ class Tended:
         hello = from_json(Report, await self._agent.hello.remote())
         self.preparing, self.ready = False, True
         on_change()
-        if hello is None or hello.up is None:
-            self._say(hello or Report())
-            return
-        self._say(hello)
-        while not self.closed:
+        if hello is not None:
+            self._say(hello)
+        while hello is not None and hello.up is not None and not self.closed:
             for data in await self._agent.news.remote():
-                report = from_json(Report, data)
-                if report is not None:
+                if (report := from_json(Report, data)) is not None:
                     self._pass_on(report)
                     if report.aside is not None:
                         await self.close()
@@ -77,12 +66,8 @@ class Tended:
     def obey(self, order: Order) -> None:
         """Hand an order on, after everything else that is under way for its worker."""
         if order.launch is not None:
-            self._folders[order.launch.worker] = Path(order.launch.folder)
-            self._errand(order.launch.worker, self._launch(order.launch))
-        elif (worker := _worker_of(order)) is not None:
-            self._errand(worker, self._order(order))
-        else:
-            self._errand(-1, self._order(order))
+            self._folders[order.worker] = Path(order.launch.folder)
+        self._errand(order.worker, self._hand_on(order))
 
     async def close(self) -> None:
         """Let the agent end its workers and clean up, then end it."""
@@ -93,41 +78,33 @@ class Tended:
         ray.kill(self._agent)
 
     def cancel(self) -> None:
-        """The agent is gone: nothing is fetched from it any more."""
+        """The agent has ended: nothing is fetched from it any more."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._agent)
 
     def _pass_on(self, report: Report) -> None:
-        if report.heard is not None:
-            self._hear(report.heard)
-        elif report.ended is not None:
-            self._errand(report.ended.worker, self._bring_home(report.ended))
-        else:
-            self._say(report)
-
-    def _hear(self, heard: Heard) -> None:
-        folder = self._folders.get(heard.worker)
-        if folder is not None and heard.beat is not None and not self._terms.shared:
+        if report.ended is not None:
+            self._errand(report.worker, self._bring_home(report.worker, report.ended))
+            return
+        folder = self._folders.get(report.worker)
+        if folder is not None and report.beat is not None and not self._terms.shared:
             with contextlib.suppress(OSError):  # the next one may fit on the disk
-                write_message(AttemptFiles(folder).beat, heard.beat, durable=False)
-        self._say(Report(heard=Heard(heard.worker, None, heard.called)))
+                write_message(AttemptFiles(folder).beat, report.beat, durable=False)
+        self._say(replace(report, beat=None))
 
-    async def _order(self, order: Order) -> None:
-        await self._agent.order.remote(to_json(order))
-
-    async def _launch(self, launch: Launch) -> None:
-        files = AttemptFiles(Path(launch.folder))
-        if not self._terms.shared:
+    async def _hand_on(self, order: Order) -> None:
+        if order.launch is not None and not self._terms.shared:
+            files = AttemptFiles(Path(order.launch.folder))
             try:
-                async with travelling():
+                async with _TRAVELLING:
                     for path in (files.texts, files.spec):
-                        await self._put(launch.worker, path)
+                        await self._put(order.worker, path)
             except OSError:  # here or there: Ray raises what was raised there
-                self._say(Report(ended=Ended(launch.worker, WorkerExit.DISK_FULL)))
+                self._say(Report(self._node, order.worker, ended=Ended(WorkerExit.DISK_FULL)))
                 return
-        await self._order(Order(launch=launch))
+        await self._agent.order.remote(to_json(order))
 
     async def _put(self, worker: int, path: Path) -> None:
         with path.open("rb") as file:
@@ -136,34 +113,31 @@ class Tended:
                 await self._agent.put.remote(worker, path.name, piece, first=first)
                 first = False
 
-    async def _bring_home(self, ended: Ended) -> None:
-        files = AttemptFiles(self._folders.pop(ended.worker))
-        self._errands.pop(ended.worker, None)
+    async def _bring_home(self, worker: int, ended: Ended) -> None:
+        files = AttemptFiles(self._folders.pop(worker))
+        self._errands.pop(worker, None)
         if not self._terms.shared:
             try:
-                async with travelling():
-                    await self._fetch(ended.worker, files)
+                async with _TRAVELLING:
+                    for path in (files.log, files.beat, files.fault, files.vectors, files.result):  # the result last
+                        await self._fetch(worker, path)
             except OSError:
                 # The disk here cannot take it; the supervisor knows what that means.
                 ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
-        self._say(Report(ended=ended))
-        await self._order(Order(discard=ended.worker))
+        self._say(Report(self._node, worker, ended=ended))
+        await self._agent.order.remote(to_json(Order(self._node, worker, discard=True)))
 
-    async def _fetch(self, worker: int, files: AttemptFiles) -> None:
-        small, size_bytes = await self._agent.collect.remote(worker)
-        for path in (files.log, files.beat, files.fault):
-            if path.name in small:
-                write_atomic(path, small[path.name], durable=False)
-        if files.result.name not in small:
+    async def _fetch(self, worker: int, path: Path) -> None:
+        """Bring a file of an ended worker, if there is one."""
+        if (piece := await self._agent.read.remote(worker, path.name, 0)) is None:
             return
-        if size_bytes:
-            fd = os.open(files.vectors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                for offset in range(0, size_bytes, PIECE_BYTES):
-                    piece = await self._agent.piece.remote(worker, offset)
-                    await asyncio.to_thread(file.write, piece.data)
-                    del piece  # its place in the object store is free from here on
-        write_atomic(files.result, small[files.result.name], durable=False)
+        partial = path.with_name(f".{path.name}.partial")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            while len(piece):
+                await asyncio.to_thread(file.write, piece.data)
+                del piece  # its place in the object store is free from here on
+                piece = await self._agent.read.remote(worker, path.name, file.tell())
+        partial.replace(path)
 
     def _errand(self, worker: int, work: Coroutine[Any, Any, None]) -> None:
         before = self._errands.get(worker)
@@ -179,8 +153,3 @@ class Tended:
         self._errands[worker] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _worker_of(order: Order) -> int | None:
-    of_worker = order.gate or order.signal
-    return of_worker.worker if of_worker is not None else None

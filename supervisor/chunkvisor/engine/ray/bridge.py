@@ -1,28 +1,29 @@
 """`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what supervisor and agents say.
 
-It never decides anything, and never outlives the supervisor: standard input is a socket to it, whose end is the end.
+Standard input is a socket to the supervisor, whose end is the bridge's end.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import ray
 
-from chunkvisor.engine.ray.agentproxy import Tended
-from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, NodeGone, Order, Report
+from chunkvisor.engine.ray.agentproxy import AgentProxy
+from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, Order, Report
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 _LOOK_S = 1.0
-"""So often the cluster is asked for its nodes."""
+"""Between two questions to the cluster for its nodes."""
 _DEATHS = 3
-"""An agent that has died so often in a row, soon after its start, is not started again on the node."""
+"""After this number of deaths in a row, each soon after its start, an agent is not started again on the node."""
 _SERVICE_S = 120.0
 _WORDS = 120
 _ANSWER_S = 10.0
@@ -32,12 +33,14 @@ _END_S = 10.0
 class Bridge:
     """One connection to a cluster; everything but the reading of the socket happens in one thread's event loop."""
 
-    def __init__(self, supervisor: socket.socket) -> None:
+    def __init__(self, supervisor: socket.socket, orders: Iterable[bytes], begin: Begin) -> None:
         self._socket = supervisor
+        self._orders = orders
+        self._address = begin.address
+        self._terms = begin.terms
+        self._wanted = "CPU" if "cpu" in begin.terms.device else "GPU"
         self._loop = asyncio.new_event_loop()
-        self._begun = asyncio.Event()
-        self._begin: Begin | None = None
-        self._tended: dict[str, Tended] = {}
+        self._proxies: dict[str, AgentProxy] = {}
         self._alive: dict[str, dict[str, Any]] = {}
         self._known: set[str] = set()
         self._without: set[str] = set()
@@ -45,19 +48,15 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serve until the supervisor is gone or has enough."""
+        """Serve until the supervisor has ended, or says so."""
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
         self._loop.run_until_complete(self._serve())
 
     def _read(self) -> None:
-        with self._socket.makefile("rb") as lines:
-            try:
-                for line in lines:
-                    order = from_json(Order, line)
-                    if order is not None:
-                        self._loop.call_soon_threadsafe(self._obey, order)
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):
+            for line in self._orders:
+                if (order := from_json(Order, line)) is not None:
+                    self._loop.call_soon_threadsafe(self._obey, order)
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
         # Where Ray holds up the event loop.
         threading.Event().wait(_END_S)
@@ -65,31 +64,23 @@ class Bridge:
 
     def say(self, report: Report) -> None:
         """Tell the supervisor."""
-        try:
+        with contextlib.suppress(OSError):  # it is gone; the reader sees that, too
             self._socket.sendall(to_json(report))
-        except OSError:
-            return  # it is gone; the reader sees that, too
 
     def _obey(self, order: Order) -> None:
-        if order.begin is not None:
-            self._begin = order.begin
-            self._begun.set()
-            return
         if order.close:
             self._start(self._leave())
             return
-        if (tended := self._tended.get(_node_of(order))) is None:
-            return  # it is gone, which the supervisor has been told
-        if order.release is not None:
-            self._start(tended.close())
+        if (proxy := self._proxies.get(order.node)) is None:
+            return  # it has ended, which the supervisor has been told
+        if order.release:
+            self._start(proxy.close())
         else:
-            tended.obey(order)
+            proxy.obey(order)
 
     async def _serve(self) -> None:
-        await self._begun.wait()
-        assert self._begin is not None
         try:
-            await asyncio.to_thread(connect, self._begin.address)
+            await asyncio.to_thread(connect, self._address)
         except (OSError, ValueError) as error:
             self.say(Report(cluster=Cluster(down=first_line(error))))
             return
@@ -100,57 +91,52 @@ class Bridge:
             nodes = await asyncio.to_thread(ray.nodes)
             self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
             for number, node in self._alive.items():
-                if number not in self._known:
-                    self._known.add(number)
-                    self._meet(number, node)
+                if number in self._known:
+                    continue
+                self._known.add(number)
+                if node["Resources"].get(self._wanted):
+                    self._start(self._keep_agent(number, node))
+                else:
+                    self._without.add(number)
             await asyncio.sleep(0)  # those that were just met are counted as starting
             self._known &= self._alive.keys()
             self._without &= self._alive.keys()
             self._tell_cluster()
             await asyncio.sleep(_LOOK_S)
 
-    def _meet(self, number: str, node: dict[str, Any]) -> None:
-        assert self._begin is not None
-        wanted = "CPU" if "cpu" in self._begin.terms.device else "GPU"
-        if not node["Resources"].get(wanted):
-            self._without.add(number)
-            return
-        self._start(self._tend(number, node))
-
-    async def _tend(self, number: str, node: dict[str, Any]) -> None:
+    async def _keep_agent(self, number: str, node: dict[str, Any]) -> None:
         """Have an agent on the node while it lives, and another one if that dies alone."""
-        assert self._begin is not None
         name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
-        gpus = 0.0 if "cpu" in self._begin.terms.device else float(resources["GPU"])
+        gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         why, deaths = "", 0
         while number in self._alive and deaths < _DEATHS:
             began_s = self._loop.time()
-            tended = Tended(number, self._begin.terms, gpus, float(resources.get("CPU", 0)), self.say)
-            self._tended[number] = tended
+            proxy = AgentProxy(number, self._terms, gpus, float(resources.get("CPU", 0)), self.say)
+            self._proxies[number] = proxy
             try:
-                await tended.serve(self._tell_cluster)
+                await proxy.serve(self._tell_cluster)
                 return  # it was let go
             except Exception as error:  # noqa: BLE001 - the node must not be forgotten, whatever it is
-                if tended.closed:
+                if proxy.closed:
                     return
                 if not isinstance(error, ray.exceptions.RayError):
                     traceback.print_exc()
                 why = first_line(error)
             finally:
-                del self._tended[number]
-                tended.cancel()
-                self.say(Report(gone=NodeGone(number, why)))
+                del self._proxies[number]
+                proxy.cancel()
+                self.say(Report(number, gone=why))
                 self._tell_cluster()
             # After long service it may have been the network; a node that is dead is soon known to be.
             deaths = 1 if self._loop.time() - began_s > _SERVICE_S else deaths + 1
             await asyncio.sleep(2.0 * deaths)
         if number in self._alive:
             remedy = f"look into Ray's logs on {name}; memory may be short there"
-            self.say(Report(aside=NodeAside(number, name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+            self.say(Report(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
 
     async def _leave(self) -> None:
         """End all agents in good order, then this process."""
-        await asyncio.gather(*(tended.close() for tended in self._tended.values()), return_exceptions=True)
+        await asyncio.gather(*(proxy.close() for proxy in self._proxies.values()), return_exceptions=True)
         # At once: Ray's own farewell may take seconds, and its cluster notices anyway.
         os._exit(0)
 
@@ -160,18 +146,13 @@ class Bridge:
         task.add_done_callback(self._tasks.discard)
 
     def _tell_cluster(self) -> None:
-        tended = self._tended.values()
-        preparing = sum(each.preparing for each in tended)
-        starting = sum(not each.preparing and not each.ready for each in tended)
+        proxies = self._proxies.values()
+        preparing = sum(each.preparing for each in proxies)
+        starting = sum(not each.preparing and not each.ready for each in proxies)
         cluster = Cluster(starting, preparing, len(self._without))
         if cluster != self._told:
             self._told = cluster
             self.say(Report(cluster=cluster))
-
-
-def _node_of(order: Order) -> str:
-    of_node = order.launch or order.gate or order.signal or order.look or order.demanded
-    return of_node.node if of_node is not None else order.release or ""
 
 
 def connect(address: str) -> None:
@@ -180,12 +161,7 @@ def connect(address: str) -> None:
     if host and port.isdecimal():
         # Ray would try for minutes where nobody listens.
         socket.create_connection((host, int(port)), _ANSWER_S).close()
-    ray.init(
-        address=address,
-        namespace="chunkvisor",
-        log_to_driver=False,
-        configure_logging=False,
-    )
+    ray.init(address=address, namespace="chunkvisor", log_to_driver=False, configure_logging=False)
 
 
 def first_line(error: BaseException) -> str:
@@ -200,7 +176,9 @@ def main() -> None:
     supervisor = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    Bridge(supervisor).run()
+    with supervisor.makefile("rb") as orders:
+        if (begin := from_json(Begin, orders.readline())) is not None:
+            Bridge(supervisor, orders, begin).run()
     sys.stderr.flush()
     os._exit(0)
 

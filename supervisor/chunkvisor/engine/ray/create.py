@@ -1,13 +1,10 @@
-"""Makes the Ray engine of a run out of its config.
-
-It never connects to anything: the engine does, once there is work.
-"""
+"""Makes the Ray engine of a run out of its config; it connects once there is work."""
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.ray.engine import ClusterSettings, RayEngine
+from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.engine.ray.readiness import this_machine, this_version
-from chunkvisor.engine.ray.wire import Model, Terms
+from chunkvisor.engine.ray.wire import Begin, Model, Terms
 from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
@@ -43,5 +40,5 @@ def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emi
         model=Model(model.name, model.path, model.revision, str(model.kwargs.get("backend", "torch"))),
         template=TemplateSpec(model, device.kind, job.import_path if job else ()),
     )
-    log = layout.ray / "bridge.log"
-    return RayEngine(ClusterSettings(config.engine.address, terms, log, config.recovery.wait_timeout), emit)
+    begin = Begin(config.engine.address, terms)
+    return RayEngine(begin, layout.ray / "bridge.log", config.recovery.wait_timeout, emit)

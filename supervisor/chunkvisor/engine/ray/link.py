@@ -1,25 +1,18 @@
-"""The supervisor's end of the bridge: starts that process, and passes messages to and from it.
+"""The supervisor's end of the bridge: starts that process, and passes messages to and from it without waiting."""
 
-It never waits for an answer, and never imports Ray.
-"""
-
-import contextlib
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 from chunkvisor.engine.environment import SERVICE_MANAGERS
-from chunkvisor.engine.ray.wire import Order, Report
+from chunkvisor.engine.process import end, readable, spawn
+from chunkvisor.engine.ray.wire import Begin, Order, Report
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.files import open_log
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 _SEND_S = 5.0
-"""A bridge that takes no message for so long is stuck."""
+"""A bridge that takes no message within this time is stuck."""
 _GRACE_S = 12.0
 _LINE_BYTES = 64 << 20
 
@@ -27,53 +20,41 @@ _LINE_BYTES = 64 << 20
 class Link:
     """One bridge process."""
 
-    def __init__(self, log: Path, run_id: str) -> None:
-        """Start it. Raises OSError."""
+    def __init__(self, log: Path, begin: Begin) -> None:
+        """Start it, and tell it what it is for. Raises OSError."""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
         self._buffer = b""
-        self._open = True
+        self.alive = True
+        """Whether anything can be said or heard."""
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
         # No figures about this cluster go to Ray's makers; the run id, so that a later run can end it.
-        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: run_id}
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: begin.terms.run_id}
         try:
-            with theirs, open_log(log) as stream:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge"],
-                    stdin=theirs.fileno(),
-                    stdout=stream,
-                    stderr=stream,
-                    env=environment,
-                    start_new_session=True,
-                )
+            self._process = spawn(
+                [sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge"], theirs, log, environment
+            )
         except OSError:
             self._socket.close()
             raise
-
-    @property
-    def alive(self) -> bool:
-        """Whether anything can be said or heard."""
-        return self._open
+        self.send(begin)
 
     def watched(self) -> list[int]:
         """A descriptor that becomes readable when there is something to hear, its end included."""
-        return [self._socket.fileno()] if self._open else []
+        return [self._socket.fileno()] if self.alive else []
 
-    def send(self, order: Order) -> None:
-        """Say it; a bridge that is gone or stuck is dead from then on."""
+    def send(self, message: Begin | Order) -> None:
+        """Say it; a bridge that has ended or is stuck is dead from then on."""
         try:
-            if self._open:
-                self._socket.sendall(to_json(order))
+            if self.alive:
+                self._socket.sendall(to_json(message))
         except OSError:
             self._end(0.0)
 
     def hear(self) -> list[Report]:
         """What has been said meanwhile."""
         found: list[Report] = []
-        poll = select.poll()
-        if self._open:
-            poll.register(self._socket.fileno(), select.POLLIN)
-        while self._open and poll.poll(0):
+        while self.alive and readable(self._socket.fileno()):
             try:
                 data = self._socket.recv(1 << 20)
             except OSError:
@@ -90,14 +71,7 @@ class Link:
         self._end(_GRACE_S)
 
     def _end(self, grace_s: float) -> None:
-        if not self._open:
-            return
-        self._open = False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep it survives the kill
-                self._process.wait(_SEND_S)
-        self._socket.close()
+        if self.alive:
+            self.alive = False
+            end(self._process, grace_s)
+            self._socket.close()

@@ -1,7 +1,4 @@
-"""The workers of one node: starts, gates, watches and ends them as the local engine does, on orders from afar.
-
-It never judges a worker, and knows nothing of Ray.
-"""
+"""The workers of one node: starts, gates, watches and ends them as the local engine does, on orders from afar."""
 
 import contextlib
 import errno
@@ -17,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.config.model import Start
 from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
@@ -24,35 +22,20 @@ from chunkvisor.devices.gate import SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading
 from chunkvisor.devices.hostmemory import room_for_one_more
-from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.fresh import keep_log_end, trim_log, worker_command
-from chunkvisor.engine.ray.wire import (
-    Ended,
-    Heard,
-    Launch,
-    Looked,
-    NodeAside,
-    NodeState,
-    Order,
-    Report,
-    Started,
-    Terms,
-    Told,
-)
-from chunkvisor.engine.starter import Starter
-from chunkvisor.engine.warm import Template
-from chunkvisor.engine.worker import Worker
+from chunkvisor.engine.engine import Worker
+from chunkvisor.engine.process import keep_log_end, trim_log
+from chunkvisor.engine.ray import wire
+from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
-from chunkvisor.store.attempt import free_bytes
-from chunkvisor.store.diskneed import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message
 
 _PAUSE_S = 0.25
 _BEAT_S = 1.0
-"""A beat travels so often at most, unless the worker calls."""
+"""Between two beats that travel, unless the worker calls."""
 _STATE_S = 1.0
 _GRACE_S = 3.0
 
@@ -67,7 +50,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class Node:
+class NodeSettings:
     """What the workers of this node have in common."""
 
     number: str
@@ -79,46 +62,56 @@ class Node:
     mark: str
     """The run id that they bear; another on each node, though two nodes may be one machine."""
     environment: Mapping[str, str]
-    terms: Terms
+    terms: wire.Terms
 
 
 class NodeWorkers(threading.Thread):
     """A thread that starts all workers, so that they end with it (PR_SET_PDEATHSIG is bound to a thread)."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeSettings) -> None:
         super().__init__(name="workers", daemon=True)
         self._node = node
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[wire.Order] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[wire.Report] = queue.SimpleQueue()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._running: dict[int, _Running] = {}
         self._sensors = {number: SmiSensor(each) for number, each in enumerate(node.devices) if is_watched(each)}
         self._looks: dict[int, Future[Reading]] = {}
-        self._state: NodeState | None = None
+        self._state: wire.NodeState | None = None
         self._state_s = 0.0
         self._closing = False
         self._demanded = False
-        self._starter = Starter(Start(node.terms.start), self._make_template, self._tell)
+        terms = node.terms
+        settings = WorkerSettings(
+            Start(terms.start),
+            node.mark,
+            node.environment,
+            terms.env,
+            node.devices[0],
+            terms.template,
+            node.folder / "template",
+            terms.startup_s,
+        )
+        self._starter = Starter(settings, self._tell)
 
     def first_readings(self) -> tuple[Reading, ...]:
         """Of the GPUs that nvidia-smi knows, before the first worker."""
         begun = [sensor.first() for sensor in self._sensors.values()]
         return tuple(reading.result() for reading in begun)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: wire.Order) -> None:
         """Have it obeyed; from any thread."""
         self._orders.put(order)
         with contextlib.suppress(OSError):  # full: it is awake
             os.write(self._writer, b"\0")
 
-    def news(self, wait_s: float) -> list[Report]:
+    def news(self, wait_s: float) -> list[wire.Report]:
         """What there is to tell, in order; waits for the first."""
-        found: list[Report] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._reports.get(timeout=wait_s))
-            while True:
-                found.append(self._reports.get_nowait())
-        return found
+        try:
+            first = self._reports.get(timeout=wait_s)
+        except queue.Empty:
+            return []
+        return [first, *(self._reports.get() for _ in range(self._reports.qsize()))]
 
     def run(self) -> None:
         """Work until closed. A bug here ends the process: the node is then lost, and the run knows what to do."""
@@ -146,61 +139,61 @@ class NodeWorkers(threading.Thread):
             for each in list(self._running.values()):
                 self._attend(each)
         except Halt as halt:  # no warm start, and the config wants no other
-            aside = NodeAside(self._node.number, self._node.name, halt.why, halt.remedy, int(halt.code))
-            self._reports.put(Report(aside=aside))
+            self._report(aside=wire.NodeAside(self._node.name, halt.why, halt.remedy, int(halt.code)))
             self._closing = True
         self._tell_looks()
         self._tell_state()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: wire.Order) -> None:
+        running = self._running.get(order.worker)
         if order.launch is not None:
-            self._launch(order.launch)
-        elif order.gate is not None and order.gate.worker in self._running:
-            self._running[order.gate.worker].worker.go(order.gate.limits)
-        elif order.signal is not None and order.signal.worker in self._running:
-            self._running[order.signal.worker].worker.signal(signal.Signals(order.signal.number))
-        elif order.look is not None and order.look.device in self._sensors:
-            self._looks[order.look.device] = self._sensors[order.look.device].ask()
+            self._launch(order.worker, order.launch)
+        elif order.gate is not None and running is not None:
+            running.worker.go(order.gate)
+        elif order.signal is not None and running is not None:
+            running.worker.signal(signal.Signals(order.signal))
+        elif order.look is not None and order.look in self._sensors:
+            self._looks[order.look] = self._sensors[order.look].ask()
         elif order.demanded is not None:
             self._demanded = True
-            self._starter.open(order.demanded.pending, order.demanded.at_once)
-        elif order.discard is not None:
-            shutil.rmtree(self._node.folder / f"{order.discard}", ignore_errors=True)
+            self._starter.expect(order.demanded.pending, order.demanded.at_once)
+        elif order.discard:
+            shutil.rmtree(self._own_folder(order.worker), ignore_errors=True)
         elif order.close:
             self._closing = True
 
-    def folder_of(self, launch: Launch) -> Path:
-        """Where the worker works: in the attempt's own folder if this node sees it."""
-        return Path(launch.folder) if self._node.terms.shared else self._node.folder / f"{launch.worker}"
+    def _report(self, worker: int = wire.NO_WORKER, **what: Any) -> None:
+        self._reports.put(wire.Report(self._node.number, worker, **what))
 
-    def _launch(self, launch: Launch) -> None:
-        files = AttemptFiles(self.folder_of(launch))
+    def _own_folder(self, worker: int) -> Path:
+        return self._node.folder / f"{worker}"
+
+    def _launch(self, number: int, launch: wire.Launch) -> None:
+        # In the attempt's own folder if this node sees it.
+        files = AttemptFiles(Path(launch.folder) if self._node.terms.shared else self._own_folder(number))
         try:
             spec = read_message(Spec, files.spec)
             if spec is None:
                 raise OSError(errno.EIO, f"{files.spec} did not arrive")
-            environment = worker_environment(
-                self._node.environment,
+            worker = self._starter.start_on(
                 self._node.devices[launch.device],
-                self._node.mark,
-                os.getpid(),
-                self._node.terms.env,
-                threads=spec.threads,
+                files,
+                spec,
+                fresh=launch.fresh,
                 blocking_launches=launch.blocking_launches,
             )
-            worker = self._starter.start(files, environment, worker_command(files, spec), fresh=launch.fresh)
         except OSError as error:
-            self._not_started(launch.worker, files, error)
+            self._not_started(number, files, error)
             return
-        self._running[launch.worker] = _Running(launch.worker, files, worker)
-        self._reports.put(Report(started=Started(launch.worker, worker.pid, worker.warm)))
+        self._running[number] = _Running(number, files, worker)
+        self._report(number, started=wire.Started(worker.pid, worker.warm))
 
     def _not_started(self, number: int, files: AttemptFiles, error: OSError) -> None:
         code = WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.HOST_OOM
         cause = Cause(f"builtins.{type(error).__name__}", ("builtins.OSError",), str(error), errno=error.errno)
         with contextlib.suppress(OSError):
             write_message(files.fault, Fault(Phase.START, (cause,), ""), durable=False)
-        self._reports.put(Report(ended=Ended(number, code)))
+        self._report(number, ended=wire.Ended(code))
 
     def _attend(self, each: _Running) -> None:
         called, now_s = each.worker.has_called(), time.monotonic()
@@ -211,7 +204,7 @@ class NodeWorkers(threading.Thread):
             beat = read_message(Beat, each.files.beat)
             if called or (beat is not None and beat != each.beat):
                 each.beat = beat
-                self._reports.put(Report(heard=Heard(each.number, beat, called)))
+                self._report(each.number, heard=True, beat=beat)
         if returncode is None:
             return
         del self._running[each.number]
@@ -220,38 +213,30 @@ class NodeWorkers(threading.Thread):
             self._starter.mistrust(each.worker)
         if returncode == -signal.SIGBUS and (free_bytes(each.files.folder) or NEARLY_FULL_BYTES) < NEARLY_FULL_BYTES:
             returncode = WorkerExit.DISK_FULL  # only here it can be seen
-        self._reports.put(Report(ended=Ended(each.number, returncode, each.worker.oom_kills())))
-
-    def _make_template(self) -> Template:
-        node, terms = self._node, self._node.terms
-        environment = worker_environment(
-            node.environment, node.devices[0], node.mark, os.getpid(), terms.env, threads=1
-        )
-        return Template(node.folder / "template", terms.template, environment, terms.startup_s)
+        self._report(each.number, ended=wire.Ended(returncode, each.worker.oom_kills()))
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
-        self._reports.put(Report(told=Told(event.name, {**event.details(), "pid": 0, "node": self._node.name})))
+        self._report(told=wire.Told(event.name, {**event.details(), "pid": 0, "node": self._node.name}))
 
     def _tell_looks(self) -> None:
         for device in [number for number, look in self._looks.items() if look.done()]:
-            reading = self._looks.pop(device).result()
-            self._reports.put(Report(looked=Looked(self._node.number, device, reading)))
+            self._report(looked=wire.Looked(device, self._looks.pop(device).result()))
 
     def _tell_state(self) -> None:
         if not self._demanded:
             return  # whether a template is of use is not known yet
         now_s = time.monotonic()
-        now = (self._starter.holding, self._starter.warm)
+        now = (self._starter.loading, self._starter.warm)
         before = self._state and (self._state.holding, self._state.warm)
         if now == before and now_s - self._state_s < _STATE_S:
             return
         self._state_s = now_s
         room = room_for_one_more(each.worker.pid for each in self._running.values())
-        state = NodeState(self._node.number, room, *now)
+        state = wire.NodeState(room, *now)
         if state != self._state:
             self._state = state
-            self._reports.put(Report(state=state))
+            self._report(state=state)
 
     def _end_all(self) -> None:
         deadline_s = time.monotonic() + _GRACE_S

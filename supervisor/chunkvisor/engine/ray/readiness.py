@@ -1,28 +1,19 @@
-"""Whether a node can do the job: the same software, the devices asked for, the same model files.
-
-It never starts a worker, and never changes anything on the node but the hub's cache.
-"""
+"""Whether a node can do the job: the same software, the devices asked for, the same model files."""
 
 import socket
 import sys
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.ray.wire import Model, Terms
-from chunkvisor.errors import Halt
+from chunkvisor.errors import ExitCode, Halt
 
 
-class UnfitError(Exception):
+def unfit(why: str, remedy: str) -> Halt:
     """The node cannot do the job: why, and what to do."""
-
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why)
-        self.why = why
-        self.remedy = remedy
+    return Halt(ExitCode.MACHINE, "the node cannot do this job", why=why, remedy=remedy)
 
 
 def this_version() -> str:
@@ -44,29 +35,21 @@ def this_machine() -> str:
 
 
 def check_version(terms: Terms) -> None:
-    """Raises UnfitError where the node has another chunkvisor than the supervisor."""
+    """Raises Halt where the node has another chunkvisor than the supervisor."""
     if this_version() != terms.version:
-        raise UnfitError(
+        raise unfit(
             f"it has {this_version()}, the supervisor has {terms.version}", "install the same versions on all nodes"
         )
 
 
 def check_shared(terms: Terms) -> None:
-    """Raises UnfitError where the node is to see the supervisor's folders and does not."""
+    """Raises Halt where the node is to see the supervisor's folders and does not."""
     if terms.shared and not Path(terms.workdir).is_dir():
-        raise UnfitError(f"it has no folder {terms.workdir}", "mount it on all nodes, or write engine.shared: false")
-
-
-def devices_of(wanted: Sequence[str]) -> tuple[Device, ...]:
-    """The node's devices. Raises UnfitError where there are none such."""
-    try:
-        return find_devices(wanted)
-    except Halt as halt:
-        raise UnfitError(halt.why, halt.remedy) from None
+        raise unfit(f"it has no folder {terms.workdir}", "mount it on all nodes, or write engine.shared: false")
 
 
 def model_path(model: Model, machine: str, scratch: Path) -> str | None:
-    """Where the model's files are on this node, downloaded if need be. Raises UnfitError, OSError.
+    """Where the model's files are on this node, downloaded if need be. Raises Halt, OSError.
 
     On the supervisor's own machine they are where it has found them.
     """
@@ -80,13 +63,13 @@ def model_path(model: Model, machine: str, scratch: Path) -> str | None:
 def _local(model: Model, scratch: Path) -> str:
     remedy = "copy the supervisor's model folder there, or name the model by its hub id"
     if not Path(model.name).is_dir():
-        raise UnfitError(f"it has no model folder {model.name}", remedy)
+        raise unfit(f"it has no model folder {model.name}", remedy)
     try:
         found = resolve_local(ModelConfig(name=model.name), scratch / "model.json")
     except Halt as halt:
-        raise UnfitError(halt.what, remedy) from None
+        raise unfit(halt.what, remedy) from None
     if found.revision != model.revision:
-        raise UnfitError(f"its model folder {model.name} holds other files than the supervisor's", remedy)
+        raise unfit(f"its model folder {model.name} holds other files than the supervisor's", remedy)
     return model.name
 
 
@@ -94,4 +77,4 @@ def _from_hub(model: Model, scratch: Path) -> str | None:
     found = fetch_model(model.name, model.revision, model.backend, scratch / "fetch", lambda: None)
     if isinstance(found, ModelSource):
         return found.path
-    raise UnfitError(f"it cannot get the model {model.name}: {found.reason}", found.remedy)
+    raise unfit(f"it cannot get the model {model.name}: {found.reason}", found.remedy)

@@ -1,6 +1,6 @@
 """The private folder of an agent on its node, and what dead agents have left there.
 
-It never removes a folder whose agent lives: the kernel says so by a lock.
+By a lock the kernel says whose agent lives.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """`python -m chunkvisor.engine.ray.survey ADDRESS`: prints what a Ray cluster has, as one JSON object.
 
-It never starts anything on the cluster; it is a process of its own because Ray ends the process that cannot go on.
+It is a process of its own because Ray ends the process that cannot go on.
 """
 
 import json

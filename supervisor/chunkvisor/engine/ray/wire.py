@@ -1,7 +1,4 @@
-"""What supervisor, bridge and agents say to each other, one JSON message a line.
-
-It never touches a socket, and nothing of Ray.
-"""
+"""What supervisor, bridge and agents say to each other, one JSON message a line."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +8,8 @@ from chunkvisor.devices.health import Reading
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.messages import Beat, Limits
 from chunkvisor_worker.contract.template import TemplateSpec
+
+NO_WORKER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To the bridge, first of all."""
+    """The first line to the bridge; the others are orders."""
 
     address: str
     terms: Terms
@@ -59,11 +58,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start a worker; what is needed for it lies in `folder`."""
+    """Start a worker; what it needs lies in `folder`."""
 
-    worker: int
-    """Number by which both sides know it."""
-    node: str
     folder: str
     """Of the attempt, on the supervisor's machine."""
     device: int
@@ -73,54 +69,33 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """Open a worker's gate."""
-
-    node: str
-    worker: int
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """Send a signal to a worker and all that it has started."""
-
-    node: str
-    worker: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Ask nvidia-smi of a node about one of its GPUs."""
-
-    node: str
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
 class Demanded:
-    """How much work there is for a template, see Starter.open."""
+    """How much work there is for a template, see Starter.expect."""
 
-    node: str
     pending: int
     at_once: int
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Towards the workers; one of them."""
+    """Towards the workers: to the bridge, to a node, or to one of its workers. It says one thing."""
 
-    begin: Begin | None = None
+    node: str = ""
+    """By Ray's number; empty = the bridge itself, which knows but `close`."""
+    worker: int = NO_WORKER
+    """By the supervisor's number."""
     launch: Launch | None = None
-    gate: Gate | None = None
-    signal: Signal | None = None
-    look: Look | None = None
+    gate: Limits | None = None
+    """Open the worker's gate."""
+    signal: int | None = None
+    """Send it to the worker and to all that it has started."""
+    look: int | None = None
+    """Ask nvidia-smi about the GPU at this position among the node's devices."""
     demanded: Demanded | None = None
-    discard: int | None = None
-    """From the bridge: a worker's files are no longer needed."""
-    release: str | None = None
-    """Do without this node."""
+    discard: bool = False
+    """From the bridge: the worker's files are no longer needed."""
+    release: bool = False
+    """Do without the node."""
     close: bool = False
 
 
@@ -128,8 +103,8 @@ class Order:
 class NodeUp:
     """A node can work."""
 
-    node: str
     name: str
+    """For people."""
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...]
     """Of the devices that are watched GPUs, in their order."""
@@ -138,18 +113,9 @@ class NodeUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
-    """A node is lost, with all its workers."""
-
-    node: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAside:
     """A node cannot do this job; it is not asked again."""
 
-    node: str
     name: str
     why: str
     remedy: str
@@ -161,7 +127,6 @@ class NodeAside:
 class NodeState:
     """What changes while a node works."""
 
-    node: str
     room: bool
     """Memory for one more worker."""
     holding: bool = False
@@ -174,35 +139,23 @@ class NodeState:
 class Started:
     """A worker has been started."""
 
-    worker: int
     pid: int
     """On its node."""
     warm: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A worker's beat has changed, or it has called."""
-
-    worker: int
-    beat: Beat | None
-    called: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """A worker has ended, and its files are where they belong."""
 
-    worker: int
     returncode: int
     oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The answer to a Look."""
+    """The answer to a look."""
 
-    node: str
     device: int
     reading: Reading
 
@@ -233,14 +186,19 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From the workers' side; one of them."""
+    """From the bridge, a node, or one of its workers. It says one thing."""
 
+    node: str = ""
+    worker: int = NO_WORKER
     up: NodeUp | None = None
-    gone: NodeGone | None = None
+    gone: str | None = None
+    """The node is lost with all its workers, and why."""
     aside: NodeAside | None = None
     state: NodeState | None = None
     started: Started | None = None
-    heard: Heard | None = None
+    heard: bool = False
+    """The worker has called, or its beat has changed."""
+    beat: Beat | None = None
     ended: Ended | None = None
     looked: Looked | None = None
     told: Told | None = None

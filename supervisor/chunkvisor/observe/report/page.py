@@ -20,9 +20,9 @@ from chunkvisor.observe.report.history import History, read_history
 from chunkvisor.observe.report.sensorcurves import read_sensors
 from chunkvisor.observe.report.trouble import clean, troubles
 from chunkvisor.observe.status import State, Status, read_status
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.modelfacts import read_facts
-from chunkvisor.store.runfolders import all_desks
+from chunkvisor.store.runfolders import all_runs
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import human_bytes, human_moment
 from chunkvisor.version import __version__
@@ -35,7 +35,7 @@ _ROWS, _RUNS, _NOTES, _CONFIG_CHARS = 100, 25, 20, 20_000
 def history_bytes(workdir: Path) -> int:
     """Bytes that a report has to read, about."""
     layout = Layout(workdir)
-    paths = [*(folder.events for folder in all_desks(layout)), *(files.sensors for files in _invocations(layout))]
+    paths = [*(run.events for run in all_runs(layout)), *(files.sensors for files in _invocations(layout))]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
@@ -104,9 +104,9 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
 
 def _events(layout: Layout) -> Iterator[tuple[Entry, str]]:
     """Each with its slice; journal after journal, since there may be more slices than files one may open."""
-    for folder in all_desks(layout):
-        for entry in read_events(folder.events):
-            yield entry, str(folder.slice or "")
+    for run in all_runs(layout):
+        for entry in read_events(run.events):
+            yield entry, str(run.slice or "")
 
 
 def _live_runs(status: Status, history: History) -> set[str]:
@@ -120,9 +120,9 @@ def _live_runs(status: Status, history: History) -> set[str]:
 def _invocations(layout: Layout) -> list[InvocationFiles]:
     """Folders of the invocations, oldest first; those of slices behind the others."""
     found: list[Path] = []
-    for folder in all_desks(layout):
+    for run in all_runs(layout):
         with contextlib.suppress(OSError):
-            found += sorted(path for path in folder.invocations.iterdir() if path.is_dir() and not path.is_symlink())
+            found += sorted(path for path in run.invocations.iterdir() if path.is_dir() and not path.is_symlink())
     return [InvocationFiles(path) for path in found]
 
 

@@ -1,9 +1,8 @@
-"""How much disk an output still needs, and whether it is there.
-
-Pure: it never asks the file system; the caller says what is free.
-"""
+"""How much disk an output still needs, how much is free, and which errors are those of a disk."""
 
 import errno
+import os
+from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import human_bytes
@@ -29,3 +28,12 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             why=f"it still needs {human_bytes(need)} ({need:,} bytes), and {human_bytes(free)} are free",
             remedy="free some space, or choose a workdir on a larger disk; then run again; what is done stays done",
         )
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Space that the user may still fill on the folder's file system; None where it cannot be told."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,30 @@
+"""How many rows of an output each set of library versions has computed, for the manifest.
+
+Pure but for reading which row has which text.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.versions import Stretch
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+def share_of_rows(
+    stretches: Sequence[Stretch], first: Mapping[str, str], table: StagedTable
+) -> list[tuple[int, dict[str, str]]]:
+    """(rows, versions) for each set of versions, the output's own first."""
+    owner = np.zeros(table.distinct, dtype=np.int32)
+    sets: list[dict[str, str]] = [dict(first)]
+    for stretch in stretches:
+        if stretch.versions not in sets:
+            sets.append(stretch.versions)
+        owner[stretch.start : stretch.stop] = sets.index(stretch.versions)
+    rows = np.zeros(len(sets), dtype=np.int64)
+    for start in range(0, table.rows, _ROWS_AT_ONCE):
+        texts = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
+        rows += np.bincount(owner[texts], minlength=len(sets))
+    return [(int(count), versions) for count, versions in zip(rows, sets, strict=True) if count]

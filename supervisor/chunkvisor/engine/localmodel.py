@@ -1,0 +1,115 @@
+"""A model in a local folder: the digest of its files, and whether they still are what they were.
+
+It never loads a model. Links are followed, to folders as well: what a worker would load is what counts.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from chunkvisor.errors import config_error
+from chunkvisor.store.stamp import Stamp, stamp_file
+
+
+@dataclass(slots=True)
+class LocalModel:
+    """The folder as it was when the run began."""
+
+    folder: Path
+    stamps: dict[str, Stamp]
+    """Of each file, by its path in the folder."""
+
+    @classmethod
+    def read(cls, folder: Path, known: dict[str, Stamp], on_wait: Callable[[], None] = lambda: None) -> Self:
+        """Stamp all files; those that are untouched since `known`, by full path, are not read again.
+
+        Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError.
+        """
+        files = model_files(folder)
+        if not any(path.name in ("config.json", "modules.json") for path in files):
+            raise config_error(
+                f"{folder} holds no model: it has neither config.json nor modules.json",
+                remedy="check model.name: the folder of a model, or its hub id",
+            )
+        stamps = {}
+        for path in files:
+            on_wait()
+            old = known.get(str(path))
+            fresh = old if old is not None and old.untouched(path) else stamp_file(path)
+            stamps[path.relative_to(folder).as_posix()] = fresh
+        return cls(folder, stamps)
+
+    @property
+    def revision(self) -> str:
+        """`sha256:…` over the names and contents of all files."""
+        content = json.dumps([[name, stamp.digest] for name, stamp in self.stamps.items()])
+        return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+    def by_path(self) -> dict[str, Stamp]:
+        """The stamps, by full path."""
+        return {str(self.folder / name): stamp for name, stamp in self.stamps.items()}
+
+    def changed(self) -> str | None:
+        """A file that is not what it was, has come or has gone; None where there is none. Raises OSError.
+
+        A file that was touched and holds the same is read once more, and stamped anew.
+        """
+        names = {path.relative_to(self.folder).as_posix(): path for path in model_files(self.folder)}
+        for name, stamp in self.stamps.items():
+            if name not in names:
+                return name
+            if not stamp.untouched(names[name]):
+                fresh = stamp_file(names[name])
+                if fresh.digest != stamp.digest:
+                    return name
+                self.stamps[name] = fresh
+        return next((name for name in names if name not in self.stamps), None)
+
+    def check(self) -> None:
+        """Raises Halt (78) where the folder has changed since the run began."""
+        try:
+            name = self.changed()
+        except OSError as error:
+            name = f"{error.filename}: {error.strerror}"
+        if name is not None:
+            raise config_error(
+                f"the model folder {self.folder} was changed while the run was under way",
+                why=f"{name} is not what it was when the run began; vectors of two models would be mixed in one file",
+                remedy="put the folder back as it was, and run the same command again: what was committed before the "
+                "change stays; or choose another workdir for the changed model",
+            )
+
+    def settled_since(self, time_ns: int) -> bool:
+        """Whether everything in the folder has been in place, as it is, since before that time. Raises OSError.
+
+        By the change times, which no call can set back (inode(7)); those of links and folders tell of a switch.
+        """
+        found = [self.folder.lstat(), self.folder.stat()]
+        for path in model_files(self.folder):
+            found += [path.lstat(), path.stat(), path.parent.lstat()]
+        return all(state.st_ctime_ns < time_ns for state in found)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
+    return sorted(_files(folder, frozenset()))
+
+
+def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    state = folder.stat()
+    here = (state.st_dev, state.st_ino)
+    if here in above:
+        return  # a link that leads back up
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            path = folder / entry.name
+            if path.is_dir():
+                yield from _files(path, above | {here})
+            elif path.is_file():
+                yield path

@@ -1,0 +1,142 @@
+"""Child processes whose standard input is a socket of ours, above all workers: their start, end and log."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chunkvisor.devices.hostmemory import KillCount
+from chunkvisor_worker.contract.files import open_log
+from chunkvisor_worker.contract.messages import Go, Limits, to_json
+
+LOG_LIMIT_BYTES = 64 << 20
+"""Beyond this a log is emptied while its process lives."""
+LOG_KEPT_BYTES = 1 << 20
+"""Of a log's end, after its process has ended."""
+DEATH_S = 5.0
+"""The longest wait for a killed process: in uninterruptible sleep it survives the kill."""
+
+
+def spawn(
+    command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; what it prints is appended to the log. Closes `stdin` here.
+
+    Raises OSError.
+    """
+    with stdin, open_log(log) as stream:
+        return subprocess.Popen(
+            command,
+            stdin=stdin.fileno(),
+            stdout=stream,
+            stderr=stream,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send it to the leader's whole group; no error where that has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Kill the process and its group, unless it ends by itself within `grace_s`."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if grace_s:
+            process.wait(grace_s)
+    if process.poll() is None:
+        signal_group(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(DEATH_S)
+
+
+def keep_log_end(path: Path) -> None:
+    """Cut the log of an ended process to its last LOG_KEPT_BYTES."""
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LOG_KEPT_BYTES:
+            file.seek(size - LOG_KEPT_BYTES)
+            kept = file.read(LOG_KEPT_BYTES)
+            file.seek(0)
+            file.write(kept)
+            file.truncate()
+
+
+def trim_log(path: Path) -> None:
+    """Empty a log that has grown beyond LOG_LIMIT_BYTES: a chatty library must not fill the disk overnight."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > LOG_LIMIT_BYTES:
+            os.truncate(path, 0)
+
+
+def readable(fd: int, wait_s: float = 0.0) -> bool:
+    """Whether the descriptor is readable, or gets so in time; poll(2) and not select(2), which ends at number 1023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+class LocalWorker:
+    """What the workers of this machine have in common, see `engine.Worker`.
+
+    A socket is the worker's standard input: it opens the gate, hears the worker call, and ends it by closing.
+    """
+
+    tells_beats = False
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._ours, self.theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._quiet = True
+        self._pidfd = -1
+        self._kills = KillCount()
+
+    def runs(self, pid: int, pidfd: int) -> None:
+        """It was started."""
+        self.pid, self._pidfd = pid, pidfd
+        self.theirs.close()
+
+    def watched(self) -> list[int]:
+        """See Worker; a pidfd becomes readable when the process ends (pidfd_open(2)).
+
+        So does the socket, which is left out after a call: only its end could come.
+        """
+        return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
+
+    def has_called(self) -> bool:
+        """See Worker."""
+        if not self._quiet or not readable(self._ours.fileno()):
+            return False
+        self._quiet = False
+        with contextlib.suppress(OSError):
+            return bool(self._ours.recv(16))
+        return False
+
+    def go(self, limits: Limits) -> None:
+        """See Worker; it may call once more then."""
+        self._quiet = True
+        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
+            self._ours.sendall(to_json(Go(limits)))
+
+    def oom_kills(self) -> int:
+        """See Worker."""
+        return self._kills.rise()
+
+    def signal(self, number: signal.Signals) -> None:
+        """See Worker."""
+        signal_group(self.pid, number)
+
+    def close(self) -> None:
+        """It has ended, or was not started."""
+        self._quiet = False
+        self._ours.close()
+        self.theirs.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)

@@ -1,0 +1,38 @@
+"""Begins outputs from scratch: what is there goes only once all sources are read, and is kept until it is replaced.
+
+It never opens an output, and never starts a worker.
+"""
+
+import shutil
+from collections.abc import Sequence
+
+from chunkvisor.assemble.before import begun, keep_before
+from chunkvisor.events import output as of_output
+from chunkvisor.events.run import Note
+from chunkvisor.store.fixed import write_staged
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.supervise.prepare import Opening, make_state, refuse_foreign, stage_fresh
+
+
+def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
+    """Stage all sources, then move aside what is there. Raises Halt, and then nothing has been moved; OSError."""
+    for layout in layouts:
+        if not begun(layout):
+            refuse_foreign(opening, layout)
+    read = []
+    try:
+        for layout in layouts:
+            make_state(layout)
+            read.append((layout, *stage_fresh(opening, layout)))
+    except BaseException:
+        for _, fresh, _ in read:
+            shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    for layout, fresh, record in read:
+        before = keep_before(layout) if begun(layout) else None
+        make_state(layout)
+        (fresh if before is None else before / fresh.name).replace(layout.table)
+        write_staged(layout, record)
+        opening.emit(of_output.Staged(layout.name, record.staged.rows, record.staged.distinct))
+        if before is not None:
+            opening.emit(Note(f"{layout.name}: what was there is kept in {layout.before} until the new file is there"))

@@ -1,0 +1,65 @@
+"""Waits for a disk that is full while something is prepared, for as long as `recovery.wait_timeout` says.
+
+It never frees any space itself.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Emit
+from chunkvisor.events.run import Waiting
+from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
+from chunkvisor.units import human_bytes
+from chunkvisor_worker.contract.exits import Outcome
+
+_Done = TypeVar("_Done")
+_FIRST_S, _LONGEST_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWait:
+    """How a run waits for room on a disk."""
+
+    timeout_s: float
+    pause: Callable[[float], None]
+    """Lets so many seconds pass; raises to stop."""
+    emit: Emit
+
+    def until_done(self, do: Callable[[], _Done], what: str, place: Path) -> _Done:
+        """What `do` returns, once it meets no full disk. Raises Halt (74) past the limit, and what else `do` raises."""
+        deadline_s, delay_s = None, _FIRST_S
+        while True:
+            try:
+                return do()
+            except Halt as halt:
+                if halt.code is not ExitCode.DISK:
+                    raise
+                why = halt.why or halt.what
+            except OSError as error:
+                if error.errno not in DISK_ERRNOS:
+                    raise
+                why = str(error)
+            now_s = time.monotonic()
+            deadline_s = now_s + self.timeout_s if deadline_s is None else deadline_s
+            left_s = deadline_s - now_s
+            if left_s <= 0:
+                raise _no_room(what, place, why)
+            delay_s = min(delay_s, left_s)
+            self.emit(Waiting(delay_s, why, Outcome.DISK_FULL))
+            self.pause(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_S)
+
+
+def _no_room(what: str, place: Path, why: str) -> Halt:
+    free = free_bytes(place)
+    room = f"; {human_bytes(free)} ({free:,} bytes) are free there" if free is not None else ""
+    return Halt(
+        ExitCode.DISK,
+        f"the disk of {place} is full or failing while {what}",
+        why=why + room,
+        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+    )

@@ -1,0 +1,138 @@
+"""Beginning from scratch takes nothing away before the new run can work, and nothing finished before it is replaced."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t2", "t3"]
+OTHERS = ["n0", "n1", "n2"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """A finished output."""
+    made = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    assert made.run_here().returncode == 0
+    return made
+
+
+def files(place: ScriptedWorkplace) -> dict[str, bytes]:
+    """Final file, manifest and state, hidden ones as well."""
+    told = {"lock", "events.jsonl", "report.html", "invocations"}
+    paths = {path.relative_to(place.workdir): path for path in place.workdir.rglob("*") if path.is_file()}
+    return {str(name): path.read_bytes() for name, path in paths.items() if name.parts[0] not in told}
+
+
+def change(place: ScriptedWorkplace, **output: str) -> None:
+    """Other keys of the output."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"]["out"] |= output
+    place.config_path.write_text(yaml.safe_dump(config))
+
+
+def typo_in_column(place: ScriptedWorkplace) -> None:
+    """A column that is not there."""
+    change(place, column="txet")
+
+
+def source_gone(place: ScriptedWorkplace) -> None:
+    """No such file."""
+    place.source.unlink()
+
+
+def typo_in_model(place: ScriptedWorkplace) -> None:
+    """A model's folder that is not there."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["model"] = {"name": "./nowhere"}
+    place.config_path.write_text(yaml.safe_dump(config))
+
+
+def foreign_output(place: ScriptedWorkplace) -> None:
+    """A second output whose place is taken."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"]["second"] = config["outputs"]["out"]
+    place.config_path.write_text(yaml.safe_dump(config))
+    (place.workdir / "second.npy").write_bytes(b"somebody's")
+
+
+@pytest.mark.parametrize("spoil", [typo_in_column, source_gone, typo_in_model, foreign_output])
+def test_a_beginning_that_comes_to_nothing(
+    place: ScriptedWorkplace, spoil: Callable[[ScriptedWorkplace], None]
+) -> None:
+    """A config, source or model that is wrong ends the run with 78, and every file is as it was."""
+    before = files(place)
+    spoil(place)
+    spoiled = {name for name in files(place) if name not in before}
+    ended = place.run_here("--from-scratch")
+    assert ended.returncode == 78, ended.stderr
+    after = files(place)
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() - before.keys() == spoiled
+
+
+def test_what_was_there_is_kept_until_it_is_replaced(place: ScriptedWorkplace) -> None:
+    """While the new run has no final file the old one is kept; then it is removed, and nothing else is left of it."""
+    before = files(place)
+    place.write_source(OTHERS)
+    place.lay("n2", "terminate!")
+    ended = place.run_here("--from-scratch")
+    assert ended.returncode == 75, ended.stderr
+    assert not (place.workdir / "out.npy").exists()
+    kept = place.workdir / ".out.before"
+    assert (kept / "out.npy").read_bytes() == before["out.npy"]
+    assert (kept / "out.json").read_bytes() == before["out.json"]
+    assert str(kept) in ended.stderr
+
+    # Once more: what was begun since goes, what was finished stays.
+    ended = place.run_here("--from-scratch")
+    assert ended.returncode == 75, ended.stderr
+    assert (kept / "out.npy").read_bytes() == before["out.npy"]
+
+    place.lift("n2")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(OTHERS).tobytes()
+    assert not kept.exists()
+
+
+def test_finished_once_more(place: ScriptedWorkplace) -> None:
+    """Begun anew and completed in one run, from shards and back to one file."""
+    change(place, column="text")
+    for shards in (2, None):
+        place.write_source(OTHERS if shards else TEXTS)
+        config = yaml.safe_load(place.config_path.read_text())
+        config["outputs"]["out"]["shards"] = shards
+        place.config_path.write_text(yaml.safe_dump(config))
+        ended = place.run_here("--from-scratch")
+        assert ended.returncode == 0, ended.stderr
+        assert not (place.workdir / ".out.before").exists()
+        assert (place.workdir / "out").is_dir() == (shards is not None)
+        assert (place.workdir / "out.npy").exists() == (shards is None)
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between moving the final file and moving the state loses neither; the next beginning keeps the file."""
+    final = (place.workdir / "out.npy").read_bytes()
+    rename = Path.rename
+
+    def die(path: Path, target: Path) -> Path:
+        if path == place.workdir / "outputs" / "out":
+            raise OSError(5, os.strerror(5), str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        assert place.run_here("--from-scratch").returncode == 74
+    place.lay("t3", "terminate!")
+    assert place.run_here("--from-scratch").returncode == 75
+    assert (place.workdir / ".out.before" / "out.npy").read_bytes() == final
+    place.lift("t3")
+    assert place.run_here().returncode == 0
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()

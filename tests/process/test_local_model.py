@@ -1,0 +1,192 @@
+"""A model's folder: its digest tells what a worker would load, and a change during a run ends it with nothing mixed."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.errors import ExitCode, Halt
+from harness import Workplace, finish, kill, wait_for
+
+POOLING = "1_Pooling/config.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like a model's, with its pooling behind a link."""
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "modules.json").write_text("[]")
+    (made / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "config.json").write_text('{"mean": true}')
+    (made / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    return made
+
+
+def read(folder: Path) -> LocalModel:
+    """The folder as a run finds it."""
+    return LocalModel.read(folder, {})
+
+
+def test_folders_behind_links_count(folder: Path) -> None:
+    """A file in a folder that is a link is one of the model's, and another content gives another revision."""
+    before = read(folder)
+    assert POOLING in before.stamps
+    (folder / POOLING).write_text('{"mean": null}')
+    assert read(folder).revision != before.revision
+
+
+def test_links_in_a_circle(folder: Path) -> None:
+    """A link that leads back up is passed over, and the revision is that without it."""
+    before = read(folder).revision
+    (folder / "again").symlink_to(folder)
+    assert read(folder).revision == before
+
+
+def replace_pooling(folder: Path) -> None:
+    """Another content of the same length."""
+    (folder / POOLING).write_text('{"mean": null}')
+
+
+def add_adapter(folder: Path) -> None:
+    """A file more."""
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def remove_pooling(folder: Path) -> None:
+    """A file less."""
+    (folder / POOLING).unlink()
+
+
+def switch(folder: Path) -> None:
+    """A link that leads elsewhere."""
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"cls_": true}')
+    (folder / "1_Pooling").unlink()
+    (folder / "1_Pooling").symlink_to(other)
+
+
+@pytest.mark.parametrize("change", [replace_pooling, add_adapter, remove_pooling, switch])
+def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None:
+    """A file that is replaced, added, removed or switched is named, with exit code 78."""
+    model = read(folder)
+    model.check()
+    change(folder)
+    with pytest.raises(Halt, match="changed while the run was under way") as halt:
+        model.check()
+    assert halt.value.code is ExitCode.CONFIG
+    assert ("adapter_config.json" if change is add_adapter else POOLING) in halt.value.why
+
+
+def test_what_changes_nothing(folder: Path) -> None:
+    """Other times, hidden files, compiled code and the same bytes again are no change."""
+    model = read(folder)
+    os.utime(folder / POOLING, ns=(1, 1))
+    (folder / ".lock").touch()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "code.pyc").touch()
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    model.check()
+
+
+def test_put_back_is_not_settled(folder: Path, tmp_path: Path) -> None:
+    """A folder that was changed and put back, or switched there and back, has been touched since."""
+    model = read(folder)
+    mark = tmp_path / "spec.json"
+    mark.touch()
+    assert model.settled_since(mark.stat().st_mtime_ns + 1)
+
+    def later() -> bool:
+        mark.touch()
+        return mark.stat().st_mtime_ns > (folder / POOLING).stat().st_ctime_ns
+
+    wait_for(later)
+    assert model.settled_since(mark.stat().st_mtime_ns)
+    started_ns = mark.stat().st_mtime_ns
+    (folder / "1_Pooling").rename(tmp_path / "away")
+    (tmp_path / "away").rename(folder / "1_Pooling")
+    model.check()
+    assert not model.settled_since(started_ns)
+
+
+def texts(count: int) -> list[str]:
+    """Short ones."""
+    return [f"Commit number {number}" for number in range(count)]
+
+
+@pytest.fixture
+def model_copy(workplace: Workplace, minilm_path: Path) -> Path:
+    """A copy of the real model, its weights by a link."""
+    copied = workplace.folder / "model"
+    shutil.copytree(minilm_path, copied, ignore=shutil.ignore_patterns("*.safetensors"))
+    (copied / "model.safetensors").symlink_to(minilm_path / "model.safetensors")
+    return copied
+
+
+def change_pooling(model: Path) -> str:
+    """Take the first token's vector instead of the mean; returns what was there."""
+    before = (model / POOLING).read_text()
+    config = json.loads(before) | {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    (model / POOLING).write_text(json.dumps(config))
+    return before
+
+
+@pytest.mark.model
+def test_nothing_of_a_changed_model_is_committed(workplace: Workplace, model_copy: Path) -> None:
+    """Pooling edited after the first chunk ends the run with 78; put back, the run completes with one model's rows.
+
+    The second chunk's worker may have loaded either: what it left is not adopted.
+    """
+    workplace.write_source(texts(30))
+    workplace.write_config("sentence-transformers", model__name=str(model_copy))
+    process = workplace.start("run", str(workplace.config_path))
+    wait_for(lambda: list(workplace.workdir.glob("outputs/out/chunks/000/*.npy")))
+    before = change_pooling(model_copy)
+    ended = finish(process)
+    assert ended.returncode == 78, ended.stderr
+    assert "was changed while the run was under way" in ended.stderr
+    assert POOLING in ended.stderr
+    assert not (workplace.workdir / "out.npy").exists()
+    assert not list(workplace.workdir.glob("outputs/out/attempts/*/*/result.json"))
+
+    refused = workplace.run()
+    assert refused.returncode == 78, refused.stderr
+    assert "model.revision" in refused.stderr
+
+    (model_copy / POOLING).write_text(before)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    from sentence_transformers import SentenceTransformer
+
+    plain = SentenceTransformer(str(model_copy), device="cpu").encode(texts(30), show_progress_bar=False)
+    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.model
+def test_a_killed_run_leaves_nothing_of_a_changed_model(workplace: Workplace, model_copy: Path) -> None:
+    """Where the run is killed before it notices, and the folder is put back, a finished attempt is not adopted."""
+    workplace.write_source(texts(10))
+    workplace.write_config("sentence-transformers", model__name=str(model_copy), chunk__size=10)
+    process = workplace.start("run", str(workplace.config_path))
+    attempt = wait_for(lambda: next(workplace.workdir.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
+    before = change_pooling(model_copy)  # the worker still imports its libraries
+    wait_for(lambda: any(event["event"] == "go" for event in workplace.events()))
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: (attempt / "result.json").exists())
+    kill(process)
+    (model_copy / POOLING).write_text(before)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    from sentence_transformers import SentenceTransformer
+
+    plain = SentenceTransformer(str(model_copy), device="cpu").encode(texts(10), show_progress_bar=False)
+    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)

@@ -1,0 +1,25 @@
+"""What `run` refuses of a config, `plan` and `doctor` refuse in the same words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripted_workplace import ScriptedWorkplace
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "prompt_name": ({"encode__prompt_name": "query"}, "encode.prompt_name names a prompt of the model"),
+    "batch_tokens": ({"encode__batch_tokens": 512}, "encode.batch_tokens cannot hold for a plug-in encoder"),
+    "textfile": ({"metrics__textfile": "nowhere/figures.prom"}, "metrics.textfile: there is no folder"),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
+@pytest.mark.parametrize("which", REFUSED)
+def test_refused_by_all(tmp_path: Path, command: str, which: str) -> None:
+    """A config that cannot work ends each of the three with 78."""
+    changes, words = REFUSED[which]
+    place = ScriptedWorkplace.make(tmp_path / "place", ["t0"], **changes)
+    ended = place.here(command, str(place.config_path))
+    assert ended.returncode == 78, ended.stderr
+    assert words in " ".join((ended.stdout + ended.stderr).split())
