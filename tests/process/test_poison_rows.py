@@ -373,7 +373,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])
-@pytest.mark.parametrize("name", ["parts/000001/index.json", "parts/000001/4-5*.npy", "quarantine/000000.json"])
+@pytest.mark.parametrize("name", ["parts/000001/index.json", "parts/000001/*.npy", "quarantine/000000.json"])
 def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     """What is damaged is computed again, and the result is the same."""
     place = halfway.copy(tmp_path / "place")
@@ -413,4 +413,5 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ended.returncode == 3, ended.stderr
     assert "chunk 0 is damaged and will be computed again" in ended.stderr
     assert_quarantined(place, FEW[:4], [1])
-    assert place.calls()[-1] == [f"t{text}" for text in range(damaged[0].start, damaged[0].stop)]
+    part = damaged[0]
+    assert place.calls()[-1] == [f"t{text}" for text in range(part.start, part.stop) if text not in part.holes]

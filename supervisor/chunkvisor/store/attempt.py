@@ -139,7 +139,7 @@ def gather(
 def drop_bulk(files: AttemptFiles) -> None:
     """Remove the vectors of a failed attempt, and the texts of those before it; its own can be tried by hand."""
     with contextlib.suppress(OSError):
-        for path in (files.vectors, files.vectors.with_name(f".{files.vectors.name}.tmp")):
+        for path in (files.vectors, files.partial):
             path.unlink(missing_ok=True)
         for folder in files.folder.parent.iterdir():
             if folder.name.isdecimal() and int(folder.name) < int(files.folder.name):
