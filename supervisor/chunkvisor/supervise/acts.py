@@ -183,8 +183,7 @@ class Acts:
         else:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
-        whole = not task.skip and (task.start, task.stop) == self._outputs[task.output].bounds(task.chunk)
-        kind = AttemptInterrupted if verdict.asked_for else AttemptFailed if whole else PartFailed
+        kind = AttemptInterrupted if verdict.asked_for else PartFailed if task.part else AttemptFailed
         output, chunk, attempt = self._named(record.worker, task)
         told = kind(
             output,

@@ -1,0 +1,92 @@
+"""What is encoded stays encoded: however an attempt ends, its finished batches are taken over and not made again."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import expected, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+MANY = [f"text {number}" for number in range(1000)]
+
+
+def workplace(folder: Path, texts: list[str], **changes: object) -> ScriptedWorkplace:
+    """A chunk of all texts, in calls of 32 texts: four batches of eight."""
+    return ScriptedWorkplace.make(folder, texts, **{"chunk__size": len(texts), "encode__batch_size": 8, **changes})
+
+
+def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, object]]:
+    """Events of these names, of all runs."""
+    return [event for event in place.events() if event["event"] in names]
+
+
+def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
+    """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (docs/how-it-works.md says so)."""
+    place = workplace(tmp_path / "place", MANY)
+    place.lay("text 777", "crash!")
+
+    ended = place.run_here()
+
+    assert ended.returncode == 3, ended.stderr
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [777]
+    assert len(events_of(place, "attempt_started")) <= 8
+    encoded = Counter(text for call in place.calls() for text in call)
+    del encoded["text 777"]
+    assert sum(encoded.values()) <= 1.1 * 999
+    good = [row for row in range(1000) if row != 777]
+    np.testing.assert_array_equal(place.vectors()[good], expected(MANY)[good])
+
+
+@pytest.mark.parametrize("fault", ["crash", "oom", "value_error", "device_assert", "kill_worker", "terminate"])
+def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) -> None:
+    """Only the call under way is made again, and the next attempt gets no text that has its vector."""
+    texts = MANY[:200]
+    place = workplace(tmp_path / "place", texts)
+    place.lay("text 150", fault)
+
+    ended = place.run_here()
+
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    twice = {text for text, count in Counter(text for call in place.calls() for text in call).items() if count > 1}
+    assert twice <= set(texts[128:160])
+    assert [event["texts"] for event in events_of(place, "batches_kept")] == [128]
+    assert "128 texts were encoded before the attempt failed, and are kept" in ended.stderr
+
+
+def test_a_killed_supervisor_costs_batches_not_chunks(tmp_path: Path) -> None:
+    """What its worker had written is adopted by the next run."""
+    texts = MANY[:200]
+    place = workplace(tmp_path / "place", texts)
+    place.lay("text 150", "kill_both")
+
+    assert place.run().returncode != 0
+    ended = place.run_here()
+
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    counts = Counter(text for call in place.calls() for text in call)
+    assert {text for text, count in counts.items() if count > 1} <= set(texts[128:160])
+
+
+def test_a_run_that_is_stopped_at_once_keeps_its_batches(tmp_path: Path) -> None:
+    """The second SIGTERM ends the workers; the next run goes on behind what they had written."""
+    texts = MANY[:200]
+    place = workplace(tmp_path / "place", texts)
+    place.lay("text 150", "wait")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 5)
+    process.terminate()
+    wait_for(lambda: events_of(place, "draining"))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+    ended = place.run_here()
+
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    counts = Counter(text for call in place.calls() for text in call)
+    assert {text for text, count in counts.items() if count > 1} <= set(texts[128:160])
