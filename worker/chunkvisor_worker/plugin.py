@@ -74,7 +74,8 @@ class PluginEncoder:
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
         rows, _ = limits.of_length(0)
-        step = rows * BATCHES_PER_CALL if rows > 1 else 1  # alone, so that one that fails is known
+        alone = rows == 1 < limits.rows  # one by one is how a text that fails is looked for
+        step = 1 if alone else rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)

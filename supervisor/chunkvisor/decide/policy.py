@@ -64,7 +64,7 @@ class History:
     tries: Mapping[Outcome, int] = field(default_factory=dict)
     """Charged failures of this chunk, by outcome."""
     worked_before: bool = False
-    """Whether this run has committed a chunk of this output."""
+    """Whether this run has kept vectors of this output."""
     waited_s: float = 0
     """How long this cause is waited for by now while nothing has succeeded anywhere: wall time of one spell."""
     spell_s: float = 0

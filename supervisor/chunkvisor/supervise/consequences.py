@@ -95,6 +95,9 @@ class Consequences:
         texts = [text for text in task.wanted if text not in end.saved]
         self._keep(end, tuple(text - task.start for text in texts))
         self._history.stored(task, end.now_s)
+        self._history.worked(task.output)
+        if not texts:
+            self._say(do.Record(end.worker, task, end.verdict))
         return replace(end, task=task.of(texts), begun=task, saved=frozenset()) if texts else None
 
     def _fail(self, end: AttemptEnd) -> None:
@@ -262,7 +265,7 @@ class Consequences:
         if kept is not None and holes and not kept.saved:
             self._put_parts(task, [self._part_of(kept, [task.start + row], hole=True) for row in holes])
         if whole:
-            self._history.committed(task.output)
+            self._history.worked(task.output)
             for kind in self._fleet.kinds:
                 self._say_if(self._book.confirm(kind))
             self._joins.begin_if_complete(task.output)

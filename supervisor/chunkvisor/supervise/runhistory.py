@@ -70,7 +70,7 @@ class RunHistory:
         self._barren_chunks = 0
         self._fruitless = 0
         self._worked: set[int] = set()
-        """Outputs of which this run has committed a chunk."""
+        """Outputs of which this run has kept vectors."""
 
     def before(self, end: AttemptEnd) -> History:
         """What the policy is to know beside the verdict."""
@@ -165,6 +165,6 @@ class RunHistory:
         self._fleet.success_s = now_s
         self._tries.pop(task.key, None)
 
-    def committed(self, output: int) -> None:
-        """A chunk of the output was committed."""
+    def worked(self, output: int) -> None:
+        """Vectors of the output were made and kept."""
         self._worked.add(output)

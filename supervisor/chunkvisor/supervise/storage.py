@@ -66,7 +66,7 @@ class Storage:
                 output.ledger.parts(task.chunk).add(task.start, task.stop, vectors, digest, tuple(without))
         except OSError as error:
             return self._not_stored(task, error)
-        if not holes:
+        if not holes and not failed:
             shutil.rmtree(files.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
                 files.folder.parent.rmdir()
