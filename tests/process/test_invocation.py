@@ -97,20 +97,17 @@ def test_is_secret(name: str, secret: bool) -> None:
 
 
 def test_without_secrets() -> None:
-    """Tokens, credentials in addresses and the addresses of notices are left out; the rest stays as it is."""
+    """All of env, tokens, credentials in addresses and the addresses of notices are left out; the rest stays."""
     values = {
         "env": {"HF_TOKEN": "hf_abc", "HF_ENDPOINT": "https://me:pw@hub.example/x", "PIN_KEY": 12, "A": None},
+        "kwargs": {"HF_ENDPOINT": "https://me:pw@hub.example/x", "api_key": "abc"},
         "notify": ["slack://tokenA/tokenB", "mailto://me:pw@example.org"],
         "encode": {"batch_tokens": 4096, "normalize": True},
         "workdir": "w",
     }
     assert without_secrets(values) == {
-        "env": {
-            "HF_TOKEN": LEFT_OUT,
-            "HF_ENDPOINT": f"https://{LEFT_OUT}@hub.example/x",
-            "PIN_KEY": LEFT_OUT,
-            "A": None,
-        },
+        "env": dict.fromkeys(("HF_TOKEN", "HF_ENDPOINT", "PIN_KEY", "A"), LEFT_OUT),
+        "kwargs": {"HF_ENDPOINT": f"https://{LEFT_OUT}@hub.example/x", "api_key": LEFT_OUT},
         "notify": [f"slack://{LEFT_OUT}", f"mailto://{LEFT_OUT}"],
         "encode": {"batch_tokens": 4096, "normalize": True},
         "workdir": "w",
@@ -142,7 +139,7 @@ def newest(place: ScriptedWorkplace) -> InvocationFiles:
 def test_what_a_run_leaves(place: ScriptedWorkplace) -> None:
     """Log, config, surroundings and summary of a run with a fault; the log has every line that standard error had."""
     place.lay("t2", "crash")
-    place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PLAIN="shown")
+    place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PGPASS="hush")
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     files = newest(place)
@@ -152,7 +149,7 @@ def test_what_a_run_leaves(place: ScriptedWorkplace) -> None:
     assert "crashed" in log
     config = yaml.safe_load(files.config.read_text())
     assert config["chunk"]["size"] == 2
-    assert config["env"] | {"PYTHONPATH": ""} == {"MY_TOKEN": LEFT_OUT, "PLAIN": "shown", "PYTHONPATH": ""}
+    assert config["env"] == dict.fromkeys(("MY_TOKEN", "PGPASS", "PYTHONPATH"), LEFT_OUT)
     assert "hush" not in "".join(path.read_text() for path in files.folder.iterdir())
     assert json.loads(files.environment.read_text())["worker_versions"]
     summary = json.loads(files.summary.read_text())

@@ -80,6 +80,8 @@ def is_secret(name: str) -> bool:
 def without_secrets(value: Any, name: str = "") -> Any:
     """Plain values once more, with the secrets replaced; `name` is the key that the value stands under."""
     if isinstance(value, Mapping):
+        if name == "env":
+            return dict.fromkeys(value, LEFT_OUT)  # what a person hands to workers may be anything
         return {key: without_secrets(item, str(key)) for key, item in value.items()}
     if value is None or isinstance(value, bool | float):
         return value
