@@ -1,7 +1,6 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from damaged import empty, flip, truncate
 from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
 
@@ -353,23 +353,6 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
     assert "index.json" in names
     assert len(names) == 2
     return Halfway(place)
-
-
-def truncate(path: Path) -> None:
-    """Half of it is left."""
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def empty(path: Path) -> None:
-    """Nothing is left."""
-    os.truncate(path, 0)
-
-
-def flip(path: Path) -> None:
-    """One bit is another."""
-    data = bytearray(path.read_bytes())
-    data[len(data) * 2 // 3] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from chunkvisor.ingest import rowcount
+from chunkvisor.ingest import table
 from chunkvisor.ingest.rowcount import rows_of
+from chunkvisor.ingest.table import StagedTable
 
 
 class Table:
     """Seven rows of three texts."""
 
     rows, distinct = 7, 3
+    row_blocks = StagedTable.row_blocks
 
     def row_text(self, start: int, stop: int) -> object:
         """As of a staged table."""
@@ -19,6 +21,6 @@ class Table:
 
 def test_rows_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text has its own count, over blocks of rows; none is asked for, none is told."""
-    monkeypatch.setattr(rowcount, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
     assert rows_of(Table(), [1, 0]) == {0: 2, 1: 4}  # type: ignore[arg-type]  # all that it asks
     assert rows_of(Table(), []) == {}  # type: ignore[arg-type]  # all that it asks

@@ -10,8 +10,6 @@ import numpy as np
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.versions import Stretch
 
-_ROWS_AT_ONCE = 1 << 20
-
 
 def share_of_rows(
     stretches: Sequence[Stretch], first: Mapping[str, str], table: StagedTable
@@ -24,7 +22,6 @@ def share_of_rows(
             sets.append(stretch.versions)
         owner[stretch.start : stretch.stop] = sets.index(stretch.versions)
     rows = np.zeros(len(sets), dtype=np.int64)
-    for start in range(0, table.rows, _ROWS_AT_ONCE):
-        texts = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
+    for texts in table.row_blocks():
         rows += np.bincount(owner[texts], minlength=len(sets))
     return [(int(count), versions) for count, versions in zip(rows, sets, strict=True) if count]

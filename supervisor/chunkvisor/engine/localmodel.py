@@ -6,13 +6,15 @@ It never loads a model. Links are followed, to folders as well: what a worker wo
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from chunkvisor.errors import config_error
 from chunkvisor.store.stamp import Stamp, stamp_file
+
+NAME_REMEDY = "check model.name: the folder of a model (relative to the config file), or its hub id"
 
 
 @dataclass(slots=True)
@@ -30,11 +32,7 @@ class LocalModel:
         Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError.
         """
         files = model_files(folder)
-        if not any(path.name in ("config.json", "modules.json") for path in files):
-            raise config_error(
-                f"{folder} holds no model: it has neither config.json nor modules.json",
-                remedy="check model.name: the folder of a model, or its hub id",
-            )
+        require_model(folder, {path.name for path in files})
         stamps = {}
         for path in files:
             on_wait()
@@ -92,6 +90,12 @@ class LocalModel:
         for path in model_files(self.folder):
             found += [path.lstat(), path.stat(), path.parent.lstat()]
         return all(state.st_ctime_ns < time_ns for state in found)
+
+
+def require_model(folder: Path | str, names: Set[str]) -> None:
+    """Raises Halt (78) where no file by these names tells what the folder's model is."""
+    if names.isdisjoint({"config.json", "modules.json"}):
+        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,11 @@ from chunkvisor.config.model import ModelConfig
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Wait
-from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.engine.localmodel import NAME_REMEDY, LocalModel, require_model
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
-
-_REMEDY = "check model.name: the folder of a model (relative to the config file), or its hub id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +130,12 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
             names = set(os.listdir(model.name))  # noqa: PTH208 - the names alone are wanted
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
-        _require_model(model.name, names)
+        require_model(model.name, names)
         return ModelSource(model.name, model.revision)
     if model.name.startswith(("/", "./", "../", "~")):
-        raise config_error(f"there is no model folder {model.name}", remedy=_REMEDY)
+        raise config_error(f"there is no model folder {model.name}", remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
     return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
-
-
-def _require_model(folder: str, names: Set[str]) -> None:
-    if names.isdisjoint({"config.json", "modules.json"}):
-        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=_REMEDY)
 
 
 def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:

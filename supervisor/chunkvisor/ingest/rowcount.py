@@ -9,8 +9,6 @@ import numpy as np
 
 from chunkvisor.ingest.table import StagedTable
 
-_ROWS_AT_ONCE = 1 << 20
-
 
 def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
     """Rows of each of the texts, by its number. Raises DamagedError, OSError."""
@@ -18,8 +16,7 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
         return dict.fromkeys(texts, 1)
     wanted = np.unique(np.asarray(texts, dtype=np.int64))
     counts = np.zeros(len(wanted), dtype=np.int64)
-    for start in range(0, table.rows if len(wanted) else 0, _ROWS_AT_ONCE):
-        found = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
+    for found in table.row_blocks() if len(wanted) else ():
         hits = found[np.isin(found, wanted)]
         counts += np.bincount(np.searchsorted(wanted, hits), minlength=len(wanted))
     return dict(zip(wanted.tolist(), counts.tolist(), strict=True))

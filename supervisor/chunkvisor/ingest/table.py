@@ -25,6 +25,7 @@ from chunkvisor_worker.contract.files import open_regular
 _VERSION = 1
 _ITEM_BYTES = 8
 _EACH = 4096
+_ROWS_AT_ONCE = 1 << 20
 """Texts that are held at a time."""
 
 
@@ -126,6 +127,11 @@ class StagedTable:
         """Numbers of the texts of rows start..stop; shape (stop - start,)."""
         _check_range(start, stop, self.rows)
         return _read_array(TableFiles(self.folder).row_text, "<i8", start, stop).astype(np.int64)
+
+    def row_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Numbers of the texts of all rows, in order, a million rows at a time."""
+        for start in range(0, self.rows, _ROWS_AT_ONCE):
+            yield self.row_text(start, min(start + _ROWS_AT_ONCE, self.rows))
 
     def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """First rows of the distinct texts start..stop; shape (stop - start,)."""
