@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.assemble.versionshare import share_of_rows
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.slices import Slice
 from chunkvisor.store.versions import Stretch, VersionNotes, differences, read_stretches
@@ -105,6 +106,7 @@ def test_share_of_rows() -> None:
 
     class Table:
         rows, distinct = 5, 3
+        row_blocks = StagedTable.row_blocks
 
         def row_text(self, start: int, stop: int) -> object:
             import numpy as np
