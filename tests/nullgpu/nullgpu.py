@@ -96,7 +96,9 @@ class NullGpu:
         argv: str = "",
         environment: str = "",
     ) -> None:
-        """Add a fault: a CUDA error code, "hang", "kill", "kill:6" or "slow:2.5", at a place such as "launch:35".
+        """Add a fault at a place such as "launch:35": a CUDA error code, "hang", "hold", "kill", "kill:6", "slow:2.5".
+
+        A process that is held goes on when the fault is taken out (`mend`).
 
         Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any function's name; with
         ":N" the Nth, ":N+" from it on, ":N-M". `process` is the place in the order in which processes first asked the

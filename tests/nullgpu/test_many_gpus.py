@@ -36,6 +36,16 @@ def device_of(workplace: GpuWorkplace) -> dict[tuple[int, int], int]:
     return {(each["chunk"], each["attempt"]): each["device"] for each in workplace.named("attempt_started")}
 
 
+def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
+    """Device -> how many rows a batch of the longest texts had in each attempt that has begun there."""
+    device = device_of(workplace)
+    rows: dict[int, set[int]] = {}
+    for each in workplace.named("go"):
+        least = min([each["rows"], *(tier["rows"] for tier in each["tiers"])])
+        rows.setdefault(device[each["chunk"], each["attempt"]], set()).add(least)
+    return rows
+
+
 def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
     """Start the run; it has committed so many chunks now."""
     run = workplace.start("run", str(workplace.config_path))
@@ -52,8 +62,12 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     workplace.write_source(texts(64 * 30, words=500))
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
     workplace.write_model_config(**limits, **{"workers.start": "warm"})
-    run = begin(workplace, commits=8)
+    for number in (0, 2, 4, 5, 6, 7):
+        workplace.gpu.fault("hold", "launch:30", gpu=number)  # in its first batch; the small ones go on
+    run = begin(workplace, commits=0)
+    wait_for(lambda: set(range(8)) <= {*(tried := batches_by_device(workplace))} and 32 in tried[1] | tried[3], 280)
     workplace.gpu.lose(4)
+    workplace.gpu.mend()
     ended = finish(run, 280)
     assert ended.returncode == 0, ended.stderr
     assert workplace.vectors().shape == (64 * 30, 64)
@@ -63,13 +77,10 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     assert dropped["device"] == "Null B (GPU-41f00000)"
     assert "Null B (GPU-41f00000) is left out from now on, 7 go on: the GPU has fallen off the bus" in ended.stderr
 
+    tried = batches_by_device(workplace)
+    assert set().union(*(tried[number] for number in range(8) if sizes[number] != small)) == {64}
+    assert tried[1] | tried[3] == {64, 32}
     device = device_of(workplace)
-    rows: dict[bool, list[int]] = {True: [], False: []}
-    for each in workplace.named("go"):
-        on_small = sizes[device[each["chunk"], each["attempt"]]] == small
-        rows[on_small].append(min([each["rows"], *(tier["rows"] for tier in each["tiers"])]))
-    assert set(rows[False]) == {64}
-    assert set(rows[True]) == {64, 32}
     failed = [(each["outcome"], device[each["chunk"], each["attempt"]]) for each in workplace.named("attempt_failed")]
     assert {outcome for outcome, number in failed if number in (1, 3)} == {"gpu_oom"}
     assert {number for _, number in failed} <= {1, 3, 4}
