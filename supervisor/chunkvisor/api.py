@@ -98,11 +98,13 @@ def run(
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     max_rows: int | None = None,
     from_scratch: bool = False,
+    update: bool = False,
     on_event: OnEvent | None = None,
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
-    `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
+    `set` has overrides such as "chunk.size=200"; with `update` changed sources are taken as
+    they are now, and only new texts encoded. Nothing is printed; `on_event` hears what happens, and
     `chunkvisor.observe.console.Console()` in its place prints the lines of the command. Rows that cannot be encoded are
     NaN, listed in the report, and warned of (QuarantineWarning).
 
@@ -110,7 +112,7 @@ def run(
     under way are done. Outside the main thread signals are not caught.
     """
     loaded = load(Path(config_path), tuple(set))
-    return _run(Request(loaded, max_rows, from_scratch), on_event)
+    return _run(Request(loaded, max_rows, from_scratch, update), on_event)
 
 
 def encode(

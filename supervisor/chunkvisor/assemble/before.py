@@ -1,4 +1,4 @@
-"""What an output was before it is begun anew: kept beside it, and removed once the new final file is published.
+"""What an output was before it is begun anew, or updated: kept beside it until the new final file is published.
 
 It never removes a finished file while no other one is in its place.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from chunkvisor.assemble.finalfiles import is_ours, place_of, remove_final
 from chunkvisor.assemble.manifest import read_recorded, shards_of
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.reuse import is_planned
 from chunkvisor_worker.contract.files import set_aside
 
 
@@ -42,10 +43,45 @@ def keep_before(layout: OutputLayout) -> Path:
     return layout.state.rename(state)
 
 
+def finish_switch(layout: OutputLayout) -> bool:
+    """Go on where a run was killed that was about to begin the next generation; whether that has begun. Raises OSError.
+
+    Only what was whole counts; of what was still being prepared the old state knows nothing.
+    """
+    if is_planned(layout.next):
+        switch(layout)
+        return True
+    shutil.rmtree(layout.next.state, ignore_errors=True)
+    return False
+
+
+def switch(layout: OutputLayout) -> None:
+    """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
+
+    Each step may be done twice. Raises OSError.
+    """
+    state, prepared = layout.state, layout.next
+    if not prepared.table.exists():
+        layout.table.rename(prepared.table)
+    if layout.published.exists():
+        shutil.copyfile(layout.published, prepared.published)  # what stands there is still ours
+    if state.exists():
+        if layout.before.is_symlink() or not layout.before.is_dir():
+            set_aside(layout.before, files_too=True)
+            layout.before.mkdir(mode=0o700)
+        # A state without a final file is of no use any more: what it had was copied.
+        kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
+        shutil.rmtree(kept, ignore_errors=True)
+        state.rename(kept)
+    prepared.state.rename(state)
+    shutil.rmtree(layout.before / "since", ignore_errors=True)
+
+
 def drop_before(layout: OutputLayout) -> None:
     """Remove what is kept: its place is taken. What somebody has put among the shards stays, beside them."""
     if layout.before.is_symlink() or not layout.before.is_dir():
         return
+    _drop_other_form(layout)
     for name in ("since", "state"):
         shutil.rmtree(layout.before / name, ignore_errors=True)
     for path in list(layout.before.iterdir()):
@@ -55,6 +91,16 @@ def drop_before(layout: OutputLayout) -> None:
             set_aside(kept, files_too=True)
             path.rename(kept)
     layout.before.rmdir()
+
+
+def _drop_other_form(layout: OutputLayout) -> None:
+    """Remove the final of the earlier generation where the new one is no file but shards, or no shards but a file."""
+    before, now = read_recorded(layout.earlier), read_recorded(layout)
+    if before is None or now is None or not layout.earlier.done.exists() or not layout.done.exists():
+        return
+    place, other = place_of(layout, shards_of(now)), place_of(layout, shards_of(before))
+    if place != other and is_ours(layout.earlier, other):
+        remove_final(other)
 
 
 def _finals(layout: OutputLayout) -> list[Path]:

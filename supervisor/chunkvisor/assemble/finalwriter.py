@@ -1,7 +1,9 @@
 """Writes the rows of a final in order, into one file or shards, and publishes all by one rename once verified."""
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,15 @@ def clear_partial(layout: OutputLayout) -> None:
     remove_final(layout.partial)
     if layout.partial_shards.is_dir():
         remove_final(layout.partial_shards)
+
+
+def remove_replaced(hidden: Path, place: Path) -> None:
+    """Remove what was replaced; what somebody has put among the shards is kept beside them. Raises OSError."""
+    remove_final(hidden)
+    if os.path.lexists(hidden):
+        kept = place.with_name(f"{place.name}.before")
+        set_aside(kept, files_too=True)
+        hidden.replace(kept)
 
 
 class FinalWriter:
@@ -96,6 +107,11 @@ class FinalWriter:
             part = self._parts[owner]
             yield part, len(npy_header(part.rows, self._dimension)), owners == owner
 
+    def stamps(self) -> tuple[Stamp, ...]:
+        """A stamp for each file of what is complete, before it has its final name. Raises OSError."""
+        assert len(self._digests) == len(self._parts)
+        return tuple(stamp_as(part.path, digest) for part, digest in zip(self._parts, self._digests, strict=True))
+
     def publish(self) -> tuple[Stamp, ...]:
         """Give what is complete its final name; returns a stamp for each file. Raises OSError.
 
@@ -111,11 +127,15 @@ class FinalWriter:
             marks.append(mark_of(place))
         # Before the rename: whoever finds the file after a kill knows it by this.
         write_sealed(self._layout.published, {"marks": marks})
+        hidden = self._layout.replaced(self._shards)
+        in_the_way = len(marks) == 2 and self._shards is not None
         if len(marks) == 1:
             set_aside(place, files_too=True)
-        elif self._shards is not None:
-            remove_final(place)  # no rename replaces a folder that is not empty
+        elif in_the_way:
+            place.replace(hidden)  # no rename replaces a folder that is not empty
         self._partial.replace(place)
+        if in_the_way:
+            remove_replaced(hidden, place)
         sync_folder(self._layout.workdir)
         parts = parts_of(place, self._rows, self._shards)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))

@@ -4,19 +4,19 @@ A final file is removed only when another one with the same rows is in its place
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.finalfiles import place_of, remove_final, strays
-from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.finalwriter import FinalWriter, remove_replaced
 from chunkvisor.assemble.manifest import (
     describe_files,
+    finish_publishing,
     publish_manifest,
     read_finished,
     read_recorded,
     recorded_parts,
+    replaces_another,
     shards_of,
 )
 from chunkvisor.events.event import Emit
@@ -35,7 +35,10 @@ def keep_finished(
     Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
     to stop. Raises OSError.
     """
+    finish_publishing(layout)
     _finish_cutting(layout)
+    if replaces_another(layout):
+        return None
     manifest = read_finished(layout)
     if manifest is not None and manifest.get("fingerprint") == fingerprint:
         as_asked = _as_many(manifest["rows"], shards)
@@ -80,17 +83,8 @@ def _cut_anew(
     values = {name: value for name, value in manifest.items() if name not in ("digest", "shards")}
     values |= describe_files(layout, shards, manifest["rows"], stamps)
     publish_manifest(layout, values, stamps)
-    _remove(hidden, old)
+    remove_replaced(hidden, old)
     return values
-
-
-def _remove(hidden: Path, place: Path) -> None:
-    """Remove what was replaced; what somebody has put among the shards is kept beside them."""
-    remove_final(hidden)
-    if os.path.lexists(hidden):
-        kept = place.with_name(f"{place.name}.before")
-        set_aside(kept, files_too=True)
-        hidden.replace(kept)
 
 
 def _finish_cutting(layout: OutputLayout) -> None:
@@ -99,10 +93,11 @@ def _finish_cutting(layout: OutputLayout) -> None:
         if not hidden.exists():
             continue
         if read_finished(layout) is not None:
-            _remove(hidden, old)
+            remove_replaced(hidden, old)
             continue
-        for new in (layout.final, layout.shards):
-            remove_final(new)
+        if not replaces_another(layout):
+            for new in (layout.final, layout.shards):
+                remove_final(new)
         set_aside(old, files_too=True)
         hidden.replace(old)
 

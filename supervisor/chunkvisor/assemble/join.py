@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.chunkreader import ChunkDamagedError, ChunkReader
+from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.textvectors import Taken, TakenDamagedError, TextVectors
+from chunkvisor.decide.bisect import BadText
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.reuse import ENCODED
 from chunkvisor.store.stamp import Stamp
 
 _ROWS_AT_ONCE = 1 << 18
@@ -33,25 +36,33 @@ class Final:
     """(row, number of its text) of every row that has no vector and is NaN, in order."""
 
 
-def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], shards: int | None = None) -> Final:
+def assemble(
+    ledger: Ledger,
+    table: StagedTable,
+    on_block: Callable[[], None],
+    shards: int | None = None,
+    taken: Taken | None = None,
+    on_written: Callable[[Final], None] = lambda _: None,
+) -> Final:
     """Write, verify and publish the final file, or `shards` of it.
 
     Row i gets the vector of text `row_text[i]`. Texts are numbered in the order of their first row, so the chunks are
     read once, from the first to the last; a row whose text came before gets its vector from what is already
-    written. Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError.
+    written. Calls `on_block` now and then; it may raise to stop. `on_written` gets what is verified, before it is
+    published. Raises ChunkDamagedError, TakenDamagedError, OSError.
     """
     assert ledger.facts is not None
     layout, dimension = ledger.layout, ledger.facts.dimension
     per_block = max(1, BLOCK_BYTES // (4 * dimension))
-    with FinalWriter(layout, table.rows, dimension, shards) as writer, ChunkReader(ledger) as chunks:
-        bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
+    with FinalWriter(layout, table.rows, dimension, shards) as writer, TextVectors(ledger, taken) as vectors:
+        bad, nan_rows = np.fromiter(texts_without(ledger, taken), dtype=np.int64), list[tuple[int, int]]()
         room, spare = (np.empty((per_block, dimension), dtype="<f4") for _ in range(2))
         for rows in _blocks(table, per_block, writer.expect):
             block, new = room[: len(rows.ids)], spare[: rows.fresh]
             if rows.fresh == len(rows.ids):
-                chunks.fill(block)  # no text of the block came before, so its ids rise by one from row to row
+                vectors.fill(block)  # no text of the block came before, so its ids rise by one from row to row
             elif rows.fresh:
-                chunks.fill(new)
+                vectors.fill(new)
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
                 np.take(new, rows.ids - rows.seen, axis=0, out=block, mode="clip")
             if len(rows.old):
@@ -59,12 +70,31 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
             hits = np.flatnonzero(np.isin(rows.ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
             nan_rows += [(rows.first + int(row), int(rows.ids[row])) for row in hits]
             if len(others := np.setxor1d(writer.write(block), hits)):
-                chunk = int(rows.ids[others[0]]) // ledger.plan.chunk_size
-                raise ChunkDamagedError(chunk, "has other rows without a vector than its record says")
+                raise _other_rows(int(rows.ids[others[0]]), ledger, taken)
             on_block()
-        assert chunks.at_end
+        assert vectors.at_end
+        on_written(Final(writer.stamps(), dimension, writer.zero_rows, nan_rows))
         stamps = writer.publish()
     return Final(stamps, dimension, writer.zero_rows, nan_rows)
+
+
+def texts_without(ledger: Ledger, taken: Taken | None) -> dict[int, BadText]:
+    """Texts that have no vector, by number."""
+    if taken is None:
+        return ledger.bad
+    own = {int(taken.reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
+    return {**taken.without, **own}
+
+
+def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:
+    """The text has no vector, or has one against its record."""
+    words = "has other rows without a vector than its record says"
+    if taken is not None:
+        where = taken.reuse.where(text, text + 1)[0]
+        if where["place"] != ENCODED:
+            return TakenDamagedError(f"{taken.reuse.places[where['place']].words} {words}")
+        text = int(where["row"])
+    return ChunkDamagedError(text // ledger.plan.chunk_size, words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
 from chunkvisor.assemble.join import Final
+from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
@@ -143,6 +144,45 @@ def publish_manifest(layout: OutputLayout, manifest: dict[str, Any], stamps: Seq
     """Write the manifest and the record of the finished output. Raises OSError."""
     write_sealed(layout.manifest, manifest)
     write_sealed(layout.done, asdict(_DoneRecord(manifest, tuple(stamps))))
+    layout.publishing.unlink(missing_ok=True)
+
+
+def announce(layout: OutputLayout, manifest: dict[str, Any]) -> None:
+    """Note the manifest of a final that is about to take the place of an earlier one. Raises OSError."""
+    write_sealed(layout.publishing, {"manifest": manifest})
+
+
+def finish_publishing(layout: OutputLayout) -> None:
+    """Write the records of a final that was announced and then published, by a run that was killed. Raises OSError.
+
+    An announced one that has not appeared is forgotten: it will be joined again.
+    """
+    announced = _unless_damaged(_read_announced, layout)
+    if announced is not None:
+        files = recorded_parts(layout, announced)
+        stamps = [Stamp(digest, _size(part.path), 0, 0, 0) for part, digest in files]
+        if all(stamp.holds(part.path) for stamp, (part, _) in zip(stamps, files, strict=True)):
+            publish_manifest(layout, announced, [stamp_as(part.path, digest) for part, digest in files])
+    layout.publishing.unlink(missing_ok=True)
+
+
+def replaces_another(layout: OutputLayout) -> bool:
+    """Whether the manifest and the final files that are there are those of an earlier generation. Raises OSError."""
+    if layout.done.exists() or not layout.earlier.done.exists():
+        return False
+    manifest, fixed = _unless_damaged(read_manifest, layout), _unless_damaged(read_fixed, layout)
+    return manifest is not None and fixed is not None and manifest["fingerprint"] != fixed.identity.fingerprint
+
+
+def earlier_holds(layout: OutputLayout, digest: str) -> bool:
+    """Whether the final files of the earlier generation are there, and those of that digest. Raises OSError."""
+    done = _unless_damaged(_read_done, layout.earlier)
+    if done is None or done.manifest["digest"] != digest:
+        return False
+    files = recorded_parts(layout, done.manifest)
+    return len(files) == len(done.final) and all(
+        stamp.holds(part.path) for stamp, (part, _) in zip(done.final, files, strict=True)
+    )
 
 
 def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
@@ -153,7 +193,7 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
     """
     done, manifest = _unless_damaged(_read_done, layout), _unless_damaged(read_manifest, layout)
     record = done.manifest if done is not None else manifest
-    if record is None:
+    if record is None or replaces_another(layout):
         return None
     files = recorded_parts(layout, record)
     stamps = done.final if done is not None else [Stamp(digest, _size(part.path), 0, 0, 0) for part, digest in files]
@@ -197,6 +237,15 @@ def _read_done(layout: OutputLayout) -> _DoneRecord | None:
     if done is not None:
         _check(done.manifest, layout.done)
     return done
+
+
+def _read_announced(layout: OutputLayout) -> dict[str, Any] | None:
+    content = read_sealed(layout.publishing)
+    manifest = content.get("manifest") if content is not None else None
+    if isinstance(manifest, dict):
+        _check(manifest, layout.publishing)
+        return manifest
+    return None
 
 
 def _check(manifest: dict[str, Any], path: Path) -> None:

@@ -23,5 +23,5 @@ def share_of_rows(
         owner[stretch.start : stretch.stop] = sets.index(stretch.versions)
     rows = np.zeros(len(sets), dtype=np.int64)
     for texts in table.row_blocks():
-        rows += np.bincount(owner[texts], minlength=len(sets))
+        rows += np.bincount(owner[texts[texts >= 0]], minlength=len(sets))  # the others' texts are not its own
     return [(int(count), versions) for count, versions in zip(rows, sets, strict=True) if count]

@@ -33,6 +33,9 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     callback=_parsed,
     help="Work on the Kth of N shares of the chunks, beside the runs that work on the others.",
 )
+@click.option(
+    "--update", is_flag=True, help="Take changed sources as they are now; encode only new texts."
+)
 @click.option("--from-scratch", is_flag=True, help="Begin anew; what is there goes once new files are.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @show_options
@@ -41,6 +44,7 @@ def run(
     overrides: tuple[str, ...],
     max_rows: int | None,
     of_slice: "Slice | None",
+    update: bool,
     from_scratch: bool,
     yes: bool,
     quiet: bool,
@@ -63,12 +67,15 @@ def run(
             "--from-scratch would take away what the other slices have done. Use it in a run without --slice, or name "
             "another workdir: --set workdir=NEW."
         )
+    if update and (from_scratch or of_slice is not None):
+        other = "--from-scratch, which discards what --update keeps" if from_scratch else "--slice"
+        raise click.UsageError(f"--update is not for a run with {other}: begin the update without it.")
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
         if from_scratch and not yes and sys.stdin.isatty():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
         observers = Observers(observer, guarded=[service_manager()])
-        code = run(Request(loaded, max_rows, from_scratch, slice=of_slice), observers)
+        code = run(Request(loaded, max_rows, from_scratch, update, slice=of_slice), observers)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

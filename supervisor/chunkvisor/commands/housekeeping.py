@@ -7,11 +7,14 @@ from pathlib import Path
 
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
+from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor_worker.contract.files import write_atomic
 
 
 def retry(workdir: Path) -> int:
@@ -36,9 +39,13 @@ def clean(workdir: Path) -> tuple[int, int]:
             manifest = read_finished(output)
             if manifest is None or manifest["quarantined"]:
                 continue
-            for unneeded in (output.chunks, output.attempts, output.table):
-                sizes += [path.stat().st_size for path in unneeded.rglob("*") if path.is_file()]
+            table = TableFiles(output.table)
+            for unneeded in (output.chunks, output.attempts, *table.arrays):
+                files = [unneeded] if unneeded.is_file() else unneeded.rglob("*")
+                sizes += [path.stat().st_size for path in files if path.is_file()]
                 shutil.rmtree(unneeded, ignore_errors=True)
+            for path in table.arrays:  # the index stays: by it, other outputs find the texts that have a vector here
+                path.unlink(missing_ok=True)
     return len(sizes), sum(sizes)
 
 
@@ -53,7 +60,11 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 def _reopen(layout: OutputLayout) -> int:
     try:
-        ledger = ledger_of(layout)
+        ledger, manifest = ledger_of(layout), read_finished(layout)
+        if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
+            # Its chunks have a part of it only: the next run takes all good rows over from its final file.
+            write_atomic(layout.again, b"")
+            return len(manifest["quarantined"])
     except DamagedError as error:
         raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
     if ledger is None:

@@ -318,6 +318,10 @@ class Config(Section):
     identity: Annotated[Strictness, expected('"standard" or "strict"')] = Strictness.STANDARD
     """standard = other versions of torch, transformers or sentence-transformers at a resume are noted in the manifest;
     strict = they are refused."""
+    reuse: values.Flag = True
+    """A text of which this workdir has a vector, under the same vector identity, is not encoded again."""
+    reuse_from: values.Folders = ()
+    """Other workdirs whose finished outputs are looked up, too, and never written."""
     device: values.Devices = ("cuda",)
     """cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself."""
     workers: WorkersConfig = WorkersConfig()

@@ -211,6 +211,12 @@ Devices = Annotated[
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
 Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
+Folders = Annotated[
+    tuple[Annotated[Path, BeforeValidator(joined), BeforeValidator(_text)], ...],
+    Field(max_length=100),
+    BeforeValidator(list_of_one),
+    expected("a folder, or a list of them", text=True),
+]
 FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a file", text=True)]
 Addresses = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],

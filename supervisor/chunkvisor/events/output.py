@@ -29,6 +29,38 @@ class OutputOpened(Event):
     texts_done: int = 0
 
 
+@event("{output}: {taken:,} of {texts:,} texts have vectors already; {encoded:,} are encoded{sources}")
+class TextsReused(Event):
+    """Some of its texts are not encoded again."""
+
+    output: str
+    texts: int
+    """Distinct texts of the output."""
+    taken: int
+    encoded: int
+    sources: str = ""
+    """In words, after a comma: where the vectors come from."""
+
+
+@event("{output}: generation {generation}, {rows_before:,} rows before, {rows:,} now")
+class GenerationBegun(Event):
+    """Its source has changed, and the run was told to take it as it is now."""
+
+    output: str
+    generation: int
+    rows_before: int
+    rows: int
+
+
+@event("{output}: nothing is taken over from {origin}: {problem}", Severity.CARE)
+class ReuseRefused(Event):
+    """What has vectors of its texts is damaged."""
+
+    output: str
+    origin: str
+    problem: str
+
+
 @event("{output}: complete already, {rows:,} rows x {dimension}, {path}")
 class OutputAlreadyComplete(Event):
     output: str

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from chunkvisor.ingest.spool import Batch, SpoolFiles, bins_at_once, write_all
 from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.textindex import RECORD
 from chunkvisor.store.pickrows import fill, pick_rows
 
 _BYTES_PER_ROW = 512
@@ -20,7 +21,7 @@ _BYTES_PER_ROW = 512
 
 
 def number_texts(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch], memory_limit_bytes: int) -> int:
-    """Write `row_text` and `first_row`; returns the number of distinct texts. Raises OSError.
+    """Write `row_text`, `first_row` and `index`; returns the number of distinct texts. Raises OSError.
 
     Texts are numbered in the order of their first rows. Equal hashes are taken for equal texts, see `spool`.
     """
@@ -28,9 +29,11 @@ def number_texts(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch
         open(scratch.hashes, "rb") as hashes,
         open(scratch.places, "rb") as places,
         open(scratch.firsts, "w+b", buffering=0) as firsts,
+        open(files.index, "wb", buffering=0) as index,
     ):
         for first_bin, last_bin in bins_at_once(batches, memory_limit_bytes // _BYTES_PER_ROW):
-            _find_firsts(hashes.fileno(), places.fileno(), firsts.fileno(), batches, first_bin, last_bin)
+            bins = slice(first_bin, last_bin + 1)
+            _find_firsts(hashes.fileno(), places.fileno(), firsts.fileno(), index.fileno(), batches, bins)
         return _number(files, firsts.fileno(), places.fileno(), batches)
 
 
@@ -65,17 +68,18 @@ def drop_repeats(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch
 
 
 def _find_firsts(
-    hashes_fd: int, places_fd: int, firsts_fd: int, batches: Sequence[Batch], first_bin: int, last_bin: int
+    hashes_fd: int, places_fd: int, firsts_fd: int, index_fd: int, batches: Sequence[Batch], bins: slice
 ) -> None:
-    """Write the first row of the same text for each row of these bins."""
-    slices = [(batch.first_row, *map(int, batch.bounds[[first_bin, last_bin]])) for batch in batches]
+    """Write the first row of the same text for each row of these bins, and append their texts to the index."""
+    slices = [(batch.first_row, *map(int, batch.bounds[bins][[0, -1]])) for batch in batches]
     hashes = np.concatenate(
         [_read(hashes_fd, "<u8", 2 * (row + start), 2 * (stop - start)) for row, start, stop in slices]
     )
     rows = np.concatenate(
         [row + _read(places_fd, "<u4", row + start, stop - start).astype(np.int64) for row, start, stop in slices]
     )
-    first_of = first_rows(hashes.reshape(-1, 2), rows)
+    first_of, texts = first_rows(hashes.reshape(-1, 2), rows)
+    write_all(index_fd, texts.tobytes())
     done = 0
     for row, start, stop in slices:
         os.lseek(firsts_fd, 8 * (row + start), os.SEEK_SET)
@@ -83,10 +87,15 @@ def _find_firsts(
         done += stop - start
 
 
-def first_rows(hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each of the rows the lowest one with the same hash; `hashes` has shape (len(rows), 2)."""
+def first_rows(
+    hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """For each of the rows the lowest one with the same hash; `hashes` has shape (len(rows), 2).
+
+    And, for each different hash in order, the `textindex.RECORD`.
+    """
     if not len(rows):
-        return rows
+        return rows, np.empty(0, dtype=RECORD)
     order = np.argsort(hashes[:, 1])
     ordered = hashes[order]
     same_half, same = ordered[1:, 1] == ordered[:-1, 1], (ordered[1:] == ordered[:-1]).all(axis=1)
@@ -98,7 +107,9 @@ def first_rows(hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]) -> n
     lowest = np.minimum.reduceat(rows[order], begins)
     found = np.empty(len(rows), dtype="<i8")
     found[order] = np.repeat(lowest, np.diff(np.append(begins, len(rows))))
-    return found
+    texts = np.empty(len(begins), dtype=RECORD)
+    texts["high"], texts["low"], texts["row"] = ordered[begins, 1], ordered[begins, 0], lowest
+    return found, texts
 
 
 def _number(files: TableFiles, firsts_fd: int, places_fd: int, batches: Sequence[Batch]) -> int:

@@ -66,7 +66,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     drop_repeats(paths, spooled, spool.batches)
     shutil.rmtree(scratch)
     _check_unchanged(sources, state)
-    for path in paths.arrays:
+    for path in (*paths.arrays, paths.index):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     write_record(

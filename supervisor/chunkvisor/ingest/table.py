@@ -43,14 +43,24 @@ class TableFiles:
     """int64, little-endian: number of each row's text."""
     first_row = Entry("folder", "first_row.bin")
     """int64, little-endian: first row of each text."""
+    index = Entry("folder", "index.bin")
+    """`textindex.RECORD`: hash and first row of each text, in the order of the hashes."""
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
     error = Entry("folder", "error.json")
     """JSON, in a folder that became no table: why not, as the parts of a Halt."""
 
+    def holds_index(self) -> bool:
+        """Whether there is an index, as the record has it. Raises OSError."""
+        try:
+            record = read_sealed(self.record)
+            return record is not None and Stamp(**record["stamps"][self.index.name]).holds(self.index)
+        except (DamagedError, KeyError, TypeError):
+            return False
+
     @property
     def arrays(self) -> tuple[Path, ...]:
-        """The files that `record` has stamps of."""
+        """The files that make the table; the index is found by the record, too, but may be missing."""
         return self.texts, self.offsets, self.row_text, self.first_row
 
 
@@ -183,7 +193,7 @@ def write_record(
 ) -> None:
     """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
-    stamps = {path.name: stamp_file(path) for path in paths.arrays}
+    stamps = _stamps(paths)
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
         "version": _VERSION,
@@ -211,9 +221,14 @@ def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
         raise ValueError("its numbers do not fit together")
 
 
+def _stamps(paths: TableFiles) -> dict[str, Stamp]:
+    # A table of an earlier version has no index.
+    return {path.name: stamp_file(path) for path in (*paths.arrays, paths.index) if path.exists()}
+
+
 def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
-    fresh = {path.name: stamp_file(path) for path in paths.arrays}
-    if any(fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
+    fresh = _stamps(paths)
+    if any(name in fresh and fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
         raise DamagedError(f"{paths.folder} is being altered")
     write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
 

@@ -17,9 +17,10 @@ from chunkvisor.events.progress import NewsLine
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import OutputState, Snapshot
-from chunkvisor.store.fixed import Plan, read_fixed, read_staged
+from chunkvisor.store.fixed import read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import Holder, read_holder
+from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import latest, lives
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
@@ -146,7 +147,7 @@ class Follower:
             with contextlib.suppress(DamagedError, OSError):
                 fixed, record = read_fixed(layout), read_staged(layout)
                 if fixed is not None and record is not None:
-                    self._sizes[name] = record.staged.rows, Plan(record.staged.distinct, fixed.chunk_size).count
+                    self._sizes[name] = record.staged.rows, work_of(layout, fixed, record.staged)[0].count
 
 
 def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str], sizes: Mapping[str, tuple[int, int]]) -> Snapshot:

@@ -14,6 +14,7 @@ from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.follow import RunFollower
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
+from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import all_runs, latest
 from chunkvisor.store.seal import DamagedError
 
@@ -171,12 +172,15 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     if fixed is None or record is None:
         return OutputStatus()
     rows, distinct = record.staged.rows, record.staged.distinct
-    plan = Plan(distinct, fixed.chunk_size)
+    try:
+        plan, _ = work_of(layout, fixed, record.staged)
+    except DamagedError:
+        return OutputStatus(rows, distinct_texts=distinct)
     if quarantined is not None:
         count = len(quarantined)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
     chunks = committed_chunks(layout, plan)
-    done = rows * plan.texts_in(chunks) // max(1, distinct)
+    done = rows * (distinct - plan.distinct + plan.texts_in(chunks)) // max(1, distinct)
     return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
 
 

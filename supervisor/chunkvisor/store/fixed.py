@@ -53,12 +53,15 @@ class Fixed:
     identity: Identity
     chunk_size: int
     """Distinct texts in a chunk."""
+    generation: int = 1
+    """Rises by one with each update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FixedRecord:
     identity: dict[str, Any]
     chunk_size: int
+    generation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,13 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
     identity = from_json(record.identity)
     if identity is None or record.chunk_size < 1:
         raise DamagedError(str(layout.identity))
-    return Fixed(identity, record.chunk_size)
+    return Fixed(identity, record.chunk_size, record.generation)
 
 
 def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
     """Write the record. Raises OSError."""
-    write_sealed(layout.identity, {"identity": fixed.identity.values, "chunk_size": fixed.chunk_size})
+    record = _FixedRecord(fixed.identity.values, fixed.chunk_size, fixed.generation)
+    write_sealed(layout.identity, asdict(record))
 
 
 def read_staged(layout: OutputLayout) -> StagedRecord | None:

@@ -5,7 +5,7 @@ may change at any resume.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from chunkvisor.store.seal import digest_of
 _ROWS = "source.rows"
 _DIGEST = "source.digest"
 _NAME = "model.name"
+_SHAPES_VECTORS = ("model.", "encode.", "env.")
+"""What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 _SHOWN_CHARS = 60
 
 
@@ -28,7 +30,16 @@ class Identity:
     @property
     def fingerprint(self) -> str:
         """sha256 of the canonical JSON, as hex; a local model counts by its revision, a digest, not by its place."""
-        return digest_of({name: value for name, value in self.values.items() if name != _NAME or not self._is_local})
+        return self._fingerprint_of(lambda _: True)
+
+    @property
+    def of_vectors(self) -> str:
+        """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
+        return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS))
+
+    def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
+        chosen = {name: value for name, value in self.values.items() if counts(name)}
+        return digest_of({name: value for name, value in chosen.items() if name != _NAME or not self._is_local})
 
     @property
     def _is_local(self) -> bool:

@@ -18,11 +18,13 @@ Nothing is created, read or deleted here.
       slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
-      .<output>.before/                 what was there before --from-scratch, until the new final file is
+      .<output>.before/                 what was there before --from-scratch or --update, until the new final file is
+      .<output>.next/                   the state of the next generation while --update prepares it
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     which request and which files the table was made from
-        table/                          the texts, staged and de-duplicated
+        table/                          the texts, staged and de-duplicated, and an index of their hashes
+        reuse/                          which texts have a vector elsewhere, where, and which are encoded
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
         versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
@@ -30,6 +32,8 @@ Nothing is created, read or deleted here.
         quarantine/000012.json          texts of a committed chunk that have no vector, and why
         attempts/000012/003/            one attempt at a chunk; removed once the chunk is committed
         published.json                  how to know a final file of ours again, written just before it appears
+        publishing.json                 the manifest of a final file that is about to appear
+        again                           `retry` has asked for the rows without a vector
         done.json                       the final file's stamp and the manifest once more
 """
 
@@ -67,6 +71,8 @@ class OutputLayout:
 
     workdir: Path
     name: str
+    kept: Path | None = None
+    """Where the state is, if not in its place: that of an earlier generation, or of the next."""
 
     identity = Entry("state", "identity.json")
     table = Entry("state", "table")
@@ -77,13 +83,16 @@ class OutputLayout:
     parts = Entry("state", "parts")
     quarantine = Entry("state", "quarantine")
     attempts = Entry("state", "attempts")
+    reuse = Entry("state", "reuse")
     published = Entry("state", "published.json")
+    publishing = Entry("state", "publishing.json")
+    again = Entry("state", "again")
     done = Entry("state", "done.json")
 
     @property
     def state(self) -> Path:
         """Everything of this output but its final files."""
-        return self.workdir / "outputs" / self.name
+        return self.kept or self.workdir / "outputs" / self.name
 
     @property
     def final(self) -> Path:
@@ -118,6 +127,16 @@ class OutputLayout:
     def before(self) -> Path:
         """Folder of what the output was before it was begun anew, until the new final file is there."""
         return self.workdir / f".{self.name}.before"
+
+    @property
+    def earlier(self) -> "OutputLayout":
+        """The same, with the state of the generation whose final file is there until this one's is."""
+        return OutputLayout(self.workdir, self.name, self.before / "state")
+
+    @property
+    def next(self) -> "OutputLayout":
+        """The same, with the state that is to take the place of this one."""
+        return OutputLayout(self.workdir, self.name, self.workdir / f".{self.name}.next")
 
     def facts_of(self, which: Slice) -> Path:
         """The facts as a slice has found them, for the moment in which it is seen whose are the first."""

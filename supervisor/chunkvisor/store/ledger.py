@@ -13,6 +13,7 @@ from chunkvisor.store.artifact import chunk_key
 from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.store.parts import Parts, read_quarantine
+from chunkvisor.store.reuse import work_of
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular, sync_folder
 from chunkvisor_worker.contract.messages import Facts
@@ -242,4 +243,4 @@ def ledger_of(layout: OutputLayout) -> Ledger | None:
     fixed, record = read_fixed(layout), read_staged(layout)
     if fixed is None or record is None:
         return None
-    return Ledger(layout, Plan(record.staged.distinct, fixed.chunk_size), fixed.identity.fingerprint)
+    return Ledger(layout, *work_of(layout, fixed, record.staged))

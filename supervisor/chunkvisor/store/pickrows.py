@@ -15,7 +15,7 @@ import numpy.typing as npt
 from chunkvisor_worker.contract.files import open_regular
 
 _WIDE_BYTES = 512
-"""A row of this size is read by a call of its own: that takes less time than to map its surroundings."""
+"""Rows of this size are read by a call for each run of neighbours: that takes less time than to map what is around."""
 
 _GROUP = 512
 """Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
@@ -24,7 +24,9 @@ _GAP_PAGES = 4
 """To read this number of pages that nobody wants costs the disk less than to be asked twice."""
 
 
-def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def pick_rows(
+    path: Path, dtype: str | np.dtype[Any], offset_bytes: int, width: int, rows: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
     """Rows of `width` items each that begin at `offset_bytes`, by number, in that order; shape (len(rows), width).
 
     Raises OSError; ValueError where the file has no such row.
@@ -32,7 +34,7 @@ def pick_rows(path: Path, dtype: str, offset_bytes: int, width: int, rows: npt.N
     found = np.empty((len(rows), width), dtype=dtype)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
     with open_regular(path) as file:
-        read = _one_by_one if width * found.itemsize >= _WIDE_BYTES else _mapped
+        read = _run_by_run if width * found.itemsize >= _WIDE_BYTES else _mapped
         read(file.fileno(), offset_bytes, found, order, rows)
     return found
 
@@ -66,15 +68,21 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
     return True
 
 
-def _one_by_one(
+def _run_by_run(
     fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> None:
     row_bytes = found.shape[1] * found.itemsize
-    view = found.reshape(-1).view(np.uint8).data
-    for place in order.tolist():
-        room = view[place * row_bytes : (place + 1) * row_bytes]
-        if not fill(fd, room, offset_bytes + int(rows[place]) * row_bytes):
-            raise ValueError(f"the number {rows[place]} is greater than that of the last row")
+    wanted = rows[order]
+    begins = np.flatnonzero(np.diff(wanted, prepend=-2) != 1)
+    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(wanted)], strict=True):
+        places = order[first:end]
+        together = end - first == 1 or bool((np.diff(places) == 1).all())
+        near = slice(int(places[0]), int(places[0]) + end - first)
+        run = found[near] if together else np.empty((end - first, found.shape[1]), dtype=found.dtype)
+        if not fill(fd, run.reshape(-1).view(np.uint8).data, offset_bytes + int(wanted[first]) * row_bytes):
+            raise ValueError(f"the number {wanted[end - 1]} is greater than that of the last row")
+        if not together:
+            found[places] = run
 
 
 def _mapped(

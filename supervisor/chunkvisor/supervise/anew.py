@@ -11,7 +11,7 @@ from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
 from chunkvisor.store.fixed import write_staged
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.supervise.prepare import Opening, make_state, refuse_foreign, stage_fresh
+from chunkvisor.supervise.begin import Opening, make_state, refuse_foreign, stage_fresh
 
 
 def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:

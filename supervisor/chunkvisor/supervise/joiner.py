@@ -45,6 +45,7 @@ class Joiner:
             output = self._outputs[number]
             try:
                 self._emit(OutputComplete(output.name, **future.result()))
+                output.joined = True
                 yield Joined(number)
             except ChunkDamagedError as error:
                 self._emit(ChunkDamagedEvent(output.name, error.chunk, error.why))

@@ -33,6 +33,7 @@ class Joins:
         self._wait_timeout_s = wait_timeout_s
         self._say = say
         self._under_way: set[int] = set()
+        self._done: set[int] = set()
         self._damaged: Counter[int] = Counter()
         self._waiting_since_s: dict[int, float] = {}
         self._again_s: dict[int, float] = {}
@@ -71,8 +72,8 @@ class Joins:
                 self.compose_if_known(number, chunk)
 
     def begin_if_complete(self, number: int) -> None:
-        """Join the output if all its chunks are committed."""
-        if self._outputs[number].complete and number not in self._under_way:
+        """Join the output if all its chunks are committed, and what it takes over from is joined."""
+        if self._outputs[number].complete and number not in self._under_way | self._done:
             self._under_way.add(number)
             self._say(do.Join(number))
 
@@ -91,6 +92,9 @@ class Joins:
         match stimulus:
             case on.Joined():
                 self._waiting_since_s.pop(number, None)
+                self._done.add(number)
+                for other in range(len(self._outputs)):  # one of them may have waited for this one
+                    self.begin_if_complete(other)
             case on.JoinWaits():
                 since_s = self._waiting_since_s.setdefault(number, now_s)
                 if now_s - since_s >= self._wait_timeout_s:

@@ -28,6 +28,13 @@ class OutputRun:
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
     versions: VersionWatch | None = None
+    taken: int = 0
+    """Texts whose vectors are taken over."""
+    awaits: frozenset[str] = frozenset()
+    """Outputs whose final files have some of them."""
+    awaited: tuple["OutputRun", ...] = ()
+    """Those of them that are not complete yet: it is joined after these."""
+    joined: bool = False
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0
@@ -53,7 +60,7 @@ class OutputRun:
     @property
     def complete(self) -> bool:
         """See Progress."""
-        return self.ledger.complete
+        return self.ledger.complete and all(each.joined for each in self.awaited)
 
     @property
     def whole(self) -> bool:

@@ -1,278 +1,169 @@
-"""Opens one output for a run: stages its source, holds its identity against the state folder, reads what is done.
+"""Opens one output for a run: settles which of its texts are encoded, and reads what is done.
 
 What an earlier run has fixed stays as it was.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalwriter import clear_partial
-from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.join import Final, assemble
-from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.assemble.join import Final, assemble, texts_without
+from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest
+from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.assemble.versionshare import share_of_rows
-from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, Strictness
+from chunkvisor.config.model import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
-from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import output as of_output
-from chunkvisor.events.event import Emit
-from chunkvisor.events.journal import read_events
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.fixed import Fixed, Plan, Staged, StagedRecord, read_fixed, write_fixed, write_staged
-from chunkvisor.store.identity import Identity, differences, identity_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.fixed import Fixed, Staged
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.seal import DamagedError
-from chunkvisor.store.slices import Slice
+from chunkvisor.store.reuse import PlaceKind, Reuse, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes, read_stretches
-from chunkvisor.supervise.diskwait import DiskWait
+from chunkvisor.supervise.begin import Begun, Opening, open_table
 from chunkvisor.supervise.outputrun import OutputRun
-from chunkvisor.supervise.staging import asked, request_of, staged_before
+from chunkvisor.supervise.settle import settle
+from chunkvisor.supervise.taken import taken_of
 from chunkvisor.supervise.versionwatch import VersionWatch
+from chunkvisor.units import listed
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
 
 
-@dataclass(slots=True)
-class Opening:
-    """What all outputs of a run have in common while they are opened."""
-
-    loaded: LoadedConfig
-    source: ModelSource
-    device_kind: str
-    run_id: str
-    max_rows: int | None
-    slice: Slice | None
-    """None = all chunks are ours."""
-    arithmetic: Mapping[str, str]
-    """Variables of the workers that choose other arithmetic."""
-    disk: DiskWait
-    emit: Emit
-    on_wait: Callable[[], None]
-    """Called while a source is read; raises to stop."""
-
-    @property
-    def config(self) -> Config:
-        """The validated config."""
-        return self.loaded.config
-
-
-def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str, Any]:
+def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> OutputRun | dict[str, Any]:
     """The output, ready to run; or its manifest where it is complete already.
 
-    Raises Halt where the source is wrong, or the config differs from what the state folder was begun with; OSError.
+    `outputs` are all of the run. Raises as `begin_output`.
     """
-    name, config = layout.name, opening.config
-    fixed = _read_fixed(layout)
-    shards = config.outputs[name].shards
-    if fixed is None:
-        refuse_foreign(opening, layout)
-    make_state(layout)
-    staged = staged_before(request_of(config, name, opening.max_rows), layout)
-    if fixed is not None and staged is None:
-        # Refuse a changed config before minutes are spent on reading the source anew.
-        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
-        _refuse_changes(layout, fixed, as_before)
-    if staged is None:
-        staged = _stage(opening, layout, fixed)
-    identity = _identity(opening, name, staged.digest, staged.rows)
-    if fixed is not None:
-        _refuse_changes(layout, fixed, identity)
-    else:
-        fixed = Fixed(identity, _chunk_size(opening, name))
-        write_fixed(layout, fixed)
-    fingerprint = identity.fingerprint
-    manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
-    if manifest is not None:
+    layout, config, name = begun.layout, opening.config, begun.name
+    if begun.complete:
+        assert begun.manifest is not None
         drop_before(layout)
-        if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
+        if not config.chunk.keep and layout.chunks.exists() and not begun.manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
-        return manifest
+        return begun.manifest
+    settle(opening, begun, outputs)
+    fixed, staged = begun.fixed, begun.staged
     clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
-    table = _open_table(opening, layout, fixed)
+    table = open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
-    ledger = Ledger(layout, Plan(staged.distinct, fixed.chunk_size), fingerprint, opening.slice)
+    reuse = read_reuse(layout)
+    ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
     ledger.load()
-    _tell_opened(opening, ledger, staged, fixed)
-    job = _job(opening, name, fingerprint)
-    finish = _finish(opening, ledger, table, job, staged)
+    _tell_opened(opening, ledger, reuse, staged, fixed)
+    job = _job(opening, name, ledger.fingerprint)
+    finish = _finish(opening, ledger, table, reuse, job, begun)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     strict = config.identity is Strictness.STRICT
     versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
-    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
+    taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
+    return OutputRun(
+        ledger,
+        fresh_of(table, reuse),
+        job,
+        limits,
+        finish,
+        opening.source.local,
+        versions,
+        taken=reuse.taken if reuse is not None and opening.slice is None else 0,
+        awaits=frozenset(each.output for each in taken_from),
+    )
 
 
-def _tell_opened(opening: Opening, ledger: Ledger, staged: Staged, fixed: Fixed) -> None:
+def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, staged: Staged, fixed: Fixed) -> None:
+    taken = 0
+    if reuse is not None:
+        places = [each.words for each in reuse.places if each.texts]
+        told_of = of_output.TextsReused(
+            ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
+        )
+        opening.emit(told_of)
+        taken = reuse.taken if opening.slice is None else 0
     told = of_output.OutputOpened(
         output=ledger.layout.name,
         # Of a slice they are those of its texts, about: a text may stand in several rows.
-        rows=staged.rows * ledger.texts // staged.distinct,
-        distinct=ledger.texts,
+        rows=staged.rows * (ledger.texts + taken) // staged.distinct,
+        distinct=ledger.texts + taken,
         chunks=len(ledger.share),
         chunk_size=fixed.chunk_size,
         chunks_done=ledger.chunks_done,
-        texts_done=ledger.texts_done,
+        texts_done=ledger.texts_done + taken,
     )
     opening.emit(told)
 
 
 def _finish(
-    opening: Opening, ledger: Ledger, table: StagedTable, job: Job, staged: Staged
+    opening: Opening, ledger: Ledger, table: StagedTable, reuse: Reuse | None, job: Job, begun: Begun
 ) -> Callable[[Callable[[], None]], dict[str, Any]]:
     """See `OutputRun.finish`."""
-    layout, config = ledger.layout, opening.config
+    layout, config, staged = ledger.layout, opening.config, begun.staged
     shards = config.outputs[layout.name].shards
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
+
+    def described(final: Final, taken: Taken | None) -> dict[str, Any]:
+        assert ledger.facts is not None
+        bad = _quarantined_rows(texts_without(ledger, taken), table, final)
+        manifest = build_manifest(
+            layout, shards, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
+        )
+        if stretches := read_stretches(layout):
+            shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(table, reuse))
+            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
+        manifest["generation"] = begun.fixed.generation
+        if reuse is not None:
+            manifest["reused"] = [
+                {"from": each.words, "texts": each.texts, "versions": each.versions}
+                for each in reuse.places
+                if each.texts
+            ]
+            manifest["texts_encoded"] = reuse.encoded
+        return manifest
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
         if opening.source.local is not None:
             opening.source.local.check()
-        final = assemble(ledger, table, on_block, shards)
-        assert ledger.facts is not None
-        bad = _quarantined_rows(ledger, table, final)
-        manifest = build_manifest(
-            layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
-        )
-        if stretches := read_stretches(layout):
-            shares = share_of_rows(stretches, ledger.facts.versions, table)
-            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
+        manifest = dict[str, Any]()
+        try:
+            taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
+
+            def on_written(final: Final) -> None:
+                manifest.update(described(final, taken))
+                if layout.earlier.done.exists():
+                    announce(layout, manifest)
+
+            final = assemble(ledger, table, on_block, shards, taken, on_written)
+        except TakenDamagedError as error:
+            raise Halt(
+                ExitCode.TRY_AGAIN,
+                f"{layout.name}: vectors that were to be taken over are not what they were",
+                why=str(error),
+                remedy="run the same command again: it looks them up anew, and encodes what is not found",
+            ) from error
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not config.chunk.keep and not bad:
+        if not config.chunk.keep and not manifest["quarantined"]:
             ledger.remove_chunks()
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
 
     return finish
 
 
-def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
-    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
-    place = place_of(layout, opening.config.outputs[layout.name].shards)
-    if place.exists():
-        raise config_error(
-            f"{place} is there already, and no run of this workdir has made it",
-            remedy="move it away, or choose another workdir or another name for the output",
-        )
-
-
-def make_state(layout: OutputLayout) -> None:
-    """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _read_fixed(layout: OutputLayout) -> Fixed | None:
-    try:
-        fixed, problem = read_fixed(layout), "missing"
-    except DamagedError:
-        fixed, problem = None, "damaged"
-    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
-        raise config_error(
-            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
-            remedy="restore the file, or begin this config anew by adding --from-scratch",
-        )
-    return fixed
-
-
-def _chunk_size(opening: Opening, name: str) -> int:
-    size, config = opening.config.effective_chunk_size(name), opening.config
-    if size != "auto":
-        return size
-    events = read_events(Layout(config.workdir).events)
-    proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
-    opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
-    return proposed.texts
-
-
-def _refuse_changes(layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
-    if fixed.identity.fingerprint == now.fingerprint:
-        return
-    changes = differences(fixed.identity, now)
-    raise config_error(
-        f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
-        why="vectors of both would be mixed in one file",
-        remedy="undo the change, or choose another workdir, or discard what is done by adding --from-scratch",
-    )
-
-
-def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
-    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
-
-
-def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
-    """Read the source; returns the folder of the table, beside the one that is there, and its record.
-
-    Raises Halt where the source is wrong, OSError.
-    """
-    opening.emit(of_output.Staging(layout.name))
-    request = request_of(opening.config, layout.name, opening.max_rows)
-    depends_on = asked(request)
-    fresh = layout.table.with_name("table.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    what = f"the source of {layout.name} is read"
-    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
-    files = tuple(str(file.path) for file in table.files)
-    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
-
-
-def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
-    fresh, record = stage_fresh(opening, layout)
-    staged = record.staged
-    if fixed is not None:
-        try:
-            _refuse_changes(layout, fixed, _identity(opening, layout.name, staged.digest, staged.rows))
-        except Halt:
-            shutil.rmtree(fresh)
-            raise
-    if opening.slice is not None and _is_there(layout, staged):
-        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
-    else:
-        shutil.rmtree(layout.table, ignore_errors=True)
-        fresh.rename(layout.table)
-    write_staged(layout, record)
-    opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
-    return staged
-
-
-def _is_there(layout: OutputLayout, staged: Staged) -> bool:
-    try:
-        return StagedTable.open(layout.table).digest == staged.digest
-    except DamagedError:
-        return False
-
-
-def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
-    try:
-        table = StagedTable.open(layout.table)
-        if table.digest != fixed.identity.source_digest:
-            raise DamagedError("they are those of another output, or of other settings")
-        return table
-    except DamagedError as error:
-        opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
-        _stage(opening, layout, fixed)
-        return StagedTable.open(layout.table)
-
-
-def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[dict[str, Any]]:
+def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> list[dict[str, Any]]:
     found = []
     for number, (row, text) in enumerate(final.bad_rows):
-        bad = ledger.bad[text]
+        bad = without[text]
         # To find a line, the source is read up to it.
         place = table.place_of(row, with_line=number < _MAX_LINES)
         found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})

@@ -137,7 +137,7 @@ class Storage:
             output.name,
             chunk,
             output.ledger.plan.size(chunk),
-            output.ledger.texts_done,
+            output.ledger.texts_done + output.taken,
             output.ledger.chunks_done,
             len(output.ledger.share),
             attempt_ok=result is not None,

@@ -13,7 +13,7 @@ from pathlib import Path
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import EngineKind, OnBadRow, Start
+from chunkvisor.config.model import EngineKind, OnBadRow, Start, Strictness
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.policy import Budget
 from chunkvisor.decide.watch import Patience
@@ -42,11 +42,13 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.begin import Opening, begin_output
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.outputrun import OutputRun
-from chunkvisor.supervise.prepare import Opening, open_output
+from chunkvisor.supervise.planreuse import Planner
+from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
@@ -64,6 +66,8 @@ class Request:
     loaded: LoadedConfig
     max_rows: int | None = None
     from_scratch: bool = False
+    update: bool = False
+    """Take a source that has changed as it is now."""
     command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
     """The command line of an attempt."""
     slice: Slice | None = None
@@ -136,7 +140,7 @@ class Work:
     def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
-        from_scratch, outputs = self._request.from_scratch, []
+        from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source = self._resolve_model(anew=from_scratch)
         opening = Opening(
             self._request.loaded,
@@ -150,18 +154,24 @@ class Work:
             DiskWait(config.recovery.wait_timeout, self._pause, self._emit),
             self._emit,
             self._on_wait,
+            Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            self._request.update,
+            from_scratch,
         )
         if from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
-        for name in config.outputs:
-            opened = open_output(opening, layout.output(name))
+        begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
+        for name, each in zip(config.outputs, begun, strict=True):
+            opened = open_output(opening, each, begun)
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
                 path = str(place_of(layout.output(name), config.outputs[name].shards))
                 self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
+        for output in outputs:
+            output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return source, outputs
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:

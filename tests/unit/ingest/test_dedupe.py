@@ -59,9 +59,11 @@ def test_hashes_alike_in_one_half(pairs: list[tuple[int, int]], chance: random.R
     rows = list(range(len(pairs)))
     chance.shuffle(rows)
     hashes = np.array(pairs, dtype="<u8").reshape(-1, 2)
-    found = first_rows(hashes, np.array(rows, dtype=np.int64))
+    found, texts = first_rows(hashes, np.array(rows, dtype=np.int64))
     truth = [min(row for other, row in zip(pairs, rows, strict=True) if other == pair) for pair in pairs]
     assert found.tolist() == truth
+    firsts = dict(zip(pairs, truth, strict=True))
+    assert texts.tolist() == [(high, low, firsts[low, high]) for high, low in sorted(pair[::-1] for pair in firsts)]
 
 
 @pytest.mark.parametrize(

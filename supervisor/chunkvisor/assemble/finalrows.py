@@ -1,0 +1,61 @@
+"""Reads rows of a finished output, by number, from its file or its shards; checks that they are what was written."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.manifest import recorded_parts
+from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.pickrows import expect_rows, pick_rows
+from chunkvisor_worker.contract.files import open_regular
+
+Rows = npt.NDArray[np.int64]
+
+
+class FinalRows:
+    """The rows of the final that a manifest describes; it is float32."""
+
+    def __init__(self, layout: OutputLayout, manifest: dict[str, Any]) -> None:
+        self.dimension = int(manifest["dimension"])
+        self.without = np.array([each["row"] for each in manifest["quarantined"]], dtype=np.int64)
+        """Rows without a vector."""
+        self._parts = recorded_parts(layout, manifest)
+        self._starts = np.array([part.start for part, _ in self._parts])
+
+    def problem(self, on_block: Callable[[], None]) -> str | None:
+        """What is wrong with the files, in words; None where they have the digests of the manifest.
+
+        Reads them. Calls `on_block` now and then; it may raise to stop.
+        """
+        for part, recorded in self._parts:
+            try:
+                with open_regular(part.path) as file:
+                    shape = read_shape(file)
+                    if (shape.rows, shape.dimension) != (part.rows, self.dimension):
+                        return f"{part.path} holds {shape.rows} x {shape.dimension}"
+                    file.seek(0)
+                    digest = hashlib.sha256()
+                    while block := file.read(BLOCK_BYTES):
+                        digest.update(block)
+                        on_block()
+            except (BadVectorsError, OSError) as error:
+                return f"{part.path}: {error}"
+            if digest.hexdigest() != recorded:
+                return f"{part.path} has another digest than its manifest says"
+        return None
+
+    def read(self, rows: Rows) -> Vectors:
+        """Rows by number, in that order; shape (len(rows), dimension). Raises OSError; ValueError for no such row."""
+        found = np.empty((len(rows), self.dimension), dtype="<f4")
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for owner in np.unique(owners):
+            part, _ = self._parts[owner]
+            hits, offset_bytes = owners == owner, len(npy_header(part.rows, self.dimension))
+            inside = rows[hits] - part.start
+            expect_rows(part.path, offset_bytes, 4 * self.dimension, inside)
+            found[hits] = pick_rows(part.path, "<f4", offset_bytes, self.dimension, inside)
+        return found

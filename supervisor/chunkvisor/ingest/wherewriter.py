@@ -1,0 +1,84 @@
+"""Writes which of a table's texts have a vector elsewhere, and where, from matches that come in any order.
+
+In bounded memory: matches are put by on disk, by the stretch of rows in which a text has its first, and sorted out
+stretch by stretch.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.ingest.spool import write_all
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
+
+_STRETCH_ROWS = 1 << 20
+_MOST_STRETCHES = 256
+_MATCH = np.dtype([("row", "<i8"), ("place", "<i4"), ("there", "<i8")])
+_BLOCK = 1 << 18
+"""Matches that are held at a time."""
+
+Rows = npt.NDArray[np.int64]
+
+
+class WhereWriter:
+    """Of one table. Where several places have a text, the one that was added first keeps it."""
+
+    def __init__(self, folder: Path, table: StagedTable) -> None:
+        """`folder` is that of the plan, and is there."""
+        self._folder = folder
+        self._table = table
+        self._stretch = max(_STRETCH_ROWS, -(-table.rows // _MOST_STRETCHES))
+
+    def add(self, place: int, here: Rows, there: Rows) -> None:
+        """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
+        found = np.empty(len(here), dtype=_MATCH)
+        found["row"], found["place"], found["there"] = here, place, there
+        owners = here // self._stretch
+        found = found[np.argsort(owners, kind="stable")]
+        for owner, part in zip(*_parts(np.sort(owners), found), strict=True):
+            with open(self._put_by(owner), "ab", buffering=0) as file:
+                write_all(file.fileno(), part.tobytes())
+
+    def write(self) -> tuple[int, dict[int, int]]:
+        """Write `where` and `encoded`: (texts that are encoded, texts taken of each place). Raises OSError."""
+        files, taken = ReuseFiles(self._folder), dict[int, int]()
+        seen = encoded = 0
+        with open(files.where, "wb", buffering=0) as where_file, open(files.encoded, "wb", buffering=0) as fresh_file:
+            for number, first in enumerate(range(0, self._table.rows, self._stretch)):
+                ids = self._table.row_text(first, min(first + self._stretch, self._table.rows))
+                where = np.zeros(max(seen, int(ids.max()) + 1) - seen, dtype=WHERE)
+                where["place"] = ENCODED
+                for match in self._matches(number):
+                    texts = ids[match["row"] - first] - seen
+                    new = where["place"][texts] == ENCODED
+                    # Of two of the same text, the last is assigned (numpy, "Assigning values to indexed arrays").
+                    texts, match = texts[new][::-1], match[new][::-1]
+                    where["place"][texts], where["row"][texts] = match["place"], match["there"]
+                fresh = np.flatnonzero(where["place"] == ENCODED)
+                where["row"][fresh] = np.arange(encoded, encoded + len(fresh))
+                for place, count in zip(*np.unique(where["place"], return_counts=True), strict=True):
+                    taken[int(place)] = taken.get(int(place), 0) + int(count)
+                write_all(where_file.fileno(), where.tobytes())
+                write_all(fresh_file.fileno(), (seen + fresh).astype("<i8").tobytes())
+                seen, encoded = seen + len(where), encoded + len(fresh)
+        taken.pop(ENCODED, None)
+        return encoded, taken
+
+    def _matches(self, number: int) -> Iterator[npt.NDArray[np.void]]:
+        path = self._put_by(number)
+        if path.exists():
+            with open(path, "rb") as file:
+                while data := file.read(_BLOCK * _MATCH.itemsize):
+                    yield np.frombuffer(data, dtype=_MATCH)
+            path.unlink()
+
+    def _put_by(self, number: int) -> Path:
+        return self._folder / f"matches-{number:03d}.tmp"
+
+
+def _parts(owners: Rows, found: npt.NDArray[np.void]) -> tuple[list[int], list[npt.NDArray[np.void]]]:
+    different, begins = np.unique(owners, return_index=True)
+    return different.tolist(), np.split(found, begins[1:]) if len(found) else []

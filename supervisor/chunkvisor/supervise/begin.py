@@ -1,0 +1,266 @@
+"""Begins one output for a run: stages its source, and holds its identity against the state folder.
+
+What an earlier run has fixed stays as it was, unless the run is told to update it.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.assemble.before import finish_switch
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.finished import keep_finished
+from chunkvisor.assemble.manifest import finish_publishing
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
+from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.events import output as of_output
+from chunkvisor.events.event import Emit
+from chunkvisor.events.journal import read_events
+from chunkvisor.events.run import Note
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.diskwait import DiskWait
+from chunkvisor.supervise.planreuse import Planner
+from chunkvisor.supervise.staging import asked, request_of, staged_before
+
+
+@dataclass(slots=True)
+class Opening:
+    """What all outputs of a run have in common while they are opened."""
+
+    loaded: LoadedConfig
+    source: ModelSource
+    device_kind: str
+    run_id: str
+    max_rows: int | None
+    slice: Slice | None
+    """None = all chunks are ours."""
+    arithmetic: Mapping[str, str]
+    """Variables of the workers that choose other arithmetic."""
+    disk: DiskWait
+    emit: Emit
+    on_wait: Callable[[], None]
+    """Called while a source is read; raises to stop."""
+    planner: Planner
+    update: bool = False
+    """A source that has changed is taken as it is now."""
+    from_scratch: bool = False
+
+    @property
+    def config(self) -> Config:
+        """The validated config."""
+        return self.loaded.config
+
+
+@dataclass(slots=True)
+class Begun:
+    """One output whose source is staged."""
+
+    layout: OutputLayout
+    fixed: Fixed
+    """Of the next generation, where there is to be one."""
+    staged: Staged
+    manifest: dict[str, Any] | None = None
+    """Of a complete one."""
+    moves_on: bool = False
+    """Its next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another."""
+
+    @property
+    def name(self) -> str:
+        """Of the output, as the config has it."""
+        return self.layout.name
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.manifest is not None and not self.moves_on
+
+
+def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
+    """The output with its source staged, and its final files if they are complete.
+
+    Raises Halt where the source is wrong, or the config differs from what the state folder was begun with; OSError.
+    """
+    name, config = layout.name, opening.config
+    finish_switch(layout)
+    finish_publishing(layout)
+    fixed = _read_fixed(layout)
+    if fixed is None:
+        refuse_foreign(opening, layout)
+    make_state(layout)
+    staged = staged_before(request_of(config, name, opening.max_rows), layout)
+    if fixed is not None and staged is None:
+        # Refuse a changed config before minutes are spent on reading the source anew.
+        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
+        _refuse_changes(opening, layout, fixed, as_before)
+    if staged is None:
+        read = _stage(opening, layout, fixed)
+        if isinstance(read, Begun):
+            return read
+        staged = read
+    identity = _identity(opening, name, staged.digest, staged.rows)
+    if fixed is not None:
+        _refuse_changes(opening, layout, fixed, identity)
+    else:
+        fixed = Fixed(identity, _chunk_size(opening, name))
+        write_fixed(layout, fixed)
+    shards = config.outputs[name].shards
+    manifest = keep_finished(layout, identity.fingerprint, shards, opening.emit, opening.on_wait)
+    begun = Begun(layout, fixed, staged, manifest)
+    if manifest is not None and layout.again.exists():
+        if manifest["quarantined"]:
+            move_on(begun)
+        else:
+            layout.again.unlink()
+    return begun
+
+
+def move_on(begun: Begun) -> None:
+    """Have the output planned anew, over the same texts: its vectors count as those of an earlier generation.
+
+    Raises OSError.
+    """
+    prepared = begun.layout.next
+    shutil.rmtree(prepared.state, ignore_errors=True)
+    prepared.state.mkdir(mode=0o700)
+    shutil.copyfile(begun.layout.staged, prepared.staged)
+    write_fixed(prepared, begun.fixed)
+    begun.moves_on = True
+
+
+def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
+    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
+    place = place_of(layout, opening.config.outputs[layout.name].shards)
+    if place.exists():
+        raise config_error(
+            f"{place} is there already, and no run of this workdir has made it",
+            remedy="move it away, or choose another workdir or another name for the output",
+        )
+
+
+def make_state(layout: OutputLayout) -> None:
+    """Make the output's state folder where it is missing. Raises OSError."""
+    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _read_fixed(layout: OutputLayout) -> Fixed | None:
+    try:
+        fixed, problem = read_fixed(layout), "missing"
+    except DamagedError:
+        fixed, problem = None, "damaged"
+    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
+        raise config_error(
+            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
+            remedy="restore the file, or begin this config anew by adding --from-scratch",
+        )
+    return fixed
+
+
+def _chunk_size(opening: Opening, name: str) -> int:
+    size, config = opening.config.effective_chunk_size(name), opening.config
+    if size != "auto":
+        return size
+    events = read_events(Layout(config.workdir).events)
+    proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
+    opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
+    return proposed.texts
+
+
+def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+    """Raises Halt (78) where the identity is another one; with --update, where it gives a text another vector."""
+    if fixed.identity.fingerprint == now.fingerprint:
+        return
+    other_rows = fixed.identity.of_vectors == now.of_vectors
+    if other_rows and opening.update:
+        return
+    changes = differences(fixed.identity, now)
+    update = "add --update, which encodes only texts that have no vector yet, or " if other_rows else ""
+    raise config_error(
+        f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
+        why="vectors of both would be mixed in one file",
+        remedy=f"{update}undo the change, or choose another workdir, or discard what is done by adding --from-scratch",
+    )
+
+
+def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
+    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
+
+
+def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
+    """Read the source; returns the folder of the table, beside the one that is there, and its record.
+
+    Raises Halt where the source is wrong, OSError.
+    """
+    opening.emit(of_output.Staging(layout.name))
+    request = request_of(opening.config, layout.name, opening.max_rows)
+    depends_on = asked(request)
+    fresh = layout.table.with_name("table.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    what = f"the source of {layout.name} is read"
+    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    files = tuple(str(file.path) for file in table.files)
+    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
+
+
+def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | Begun:
+    """Read the source; returns the next generation of the output where it is to have one."""
+    fresh, record = stage_fresh(opening, layout)
+    staged = record.staged
+    identity = _identity(opening, layout.name, staged.digest, staged.rows)
+    if fixed is not None:
+        try:
+            _refuse_changes(opening, layout, fixed, identity)
+        except Halt:
+            shutil.rmtree(fresh)
+            raise
+    if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
+        prepared = layout.next
+        shutil.rmtree(prepared.state, ignore_errors=True)
+        prepared.state.mkdir(mode=0o700)
+        fresh.rename(prepared.table)
+        write_staged(prepared, record)
+        new = Fixed(identity, _chunk_size(opening, layout.name), fixed.generation + 1)
+        write_fixed(prepared, new)
+        opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
+        told = of_output.GenerationBegun(layout.name, new.generation, fixed.identity.rows, staged.rows)
+        opening.emit(told)
+        return Begun(layout, new, staged, moves_on=True)
+    if opening.slice is not None and _is_there(layout, staged):
+        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
+    else:
+        shutil.rmtree(layout.table, ignore_errors=True)
+        fresh.rename(layout.table)
+    write_staged(layout, record)
+    opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
+    return staged
+
+
+def _is_there(layout: OutputLayout, staged: Staged) -> bool:
+    try:
+        return StagedTable.open(layout.table).digest == staged.digest
+    except DamagedError:
+        return False
+
+
+def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
+    """The staged texts; read anew where they are damaged. Raises as `begin_output`."""
+    try:
+        table = StagedTable.open(layout.table)
+        if table.digest != fixed.identity.source_digest:
+            raise DamagedError("they are those of another output, or of other settings")
+        return table
+    except DamagedError as error:
+        opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
+        _stage(opening, layout, fixed)
+        return StagedTable.open(layout.table)

@@ -1,0 +1,127 @@
+"""Where vectors of an output's texts may be: its own earlier final, other outputs, chunks of a given-up state.
+
+Only under the same vector identity. It reads, and decides nothing about texts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.committedrows import CommittedRows
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.finalrows import FinalRows
+from chunkvisor.assemble.manifest import read_recorded, shards_of
+from chunkvisor.assemble.textvectors import RowReader
+from chunkvisor.errors import config_error
+from chunkvisor.ingest.table import TableFiles
+from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
+from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.messages import Facts
+
+Rows = npt.NDArray[np.int64]
+
+
+def _themselves(rows: Rows) -> Rows:
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place that may have some of the texts."""
+
+    place: Place
+    index: Path
+    """Of the texts of its source."""
+    facts: Facts | None
+    reader: RowReader | None
+    """None = there is no vector yet: the same run will make it."""
+    numbers: Callable[[Rows], Rows] = _themselves
+    """What the reader wants for rows of that source; -1 = it has no vector for them."""
+    problem: Callable[[Callable[[], None]], str | None] = lambda _: None
+    """What is wrong with the files, in words; reads them."""
+
+
+def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) -> Candidate | None:
+    """The final file of a finished state; None where it is none, of other vectors, or of another form than float32."""
+    try:
+        fixed, manifest = read_fixed(layout), read_recorded(layout)
+        if fixed is None or manifest is None or fixed.identity.of_vectors != vectors:
+            return None
+        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, shards_of(manifest)).exists()
+        if not whole or manifest.get("dtype") != "float32" or manifest.get("format", "npy") != "npy":
+            return None
+        if not TableFiles(layout.table).holds_index():
+            return None
+    except (DamagedError, OSError):
+        return None
+    rows = FinalRows(layout, manifest)
+    versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
+    facts = read_facts(layout) or Facts(rows.dimension, versions=versions)
+    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)
+
+    def numbers(found: Rows) -> Rows:
+        return np.where(np.isin(found, rows.without), -1, found)
+
+    return Candidate(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+
+
+def promised(layout: OutputLayout, vectors: str) -> Candidate | None:
+    """An output that the same run finishes before it needs these vectors; None where they will be others."""
+    fixed = read_fixed(layout)
+    if fixed is None or fixed.identity.of_vectors != vectors or not TableFiles(layout.table).holds_index():
+        return None
+    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest)
+    return Candidate(place, TableFiles(layout.table).index, None, None)
+
+
+def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
+    """What a state has committed, or copied, that will have no final file; None where that is nothing.
+
+    Its chunks are read, each against its digest.
+    """
+    try:
+        fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
+        if fixed is None or record is None or facts is None or fixed.identity.of_vectors != vectors:
+            return None
+        if not TableFiles(layout.table).holds_index():
+            return None
+        reuse, table = read_reuse(layout), TableFiles(layout.table)
+        ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
+        ledger.load()
+    except (DamagedError, OSError):
+        return None
+    rows = CommittedRows(layout, ledger, reuse)
+    if rows.empty:
+        return None
+    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions)
+
+    def numbers(found: Rows) -> Rows:
+        return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
+
+    return Candidate(place, table.index, facts, rows, numbers)
+
+
+def of_other_workdirs(folders: Sequence[Path], vectors: str) -> Iterator[Candidate]:
+    """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
+    for folder in folders:
+        layout = Layout(folder)
+        if not layout.outputs.is_dir():
+            raise config_error(
+                f"reuse_from: {folder} is no workdir of chunkvisor", remedy="name one, or take it out of the list"
+            )
+        for path in sorted(layout.outputs.glob("*/")):
+            found = of_final(layout.output(path.name), vectors, PlaceKind.COPY, f"{folder} output {path.name}")
+            if found is not None:
+                yield found
+
+
+def copied(candidate: Candidate | None) -> list[Candidate]:
+    """The same, to be copied: its files may be gone by the time of the join."""
+    return [replace(candidate, place=replace(candidate.place, kind=PlaceKind.COPY))] if candidate is not None else []

@@ -1,0 +1,136 @@
+"""Settles which texts of an output are encoded: by the plan of an earlier run where that still holds, or by a new one.
+
+A new plan over chunks that are committed already is a next generation: their vectors are taken over like others.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+
+from chunkvisor.assemble.before import switch
+from chunkvisor.assemble.manifest import earlier_holds, read_finished
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.run import Note
+from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.store.fixed import read_fixed, write_facts
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
+from chunkvisor.supervise.candidates import Candidate, copied, of_chunks, of_final, of_other_workdirs, promised
+
+
+def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
+    """See above. `outputs` are all of the run. Raises Halt, OSError."""
+    layout = begun.layout
+    if not begun.moves_on and is_planned(layout):
+        problem = _problem_of(begun, outputs)
+        if problem is None:
+            return
+        if opening.slice is not None:
+            raise Halt(
+                ExitCode.TRY_AGAIN,
+                f"{begun.name}: vectors that were to be taken over are not there any more: {problem}",
+                remedy="run once without --slice: it looks them up anew, and keeps what is encoded",
+            )
+        opening.emit(Note(f"{begun.name}: {problem}; its texts are looked up anew"))
+        if not is_planned(layout):
+            return
+        move_on(begun)
+    elif not begun.moves_on and (layout.chunks.exists() or not opening.config.reuse):
+        return  # begun by a run that encodes everything
+    target = layout.next if begun.moves_on else layout
+    table = StagedTable.open(target.table) if target.table.exists() else open_table(opening, layout, begun.fixed)
+    wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
+    found = _candidates(opening, begun, outputs) if wanted else iter(())
+    facts = opening.planner.plan(begun.name, target.reuse, table, found)
+    if facts is not None:
+        write_facts(target, facts, None)
+    if begun.moves_on:
+        switch(layout)
+        begun.moves_on, begun.manifest = False, None
+
+
+def _problem_of(begun: Begun, outputs: Sequence[Begun]) -> str | None:
+    """Why the plan does not hold any more, in words. Of a damaged one, nothing is left afterwards. Raises OSError."""
+    layout = begun.layout
+    try:
+        reuse = read_reuse(layout)
+    except DamagedError as error:
+        for folder in (layout.chunks, layout.parts, layout.quarantine, layout.attempts, layout.reuse):
+            shutil.rmtree(folder, ignore_errors=True)
+        return f"its plan is damaged ({error})"
+    for place in reuse.places if reuse is not None else ():
+        if place.texts and not _holds(begun, place, outputs):
+            return f"{place.words} has changed"
+    return None
+
+
+def _holds(begun: Begun, place: Place, outputs: Sequence[Begun]) -> bool:
+    layout = begun.layout
+    if place.kind is PlaceKind.EARLIER:
+        return earlier_holds(layout, place.final_digest)
+    if place.kind is PlaceKind.COPY:
+        return True
+    other = next((each for each in outputs if each.name == place.output), None)
+    if other is not None:
+        same_texts = other.fixed.identity.source_digest == place.source_digest
+        return same_texts and not other.moves_on and other.fixed.identity.of_vectors == begun.fixed.identity.of_vectors
+    elsewhere = Layout(layout.workdir).output(place.output)
+    try:
+        fixed = read_fixed(elsewhere)
+    except DamagedError:
+        return False
+    same = fixed is not None and fixed.identity.source_digest == place.source_digest
+    return same and read_finished(elsewhere) is not None
+
+
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Iterator[Candidate]:
+    """In the order in which they are preferred: what need not be copied comes first."""
+    layout, vectors = begun.layout, begun.fixed.identity.of_vectors
+    own_is_final = begun.moves_on and layout.done.exists()
+    own = of_final(layout if own_is_final else layout.earlier, vectors, PlaceKind.EARLIER, "its earlier final file")
+    if own is not None and _in_place(layout, own_is_final=own_is_final):
+        yield own
+    late: list[Candidate] = []
+    for name in _names(opening, layout, outputs):
+        other = Layout(layout.workdir).output(name)
+        of_run = next((each for each in outputs if each.name == name), None)
+        words = f"output {name}"
+        if of_run is None or of_run.complete:
+            if of_run is not None or not opening.from_scratch:
+                yield from filter(None, [of_final(other, vectors, PlaceKind.OUTPUT, words)])
+            continue
+        before = other if of_run.moves_on and other.done.exists() else other.earlier
+        late += copied(of_final(before, vectors, PlaceKind.COPY, f"the earlier final file of {words}"))
+        if outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other):
+            yield from filter(None, [promised(other, vectors)])
+    if begun.moves_on and not own_is_final:
+        yield from filter(None, [of_chunks(layout, vectors)])
+    yield from late
+    yield from of_other_workdirs(opening.config.reuse_from, vectors)
+
+
+def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:
+    """Whether the final of the earlier generation is where it was: --from-scratch has moved it away."""
+    return own_is_final or not any((layout.before / path.name).exists() for path in (layout.final, layout.shards))
+
+
+def _names(opening: Opening, layout: OutputLayout, outputs: Sequence[Begun]) -> list[str]:
+    """Of the other outputs: those of the run in its order, then what else the workdir has."""
+    ours = [each.name for each in outputs]
+    others = [path.name for path in sorted(Layout(opening.config.workdir).outputs.glob("*/"))]
+    return [name for name in dict.fromkeys([*ours, *others]) if name != layout.name]
+
+
+def _awaited(layout: OutputLayout) -> set[str]:
+    """The outputs whose final files the output waits for, and those that they wait for."""
+    found, open_ = set[str](), [layout]
+    while open_:
+        try:
+            reuse: Reuse | None = read_reuse(open_.pop())
+        except DamagedError:
+            continue
+        names = {each.output for each in (reuse.places if reuse else ()) if each.kind is PlaceKind.OUTPUT}
+        open_ += [Layout(layout.workdir).output(name) for name in names - found]
+        found |= names
+    return found

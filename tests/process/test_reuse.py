@@ -1,0 +1,197 @@
+"""A text that has a vector is not encoded again: in another output, an earlier state, another workdir."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from harness import expected
+from scripted_workplace import ScriptedWorkplace
+
+FIRST = ["a", "b", "c", "a", "d", "e"]
+SECOND = ["x", "d", "y", "b", "x", "b", "e"]
+OF_MORE = {"source": "more.jsonl", "column": "text"}
+
+
+def write_more(place: ScriptedWorkplace, texts: Sequence[str], name: str = "more") -> None:
+    """The source of a second output."""
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (place.folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def change(place: ScriptedWorkplace, **keys: object) -> None:
+    """Other top-level keys of the config."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config |= keys
+    place.config_path.write_text(yaml.safe_dump(config))
+
+
+def add_output(place: ScriptedWorkplace, name: str = "more", **keys: object) -> None:
+    """One more output."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"][name] = {"source": f"{name}.jsonl", "column": "text", **keys}
+    place.config_path.write_text(yaml.safe_dump(config))
+
+
+def encoded(place: ScriptedWorkplace) -> list[str]:
+    """The texts that were encoded so far, in order."""
+    return [text for call in place.calls() for text in call]
+
+
+def vectors(place: ScriptedWorkplace, name: str) -> np.ndarray:
+    """A final file."""
+    return np.load(place.workdir / f"{name}.npy", allow_pickle=False)
+
+
+def manifest(place: ScriptedWorkplace, name: str) -> dict[str, object]:
+    """Of an output."""
+    found: dict[str, object] = json.loads((place.workdir / f"{name}.json").read_text())
+    return found
+
+
+def test_two_outputs_of_one_run(tmp_path: Path) -> None:
+    """Texts that two outputs of a run have in common are encoded once, and both final files are right."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
+    write_more(place, SECOND)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(encoded(place)) == ["a", "b", "c", "d", "e", "x", "y"]
+    assert "3 of 5 texts have vectors already; 2 are encoded" in ended.stderr
+    np.testing.assert_array_equal(vectors(place, "out"), expected(FIRST))
+    np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
+    assert manifest(place, "more")["texts_encoded"] == 2
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    assert len(encoded(place)) == 7
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_finished_output_serves_a_new_one(tmp_path: Path, shards: int | None) -> None:
+    """A later output takes over what a finished one has, whether in one file or in shards."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__out__shards=shards)
+    assert place.run_here().returncode == 0
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    write_more(place, SECOND)
+    add_output(place)
+    assert place.run_here().returncode == 0
+    assert encoded(place)[5:] == ["x", "y"]
+    np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
+
+
+def test_all_texts_are_there(tmp_path: Path) -> None:
+    """An output none of whose texts is new starts no worker."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
+    write_more(place, ["e", "a"])
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(vectors(place, "more"), expected(["e", "a"]))
+    assert place.status()["outputs"]["more"]["rows_done"] == 2
+    assert len(encoded(place)) == 5
+
+
+@pytest.mark.parametrize(
+    "keys", [{"reuse": False}, {"encode": {"normalize": True}}], ids=["switched off", "other vectors"]
+)
+def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, object]) -> None:
+    """With `reuse: false`, and where the vectors would be others, everything is encoded."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
+    assert place.run_here().returncode == 0
+    write_more(place, SECOND)
+    add_output(place, **{key: each for key, each in keys.items() if key == "encode"})
+    change(place, **{key: each for key, each in keys.items() if key != "encode"})
+    assert place.run_here().returncode == 0
+    assert sorted(encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
+
+
+def test_damaged_final_is_not_taken_from(tmp_path: Path) -> None:
+    """What another workdir has is taken only if its file is as it was, and it is said where it is not."""
+    other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)
+    assert other.run_here().returncode == 0
+    place = ScriptedWorkplace.make(tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)])
+    final = other.workdir / "out.npy"
+    data = bytearray(final.read_bytes())
+    data[-5] ^= 1
+    final.write_bytes(data)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing is taken over from" in ended.stderr
+    assert "has another digest than its manifest says" in ended.stderr
+    assert sorted(encoded(place)) == ["b", "d", "e", "x", "y"]
+    np.testing.assert_array_equal(place.vectors(), expected(SECOND))
+
+
+def test_other_workdir_is_only_read(tmp_path: Path) -> None:
+    """Another workdir's vectors are taken over once and for all, and nothing of it is written."""
+    other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)
+    assert other.run_here().returncode == 0
+    before = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
+    place = ScriptedWorkplace.make(tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)])
+    place.lay("y", "crash!")
+    assert place.run_here("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail").returncode not in (0, 3)
+    after = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
+    assert {path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in before.items()} == {
+        path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in after.items()
+    }
+    (other.workdir / "out.npy").unlink()
+    place.lift("y")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert not {"b", "d", "e"}.intersection(encoded(place))
+    np.testing.assert_array_equal(place.vectors(), expected(SECOND))
+    assert str(other.workdir) in place.manifest()["reused"][0]["from"]
+
+
+def test_folder_that_is_no_workdir(tmp_path: Path) -> None:
+    """A folder in reuse_from that is no workdir is refused by its name."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, reuse_from=["nowhere"])
+    ended = place.run_here()
+    assert ended.returncode == 78
+    assert "reuse_from" in ended.stderr
+    assert str(tmp_path / "nowhere") in ended.stderr
+
+
+def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
+    """A row without a vector is not taken for one; after a mend, `retry` has only its text encoded, for all outputs."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
+    write_more(place, SECOND)
+    place.lay("b", "value_error!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
+    assert [each["row"] for each in manifest(place, "more")["quarantined"]] == [3, 5]  # type: ignore[attr-defined]
+    write_more(place, ["b", "c"], "third")
+    add_output(place, "third")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert [each["row"] for each in manifest(place, "third")["quarantined"]] == [0]  # type: ignore[attr-defined]
+    place.lift("b")
+    before = len(encoded(place))
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert set(encoded(place)[before:]) == {"b"}
+    for name, texts in {"out": FIRST, "more": SECOND, "third": ["b", "c"]}.items():
+        np.testing.assert_array_equal(vectors(place, name), expected(texts))
+
+
+def test_store_that_changed_before_the_join(tmp_path: Path) -> None:
+    """Where a final file that is needed is damaged at a resume, what is encoded stays, and the rest is encoded."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=1)
+    assert place.run_here().returncode == 0
+    write_more(place, [*SECOND, "z"])
+    add_output(place)
+    place.lay("z", "crash!")
+    assert place.run_here("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail").returncode not in (0, 3)
+    done = encoded(place)
+    assert {"x", "y"} <= set(done)
+    config = yaml.safe_load(place.config_path.read_text())
+    del config["outputs"]["out"]
+    place.config_path.write_text(yaml.safe_dump(config))
+    (place.workdir / "out.npy").unlink()
+    place.lift("z")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(set(encoded(place)[len(done) :])) == ["b", "d", "e", "z"]
+    np.testing.assert_array_equal(vectors(place, "more"), expected([*SECOND, "z"]))
