@@ -7,6 +7,7 @@ largest final file.
 """
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -62,6 +63,29 @@ class Scale(Scratch):
         self.config(source, chunk=1_000_000, dimension=8, batch=10_000)
         found = succeed(["run", "config.yaml"], self.folder)
         yield Row(f"{rows:,} short rows, chunks of 1,000,000: whole run", f"{found.seconds:.0f} s")
+        yield from _memory("the same", found)
+        yield self.checked(rows, 8)
+
+    def update(self, rows: int) -> Iterator[Row]:
+        """`run --update` of a text file in which one line in a thousand is new."""
+        source = self.folder / "lines.txt"
+        write_lines(source, rows)
+        self.config(source, chunk=1_000_000, batch=10_000)
+        succeed(["run", "config.yaml"], self.folder)
+        changed, new = self.folder / "changed.txt", 0
+        with open(source, encoding="utf-8") as before, open(changed, "w", encoding="utf-8") as after:
+            for number, line in enumerate(before):
+                new += not number % 1000
+                after.write(line if number % 1000 else f"new {number} {line}")
+        changed.replace(source)
+        found = succeed(["run", "config.yaml", "--update"], self.folder)
+        staging_s, what = self.between("staging", "staged"), f"{rows:,} lines, {new:,} of them new"
+        events = [json.loads(line) for line in self.since(0)[0]]
+        taken = next(each for each in reversed(events) if each["event"] == "texts_reused")
+        assert taken["encoded"] <= new, taken
+        yield Row(f"{what}: staging, `run --update` in all", f"{staging_s:.1f} s, {found.seconds:.1f} s")
+        yield Row("the same: ratio", f"{found.seconds / staging_s:.2f}", "≤ 1.2")
+        yield Row("the same: texts encoded, of distinct texts", f"{taken['encoded']:,} of {taken['texts']:,}")
         yield from _memory("the same", found)
         yield self.checked(rows, 8)
 
@@ -212,6 +236,7 @@ def main() -> None:
         "assembly": (20, Scale.assembly),
         "vectors": (300, Scale.vectors),
         "short": (50_000_000, Scale.short),
+        "update": (14_700_000, Scale.update),
         "parquet": (5_000, Scale.parquet),
         "whole": (50_000, Scale.whole),
     }

@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chunkvisor.assemble import chunkreader
 from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.fixed import Plan
@@ -25,29 +25,9 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked
+from staged import first_come_first_numbered, make_table
 
 DIMENSION = 3
-
-
-def first_come_first_numbered(rows: Sequence[int]) -> np.ndarray:
-    """The same repetitions, the texts numbered in the order of their first row."""
-    numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(text, len(numbers)) for text in rows], dtype="<i8")
-
-
-def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
-    """A staged table of the rows."""
-    folder.mkdir()
-    paths = TableFiles(folder)
-    distinct = int(row_text.max()) + 1
-    texts = [b"%d" % number for number in range(distinct)]
-    paths.texts.write_bytes(b"".join(texts))
-    np.cumsum([0, *map(len, texts)]).astype("<u8").tofile(paths.offsets)
-    row_text.tofile(paths.row_text)
-    np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
-    source = TableSource(Path("/nowhere.txt"), 0, len(row_text))
-    write_record(folder, rows=len(row_text), distinct=distinct, files=[source], source_state=[], skip_blank=False)
-    return StagedTable.open(folder)
 
 
 def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int) -> Ledger:

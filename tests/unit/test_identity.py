@@ -166,3 +166,21 @@ def test_identity_of_an_older_version() -> None:
     """A key that an older version did not write is told as not set."""
     old = Identity({name: value for name, value in identity().values.items() if name != "skip_blank"})
     assert differences(old, identity()) == ["skip_blank: not set before, false now"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"digest": "d2", "rows": 7}, True),
+        ({"outputs": {"a": {"source": "/b.txt", "column": "text", "skip_blank": True}}}, True),
+        ({"model": {"name": "org/other"}}, False),
+        ({"revision": "def"}, False),
+        ({"model": {"name": "org/model", "max_length": 9}}, False),
+        ({"encode": {"normalize": True}}, False),
+        ({"outputs": output(encode={"prompt": "query: "})}, False),
+        ({"env": {"NVIDIA_TF32_OVERRIDE": "0"}}, False),
+    ],
+)
+def test_vector_identity(change: dict[str, Any], same: bool) -> None:
+    """What makes the vector of a text does not depend on its source, on its template or on the other rows."""
+    assert (identity(**change).of_vectors == identity().of_vectors) is same

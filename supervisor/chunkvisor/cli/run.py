@@ -33,9 +33,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     callback=_parsed,
     help="Work on the Kth of N shares of the chunks, beside the runs that work on the others.",
 )
-@click.option(
-    "--update", is_flag=True, help="Take changed sources as they are now; encode only new texts."
-)
+@click.option("--update", is_flag=True, help="Take changed sources as they are now; encode only new texts.")
 @click.option("--from-scratch", is_flag=True, help="Begin anew; what is there goes once new files are.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @show_options

@@ -17,6 +17,9 @@ from chunkvisor_worker.contract.files import open_regular
 _WIDE_BYTES = 512
 """Rows of this size are read by a call for each run of neighbours: that takes less time than to map what is around."""
 
+_LONG_RUN = 16
+"""Rows: where runs of neighbours are as long on average, they are read by a call each, too."""
+
 _GROUP = 512
 """Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
 
@@ -34,7 +37,9 @@ def pick_rows(
     found = np.empty((len(rows), width), dtype=dtype)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
     with open_regular(path) as file:
-        read = _run_by_run if width * found.itemsize >= _WIDE_BYTES else _mapped
+        runs = np.count_nonzero(np.diff(rows[order]) != 1) + 1
+        together = width * found.itemsize >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows)
+        read = _run_by_run if together else _mapped
         read(file.fileno(), offset_bytes, found, order, rows)
     return found
 

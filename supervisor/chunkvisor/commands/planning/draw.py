@@ -48,6 +48,9 @@ def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator
     if output.batches is not None and output.padding_share is not None:
         yield f"  {'batches':9}{output.batches:,}; {_percent(output.padding_share)} of the work is padding"
     yield f"  {'a batch':9}{_limits(output)}"
+    if output.texts_known:
+        new = output.distinct_texts - output.texts_known
+        yield f"  {'texts':9}{output.texts_known:,} have vectors already; {new:,} are new"
     done = f", {output.chunks_done:,} of them done" if output.chunks_done else ""
     why = f"; {output.chunk_size_reason}" if output.chunk_size_reason else ""
     yield f"  {'chunks':9}{output.chunks:,} of {output.chunk_size:,} texts{done}{why}"

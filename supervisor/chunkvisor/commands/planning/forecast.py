@@ -61,6 +61,8 @@ class OutputForecast:
     """What the largest batch takes beside the weights; None where the model's shape or the tokens are not known."""
     chunk_size_reason: str | None = None
     """Why it is that, where `auto` chose it; None once a run has fixed it."""
+    texts_known: int = 0
+    """Distinct texts that have a vector already, in another output or an earlier file, and are in no chunk."""
 
 
 @dataclass(frozen=True, slots=True)

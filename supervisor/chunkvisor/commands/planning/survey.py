@@ -18,6 +18,7 @@ from chunkvisor.commands.planning.estimate import (
     scaled,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.known import known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
@@ -31,7 +32,7 @@ from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.lengths import LengthsReport
@@ -67,11 +68,15 @@ class _Survey:
         self._samples = samples
         self._scratch = scratch
         self._notes: list[str] = []
+        self._known: dict[str, int] = {}
+        """Texts that have a vector already, by output."""
 
     def forecast(self, say: Callable[[str], None]) -> Forecast:
         config = self._config
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
         folder, measured = self._measure()
+        revision = self._model().revision or ""
+        self._known = known_texts(config, self._samples, revision, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
         outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
         weights = self._weights(model)
@@ -147,8 +152,10 @@ class _Survey:
     def _output(self, name: str, measured: _Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
-        done = self._done(name)
-        texts_left = plan.distinct - plan.texts_in(done)
+        known = self._known.get(name, 0)
+        work = Plan(plan.distinct - known, plan.chunk_size)
+        done = self._done(name, work)
+        texts_left = work.distinct - work.texts_in(done)
         facts = read_facts(layout)
         dimension = facts.dimension if facts is not None else sample.encode.truncate_dim or model.dimension
         if count < plan.distinct:
@@ -162,7 +169,8 @@ class _Survey:
             rows=table.rows,
             distinct_texts=table.distinct,
             duplicate_share=1 - table.distinct / table.rows,
-            chunks=plan.count,
+            texts_known=known,
+            chunks=work.count,
             chunks_done=done.count(1),
             chunk_size=plan.chunk_size,
             chunk_size_reason=sample.size_reason,
@@ -194,18 +202,18 @@ class _Survey:
         rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
         return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest)
 
-    def _done(self, name: str) -> bytearray:
+    def _done(self, name: str, work: Plan) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
         if sample.begun is not None and not sample.ours:
-            self._notes.append(f"{name}: the workdir holds work on another source or other rows; a run would refuse it")
+            self._notes.append(f"{name}: the workdir holds work on another source or other rows: a run wants --update")
         if not sample.ours:
-            return bytearray(sample.plan.count)
+            return bytearray(work.count)
         try:
             finished = read_quarantined(layout) is not None
         except DamagedError:
             finished = False  # a run may mend it
-        return bytearray(b"\1") * sample.plan.count if finished else committed_chunks(layout, sample.plan)
+        return bytearray(b"\1") * work.count if finished else committed_chunks(layout, work)
 
     def _table_bytes(self, table: StagedTable) -> int:
         """Of a table that the run is still to stage."""

@@ -27,6 +27,9 @@ _DAY_S = 86400.0
 
 _WORDS: dict[type[Event], str] = {
     of_run.Waiting: "waited {0.delay_s:.0f} s: {0.reason}",
+    of_output.GenerationBegun: "{0.output}: generation {0.generation}, {0.rows_before:,} rows before, {0.rows:,} now",
+    of_output.TextsReused: "{0.output}: {0.taken:,} of {0.texts:,} texts had vectors already{0.sources}",
+    of_output.ReuseRefused: "{0.output}: nothing was taken over from {0.origin}: {0.problem}",
     of_output.WaitingToJoin: "waited for disk space: {0.reason}",
     of_device.WarmGivenUp: "warm starts were given up: {0.reason}",
     of_device.DeviceDropped: "{0.device} was left out: {0.why}",

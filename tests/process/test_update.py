@@ -1,0 +1,230 @@
+"""A changed source costs only its new texts; the earlier final file stays valid until the new one replaces it."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from harness import SOAK_SEED, expected, sweep
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = [f"t{number}" for number in range(12)]
+
+CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
+    "added": (lambda texts: [*texts, "n0", "n1"], ["n0", "n1"]),
+    "removed": (lambda texts: texts[3:7], []),
+    "edited": (lambda texts: [f"{text}!" if text in ("t2", "t9") else text for text in texts], ["t2!", "t9!"]),
+    "reordered": (lambda texts: texts[::-1], []),
+    "repeated": (lambda texts: [text for text in texts for _ in range(2)], []),
+    "all at once": (lambda texts: ["n0", *texts[:5:-1], "t1", "n1", "t1", "n0"], ["n0", "n1"]),
+    "all other": (lambda texts: [f"{text}!" for text in texts], [f"{text}!" for text in TEXTS]),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """A finished output, to be copied."""
+    made = ScriptedWorkplace.make(tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=4)
+    assert made.run_here().returncode == 0
+    return made
+
+
+def calls(place: ScriptedWorkplace) -> list[str]:
+    """The texts that were encoded so far."""
+    return [text for call in place.calls() for text in call]
+
+
+def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:
+    """Final file and manifest are those of the texts, as a fresh run would make them, and nothing lies about."""
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    assert place.manifest()["rows"] == len(texts)
+    ended = place.here("verify", str(place.workdir))
+    assert ended.returncode == 0, ended.stdout
+    left = [path.name for path in place.workdir.iterdir() if path.name.startswith(".out.")]
+    assert not left
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes(finished: ScriptedWorkplace, tmp_path: Path, change: str) -> None:
+    """Only new texts are encoded, as few chunks as they fill; without --update the change is refused by that name."""
+    place = finished.copy(tmp_path / "place")
+    make, new = CHANGES[change]
+    texts, before = make(TEXTS), len(calls(place))
+    place.write_source(texts)
+    refused = place.run_here()
+    assert refused.returncode == 78
+    assert "--update" in refused.stderr
+    assert_final(place, TEXTS)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(calls(place)[before:]) == sorted(new)
+    opened = next(each for each in reversed(place.events()) if each["event"] == "output_opened")
+    assert opened["chunks"] == -(-len(new) // 4)
+    assert_final(place, texts)
+    manifest = place.manifest()
+    assert manifest["generation"] == 2
+    assert sum(each["texts"] for each in manifest.get("reused", [])) == len(set(texts)) - len(new)
+    fresh = ScriptedWorkplace.make(tmp_path / "fresh", texts, chunk__size=4)
+    assert fresh.run_here().returncode == 0
+    assert (fresh.workdir / "out.npy").read_bytes() == (place.workdir / "out.npy").read_bytes()
+    assert place.run_here().returncode == 0
+    assert place.run_here("--update").returncode == 0
+    assert sorted(calls(place)[before:]) == sorted(new)
+
+
+def test_plan_tells_what_is_new(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+    """`plan` says how many texts of a changed source are new, and that a run would want --update."""
+    place = finished.copy(tmp_path / "place")
+    place.write_source(["n0", *TEXTS[3:]])
+    ended = place.here("plan", str(place.config_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "9 have vectors already; 1 are new" in ended.stdout
+    assert "--update" in ended.stdout
+    ended = place.here("plan", str(place.config_path), "--json")
+    assert json.loads(ended.stdout)["outputs"]["out"]["texts_left"] == 1
+
+
+def test_other_template(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+    """Another template is a change of the texts; another model or normalisation is refused with --update as well."""
+    place = finished.copy(tmp_path / "place")
+    config = yaml.safe_load(place.config_path.read_text())
+    del config["outputs"]["out"]["column"]
+    config["outputs"]["out"]["template"] = "{text}"
+    place.config_path.write_text(yaml.safe_dump(config))
+    before = len(calls(place))
+    assert place.run_here().returncode == 78
+    assert place.run_here("--update").returncode == 0
+    assert len(calls(place)) == before
+    assert_final(place, TEXTS)
+    ended = place.run_here("--update", "--set", "encode.normalize=true")
+    assert ended.returncode == 78
+    assert "--update" not in ended.stderr
+    assert_final(place, TEXTS)
+
+
+@pytest.mark.parametrize("forms", [(3, 3), (3, 2), (None, 2), (2, None)])
+def test_shards(tmp_path: Path, forms: tuple[int | None, int | None]) -> None:
+    """Shards are updated like a file, also into another number of them."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, outputs__out__shards=forms[0])
+    assert place.run_here().returncode == 0
+    before = len(calls(place))
+    texts = ["n0", *TEXTS[2:]]
+    place.write_source(texts)
+    ended = place.run_here("--update", "--set", f"outputs.out.shards={forms[1] or 'null'}")
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[before:] == ["n0"]
+    paths = sorted((place.workdir / "out").glob("*.npy")) if forms[1] else [place.workdir / "out.npy"]
+    assert len(paths) == (forms[1] or 1)
+    np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), expected(texts))
+    assert (place.workdir / "out").exists() == (forms[1] is not None)
+    assert (place.workdir / "out.npy").exists() == (forms[1] is None)
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_rows_that_move_between_outputs(tmp_path: Path) -> None:
+    """Rows that go from one output to another, both updated in one run, are not encoded again."""
+    more = {"source": "more.jsonl", "column": "text"}
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=4, outputs__more=more)
+    others = [f"m{number}" for number in range(6)]
+    write(place, others)
+    assert place.run_here().returncode == 0
+    before = len(calls(place))
+    out, more_texts = [*TEXTS[:8], *others[:3], "n0"], [*others[3:], *TEXTS[8:], "n0", "n1"]
+    place.write_source(out)
+    write(place, more_texts)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(calls(place)[before:]) == ["n0", "n1"]
+    np.testing.assert_array_equal(place.vectors(), expected(out))
+    np.testing.assert_array_equal(np.load(place.workdir / "more.npy"), expected(more_texts))
+
+
+def write(place: ScriptedWorkplace, texts: list[str]) -> None:
+    """The source of the other output."""
+    (place.folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def test_source_that_changes_again(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+    """What a run has encoded that was to update stays encoded when the source changes once more."""
+    place = finished.copy(tmp_path / "place")
+    before = len(calls(place))
+    place.write_source([*TEXTS, *(f"n{number}" for number in range(8)), "last"])
+    place.lay("last", "crash!")
+    stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
+    assert place.run_here("--update", *stops).returncode not in (0, 3)
+    done = calls(place)[before:]
+    assert {f"n{number}" for number in range(8)} <= set(done)
+    assert_earlier(place)
+    texts = ["m0", *(f"n{number}" for number in range(8)), *TEXTS[5:]]
+    place.write_source(texts)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[before + len(done) :] == ["m0"]
+    assert_final(place, texts)
+
+
+def assert_earlier(place: ScriptedWorkplace) -> None:
+    """The final file is still the earlier one, with its manifest."""
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert place.manifest()["rows"] == len(TEXTS)
+
+
+def test_damaged_earlier_final(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+    """Rows of an earlier final file that is not what it was are encoded again, and it is said."""
+    place = finished.copy(tmp_path / "place")
+    final = place.workdir / "out.npy"
+    data = bytearray(final.read_bytes())
+    data[-5] ^= 1
+    final.write_bytes(data)
+    texts = ["n0", *TEXTS]
+    place.write_source(texts)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing is taken over from its earlier final file" in ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+
+
+def test_update_of_what_was_never_finished(tmp_path: Path) -> None:
+    """Committed chunks of an unfinished output are taken over as well; nothing is to be updated the first time."""
+    place = ScriptedWorkplace.make(tmp_path, [*TEXTS, "last"], chunk__size=4)
+    place.lay("last", "crash!")
+    stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
+    assert place.run_here("--update", *stops).returncode not in (0, 3)
+    done = len(calls(place))
+    texts = ["n0", *TEXTS[::-1]]
+    place.write_source(texts)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[done:] == ["n0"]
+    assert_final(place, texts)
+
+
+@pytest.mark.parametrize("words", [["--from-scratch"], ["--slice", "1/2"]])
+def test_not_together(finished: ScriptedWorkplace, words: list[str]) -> None:
+    """--update with --from-scratch or --slice is a usage error."""
+    assert finished.run_here("--update", *words).returncode == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
+    """Killed at any change of a name or of a record, an update goes on with the same command or a plain run.
+
+    Final file and manifest fit together after each kill, and no text is encoded twice.
+    """
+    place = finished.copy(tmp_path / "place")
+    texts = ["n0", *TEXTS[6:], *TEXTS[:2], "n1"]
+    place.write_source(texts)
+    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink", "shutil:rmtree")
+    chance = random.Random(SOAK_SEED or 0)
+    share = "1:" if SOAK_SEED else f"4:{chance.random()}"
+    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share)
+    assert len(told) > 3
+    for line in told:
+        left = ScriptedWorkplace(Path(line["folder"]))
+        assert line["returncode"] == 0, (line["call"], line["stderr"])
+        assert_final(left, texts)
+        assert sorted(set(calls(left)[12:])) == ["n0", "n1"], line["call"]
