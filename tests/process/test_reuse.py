@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_all_texts_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys", [{"reuse": False}, {"encode": {"normalize": True}}], ids=["switched off", "other vectors"]
 )
-def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, object]) -> None:
+def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, Any]) -> None:
     """With `reuse: false`, and where the vectors would be others, everything is encoded."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
     assert place.run_here().returncode == 0

@@ -64,7 +64,7 @@ def switch(layout: OutputLayout) -> None:
     if not prepared.table.exists():
         layout.table.rename(prepared.table)
     if layout.published.exists():
-        shutil.copyfile(layout.published, prepared.published)  # what stands there is still ours
+        shutil.copy(layout.published, prepared.published)  # what stands there is still ours
     if state.exists():
         if layout.before.is_symlink() or not layout.before.is_dir():
             set_aside(layout.before, files_too=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from chunkvisor.ingest.spool import write_all
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
+from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles, private
 
 _STRETCH_ROWS = 1 << 20
 _MOST_STRETCHES = 256
@@ -39,14 +39,17 @@ class WhereWriter:
         owners = here // self._stretch
         found = found[np.argsort(owners, kind="stable")]
         for owner, part in zip(*_parts(np.sort(owners), found), strict=True):
-            with open(self._put_by(owner), "ab", buffering=0) as file:
+            with open(self._put_by(owner), "ab", buffering=0, opener=private) as file:
                 write_all(file.fileno(), part.tobytes())
 
     def write(self) -> tuple[int, dict[int, int]]:
         """Write `where` and `encoded`: (texts that are encoded, texts taken of each place). Raises OSError."""
         files, taken = ReuseFiles(self._folder), dict[int, int]()
         seen = encoded = 0
-        with open(files.where, "wb", buffering=0) as where_file, open(files.encoded, "wb", buffering=0) as fresh_file:
+        with (
+            open(files.where, "wb", buffering=0, opener=private) as where_file,
+            open(files.encoded, "wb", buffering=0, opener=private) as fresh_file,
+        ):
             for number, first in enumerate(range(0, self._table.rows, self._stretch)):
                 ids = self._table.row_text(first, min(first + self._stretch, self._table.rows))
                 where = np.zeros(max(seen, int(ids.max()) + 1) - seen, dtype=WHERE)

@@ -133,7 +133,7 @@ def move_on(begun: Begun) -> None:
     prepared = begun.layout.next
     shutil.rmtree(prepared.state, ignore_errors=True)
     prepared.state.mkdir(mode=0o700)
-    shutil.copyfile(begun.layout.staged, prepared.staged)
+    shutil.copy(begun.layout.staged, prepared.staged)
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
 

@@ -28,10 +28,13 @@ class Planner:
         self._strict = strict
         self._problems: dict[tuple[str, str], str | None] = {}
 
-    def plan(self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Candidate]) -> Facts | None:
+    def plan(
+        self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Candidate], *, needed: bool
+    ) -> Facts | None:
         """Make the plan of the output in `folder`, from the candidates in the order in which they are preferred.
 
-        Returns the facts of the first vectors that are taken, where they are known. Raises OSError, Halt.
+        There is none where nothing can be taken, unless it is `needed`. Returns the facts of the first vectors that are
+        taken, where they are known. Raises OSError, Halt.
         """
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -40,9 +43,9 @@ class Planner:
         encoded, places = table.distinct, list[Place]()
         if used:
             encoded, places = self._write(partial, table, used)
-        if not places:
-            for path in partial.iterdir():
-                path.unlink()
+        if not places and not needed:
+            shutil.rmtree(partial)
+            return None
         write_plan(partial, table.distinct, encoded, places)
         sync_folder(partial)
         shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     table = StagedTable.open(target.table) if target.table.exists() else open_table(opening, layout, begun.fixed)
     wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
     found = _candidates(opening, begun, outputs) if wanted else iter(())
-    facts = opening.planner.plan(begun.name, target.reuse, table, found)
+    facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts, None)
     if begun.moves_on:

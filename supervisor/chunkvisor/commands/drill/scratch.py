@@ -76,6 +76,7 @@ class Scratch:
             "workdir": str(workdir),
             "device": self.device,
             "engine": {"kind": "local"},
+            "reuse": False,  # what a drill is about is the encoding
             "chunk": {"size": self.chunk_size},
             # What the table of faults expects: the retries of the defaults, not the person's.
             "recovery": recovery,
