@@ -20,7 +20,7 @@ class FreshTable(StagedTable):
         """See StagedTable."""
         numbers, found = self.reuse.texts_of(start, stop), list[str]()
         begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        for first, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+        for first, end in zip(begins, [*begins[1:], len(numbers)], strict=False):
             found += self.full.texts(int(numbers[first]), int(numbers[end - 1]) + 1)
         return found
 

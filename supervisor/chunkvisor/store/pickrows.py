@@ -79,7 +79,7 @@ def _run_by_run(
     row_bytes = found.shape[1] * found.itemsize
     wanted = rows[order]
     begins = np.flatnonzero(np.diff(wanted, prepend=-2) != 1)
-    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(wanted)], strict=True):
+    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(wanted)], strict=False):
         places = order[first:end]
         together = end - first == 1 or bool((np.diff(places) == 1).all())
         near = slice(int(places[0]), int(places[0]) + end - first)
