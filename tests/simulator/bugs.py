@@ -27,7 +27,7 @@ _encoded = Blame.encoded
 
 def _go_before_verdict(self: Any, stimulus: Any, now_s: float) -> None:
     worker = self.fleet.workers.get(stimulus.worker)
-    if isinstance(stimulus, on.Ended) and worker is not None and not self._draining:
+    if isinstance(stimulus, on.Ended) and worker is not None and not self._drain.begun:
         _heed_worker(self, on.Freed(stimulus.worker), now_s)
     _heed_worker(self, stimulus, now_s)
 

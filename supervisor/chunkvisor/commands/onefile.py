@@ -55,6 +55,8 @@ class OneFile:
     """Keep the state, chunks included, once the file is complete."""
     from_scratch: bool = False
     """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
 
     @property
     def manifest(self) -> Path:
@@ -85,7 +87,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
+        run(Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise

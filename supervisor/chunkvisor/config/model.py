@@ -245,6 +245,8 @@ class RecoveryConfig(Section):
     """Seconds without progress after which a worker is ended."""
     wait_timeout: values.Seconds = 600.0
     """Seconds to wait for a busy GPU, a full disk or the hub."""
+    grace: values.Seconds = 25.0
+    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are."""
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
     """quarantine = the row becomes NaN and is listed; fail = the run halts."""
     max_bad_rows: values.NotNegative = 100

@@ -13,6 +13,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
+from chunkvisor.units import human_time
 from chunkvisor_worker.contract.files import AttemptFiles
 
 
@@ -27,10 +28,21 @@ class GivenUp:
 
 
 def stopped(signals: Signals) -> Halt:
-    """The end of a run that was asked to stop."""
-    assert signals.first is not None
+    """The end of a run that was asked to stop, by a signal or because its time is over."""
+    remedy = "run the same command again to go on; nothing is lost"
+    if signals.first is None:
+        assert signals.stop_after_s is not None
+        after = human_time(signals.stop_after_s)
+        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
-    return Halt(code, f"stopped by {signals.first.name}", remedy="run the same command again to go on; nothing is lost")
+    return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
+
+
+def how_drained(until_s: float | None, now_s: float) -> str:
+    """What becomes of the chunks under way when a run drains, in words."""
+    if until_s is None:
+        return "finishing the chunks under way"
+    return f"finishing what can be done within {human_time(max(0.0, until_s - now_s))}, and saving the rest as it is"
 
 
 def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -> Halt:

@@ -68,6 +68,8 @@ class Request:
     """The command line of an attempt."""
     slice: Slice | None = None
     """The slice that this run works on; None = the whole."""
+    stop_after_s: float | None = None
+    """So long it may take, at most; None = as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Work:
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
-        if run.signals.draining:
+        if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)
