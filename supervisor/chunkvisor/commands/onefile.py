@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -78,7 +79,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
-        bad = len(manifest["quarantined"])
+        bad = badrows.count_of(manifest)
         observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
@@ -147,7 +148,11 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
         with hold(layout.lock, ""):
             manifest = json.loads(output.manifest.read_bytes())
             manifest.pop("seal")
-            more = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                badrows.copy(output.quarantined, rows)
+                more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more)
             _move(output.final, wanted.out)
     except FileNotFoundError:
@@ -183,7 +188,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         shutil.rmtree(output.state, ignore_errors=True)
-        for path in (output.manifest, output.final, output.partial):
+        for path in (output.manifest, output.final, output.partial, output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:

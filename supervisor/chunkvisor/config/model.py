@@ -100,7 +100,8 @@ def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConf
         raise refused("at least one output is needed")
     owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
     for name, output in outputs.items():
-        for file in (f"{name}.json", f"{name}.npy" if output.shards is None else name):
+        final = f"{name}.npy" if output.shards is None else name
+        for file in (f"{name}.json", f"{name}.quarantined.jsonl", final):
             if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":
                 raise refused(f"{name} would need the name {file} in the workdir, which {owner} has; rename it")
     return outputs

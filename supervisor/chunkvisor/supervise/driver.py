@@ -77,6 +77,8 @@ class Driver:
         self._news: list[on.Stimulus] = []
         """What became of devices since the last turn."""
         self._todo: deque[do.Instruction] = deque()
+        self._looked_s = time.monotonic()
+        """When a worker was looked at last."""
         self._drains: tuple[str, float | None] | None = None
         """(why, until when) the run ends before its work is done, as was told last."""
 
@@ -158,8 +160,11 @@ class Driver:
         news, self._news = self._news, []
         for stimulus in news:
             self._tell(stimulus)
+        self._forgive(time.monotonic())
         for slot in list(self._acts.running.values()):
-            self._attend(slot, time.monotonic())
+            now_s = time.monotonic()
+            self._forgive(now_s)
+            self._attend(slot, now_s)
         for stimulus in self._joiner.collect():
             self._tell(stimulus)
         self._tick()
@@ -180,10 +185,14 @@ class Driver:
         began_s = time.monotonic()
         self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
         if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
-            # A container that was frozen, a machine that was asleep: the workers stood still as well.
+            # A container that was frozen, a machine that was asleep.
             self._emit(StoodStill(round(gap_s, 1)))
-            for slot in self._acts.running.values():
-                slot.pulse = slot.pulse.forgive(gap_s)
+
+    def _forgive(self, now_s: float) -> None:
+        """Time in which nobody looked counts against no worker: it may have stood still as well."""
+        gap_s, self._looked_s = gap(_PAUSE_S, now_s - self._looked_s), now_s
+        for slot in self._acts.running.values() if gap_s else ():
+            slot.pulse = slot.pulse.forgive(gap_s)
 
     def _tell(self, stimulus: on.Stimulus) -> None:
         """Have the scheduler hear of it, and do what it says, to the end."""

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start
 from chunkvisor.decide.lastwords import BadRows
@@ -130,8 +131,9 @@ class Work:
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
-        quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
-        if any(quarantined.values()):
+        found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
+        quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
+        if quarantined:
             raise with_bad_rows(self._layout, quarantined)
         return ExitCode.COMPLETE
 
