@@ -24,7 +24,7 @@ _MODULES = {
     **dict.fromkeys(("status", "report", "verify"), "workdir"),
     "audit": "audit",
     **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "schema", "completion"), "setup"),
+    **dict.fromkeys(("init", "explain", "schema", "completion"), "setup"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""
 

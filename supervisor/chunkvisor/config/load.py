@@ -8,7 +8,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +36,12 @@ class LoadedConfig:
     """Relative paths in the config start here."""
     overrides: tuple[str, ...]
     """KEY=VALUE each, as given."""
+
+    def trial(self, max_rows: int) -> "LoadedConfig":
+        """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""
+        workdir = self.config.workdir
+        beside = workdir.with_name(f"{workdir.name}-first-{max_rows}")
+        return replace(self, config=self.config.model_copy(update={"workdir": beside}))
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:

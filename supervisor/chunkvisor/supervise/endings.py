@@ -15,6 +15,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.units import counted, human_time
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
 
@@ -61,6 +62,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         why=f"{first['outcome']}: {first['reason']}",
         remedy=f"{where} list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
         "a mended source needs --from-scratch instead",
+        see="quarantine",
     )
 
 
@@ -82,6 +84,7 @@ def disk_halt(error: OSError, workdir: Path) -> Halt:
         f"the disk of {workdir} is full or failing",
         why=str(error),
         remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        see=str(Outcome.DISK_FULL),
     )
 
 
@@ -97,6 +100,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         why=f"{last.verdict.outcome}: {last.verdict.reason}",
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last.files.log,
+        see=last.verdict.see,
     )
 
 
