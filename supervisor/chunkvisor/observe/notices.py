@@ -1,6 +1,7 @@
 """Tells people elsewhere when a run ends, stalls, or meets the first text that cannot be encoded.
 
-Nobody waits for a notifier while the run lives, and ten seconds at most at its end, three after SIGTERM. Addresses hold passwords.
+Nobody waits for a notifier while the run lives, and ten seconds at most at its end, three after SIGTERM. Addresses hold
+passwords.
 """
 
 import json
