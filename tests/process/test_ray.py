@@ -17,7 +17,6 @@ from local_cluster import LocalCluster, local_cluster
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor_worker.contract.environment import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
-from scripted_workplace import ScriptedWorkplace
 from soaked import wide
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
@@ -108,28 +107,6 @@ def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     reasons = {event["chunk"]: event["reason"] for event in of(place, "attempt_failed")}
     assert "Segmentation fault" in reasons[0]
     assert "it was at File" in reasons[2]
-
-
-def test_what_a_stopped_worker_has_encoded_comes_home(tmp_path: Path, cluster: LocalCluster) -> None:
-    """SIGTERM: the worker on the node leaves after the batch under way, and no text is encoded a second time."""
-    texts = [f"text {number}" for number in range(320)]
-    changes: dict[str, Any] = {"chunk.size": 320, "encode.batch_size": 8, "recovery.grace": "30s"}
-    place = ScriptedWorkplace.make(
-        tmp_path / "place", texts, engine={"kind": "ray", "address": cluster.address}, **changes
-    )
-    place.lay("text 128", "wait_for_release")
-    run = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 5)
-    run.terminate()
-    wait_for(lambda: of(place, "worker_leaving"))
-    (place.folder / "release").touch()
-    ended = finish(run)
-
-    assert ended.returncode == 143, ended.stderr
-    assert [event["texts"] for event in of(place, "batches_kept")] == [160]
-    assert place.run().returncode == 0
-    assert place.vectors().tobytes() == expected(texts).tobytes()
-    assert len(place.calls()) == 10
 
 
 def test_a_node_dies_and_another_joins(
