@@ -97,6 +97,8 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
         (["stat", "work"], "did you mean status?"),
         (["xyzzy"], "there are: run, encode, "),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
+        (["run", "config.yaml", "--resume"], "goes on by itself"),
+        (["run", "config.yaml", "--dry-run"], "chunkvisor plan CONFIG"),
         (["status", "work", "--jsn"], "--json"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
         (["completion", "bsh"], "'bash', 'zsh', 'fish'"),
@@ -109,6 +111,28 @@ def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str]
     assert ended.returncode == 2
     assert hint in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_source_in_the_place_of_a_config(workplace: Workplace) -> None:
+    """Whoever runs a CSV file is told of `encode`, with the line to type."""
+    (workplace.folder / "papers.csv").write_text("title\none\n")
+    ended = workplace.call("run", str(workplace.folder / "papers.csv"))
+    assert ended.returncode == 78
+    assert f"chunkvisor encode {workplace.folder / 'papers.csv'} --column NAME" in ended.stderr
+
+
+@pytest.mark.parametrize("source", ["gone.csv", "rows.csv"])
+def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace, source: str) -> None:
+    """A source or a column that is not there is named at once, however long the hub and the download would take."""
+    (workplace.folder / "rows.csv").write_text("title\none\n")
+    config = workplace.folder / "hub.yaml"
+    output = f"outputs: {{out: {{source: {source}, column: text}}}}"
+    config.write_text(f"workdir: w\ndevice: cpu\nmodel: {{name: nobody/has-this}}\n{output}\n")
+    ended = workplace.call("run", str(config))
+    assert ended.returncode == 78, ended.stderr
+    assert source in ended.stderr
+    assert "asking the hub" not in ended.stderr
+    assert not (workplace.folder / "w" / "fetch").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
@@ -20,8 +21,9 @@ class FinalRows:
     """The rows of the final that a manifest describes; it is float32."""
 
     def __init__(self, layout: OutputLayout, manifest: dict[str, Any]) -> None:
+        """Raises DamagedError where it cannot be told which rows have no vector."""
         self.dimension = int(manifest["dimension"])
-        self.without = np.array([each["row"] for each in manifest["quarantined"]], dtype=np.int64)
+        self.without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
         """Rows without a vector."""
         self._parts = recorded_parts(layout, manifest)
         self._starts = np.array([part.start for part, _ in self._parts])

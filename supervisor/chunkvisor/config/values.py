@@ -210,6 +210,14 @@ Devices = Annotated[
     BeforeValidator(list_of_one),
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
+
+
+def _prom(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise refused("must end in .prom: node_exporter reads no other file")
+    return path
+
+
 Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
 Folders = Annotated[
     tuple[Annotated[Path, BeforeValidator(joined), BeforeValidator(_text)], ...],
@@ -218,6 +226,8 @@ Folders = Annotated[
     expected("a folder, or a list of them", text=True),
 ]
 FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a file", text=True)]
+PromFile = Annotated[FilePath, AfterValidator(_prom)]
+"""node_exporter reads no other."""
 Addresses = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],
     Field(max_length=20),

@@ -8,7 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.errors import no_workdir
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.follow import RunFollower
@@ -166,7 +167,7 @@ def _last_words(run: RunFollower) -> list[str]:
 def read_output(layout: OutputLayout) -> OutputStatus:
     """How far one output is, by its records and the names of its chunks."""
     try:
-        quarantined, fixed, record = read_quarantined(layout), read_fixed(layout), read_staged(layout)
+        manifest, fixed, record = read_done_manifest(layout), read_fixed(layout), read_staged(layout)
     except DamagedError:
         return OutputStatus()
     if fixed is None or record is None:
@@ -176,8 +177,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         plan, _ = work_of(layout, fixed, record.staged)
     except DamagedError:
         return OutputStatus(rows, distinct_texts=distinct)
-    if quarantined is not None:
-        count = len(quarantined)
+    if manifest is not None:
+        count = count_of(manifest)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
     chunks = committed_chunks(layout, plan)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks)) // max(1, distinct)

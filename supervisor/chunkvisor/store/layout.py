@@ -17,6 +17,7 @@ Nothing is created, read or deleted here.
       slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
       slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
+      <output>.quarantined.jsonl        the rows without a vector, where they are too many for the manifest
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
       .<output>.before/                 what was there before --from-scratch or --update, until the new final file is
       .<output>.next/                   the state of the next generation while --update prepares it
@@ -35,6 +36,7 @@ Nothing is created, read or deleted here.
         publishing.json                 the manifest of a final file that is about to appear
         again                           `retry` has asked for the rows without a vector
         done.json                       the final file's stamp and the manifest once more
+        quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
 
 import re
@@ -88,6 +90,7 @@ class OutputLayout:
     publishing = Entry("state", "publishing.json")
     again = Entry("state", "again")
     done = Entry("state", "done.json")
+    quarantined_twin = Entry("state", "quarantined.jsonl")
 
     @property
     def state(self) -> Path:
@@ -108,6 +111,11 @@ class OutputLayout:
     def manifest(self) -> Path:
         """The final file's description, for people and programs."""
         return self.workdir / f"{self.name}.json"
+
+    @property
+    def quarantined(self) -> Path:
+        """The rows without a vector, one a line, where they are too many for the manifest."""
+        return self.workdir / f"{self.name}.quarantined.jsonl"
 
     @property
     def partial(self) -> Path:

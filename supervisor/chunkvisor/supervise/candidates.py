@@ -59,9 +59,9 @@ def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) ->
             return None
         if not TableFiles(layout.table).holds_index():
             return None
+        rows = FinalRows(layout, manifest)
     except (DamagedError, OSError):
         return None
-    rows = FinalRows(layout, manifest)
     versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
     facts = read_facts(layout) or Facts(rows.dimension, versions=versions)
     place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)

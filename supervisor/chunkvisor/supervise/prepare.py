@@ -5,14 +5,16 @@ What an earlier run has fixed stays as it was.
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from chunkvisor.assemble import badrows
+from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.join import Final, assemble, texts_without
-from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest
+from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest, read_recorded
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.model import Strictness
@@ -27,14 +29,14 @@ from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.fixed import Fixed, Staged
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.reuse import PlaceKind, Reuse, read_reuse, work_with
+from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes, read_stretches
 from chunkvisor.supervise.begin import Begun, Opening, open_table
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
 from chunkvisor.supervise.taken import taken_of
 from chunkvisor.supervise.versionwatch import VersionWatch
-from chunkvisor.units import listed
+from chunkvisor.units import counted, listed
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -49,6 +51,10 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     if begun.complete:
         assert begun.manifest is not None
         drop_before(layout)
+        # The records of a planned one are about a part of its texts; `retry` does without them.
+        mended = 0 if is_planned(layout) else mend_records(layout, begun.manifest, begun.fixed.chunk_size)
+        if mended:
+            opening.emit(Note(f"{name}: {counted(mended, 'lost record')} of texts without a vector written anew"))
         if not config.chunk.keep and layout.chunks.exists() and not begun.manifest["quarantined"]:
             shutil.rmtree(layout.chunks)
         return begun.manifest
@@ -113,7 +119,9 @@ def _finish(
 
     def described(final: Final, taken: Taken | None) -> dict[str, Any]:
         assert ledger.facts is not None
-        bad = _quarantined_rows(texts_without(ledger, taken), table, final)
+        if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
+            badrows.forget(layout.earlier, read_recorded(layout.earlier))
+        bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), table, final))
         manifest = build_manifest(
             layout, shards, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
@@ -160,14 +168,12 @@ def _finish(
     return finish
 
 
-def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> list[dict[str, Any]]:
-    found = []
+def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
     for number, (row, text) in enumerate(final.bad_rows):
         bad = without[text]
         # To find a line, the source is read up to it.
         place = table.place_of(row, with_line=number < _MAX_LINES)
-        found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
-    return found
+        yield {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.copiedrows import copied_rows
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
@@ -13,6 +14,7 @@ from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 
@@ -59,17 +61,20 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
         return copied, {}
     if place.kind is PlaceKind.EARLIER:
         manifest = read_recorded(layout.earlier) if earlier_holds(layout, place.final_digest) else None
-        source = layout
+        source = layout.earlier
     else:
         source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
-    bad = {
-        int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
-        for each in manifest["quarantined"]
-    }
-    return FinalRows(source, manifest), bad
+    try:
+        bad = {
+            int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
+            for each in every_row(source, manifest)
+        }
+        return FinalRows(source, manifest), bad
+    except DamagedError as error:
+        raise TakenDamagedError(f"{error} is damaged") from error
 
 
 def _texts_without(

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start, Strictness
 from chunkvisor.decide.lastwords import BadRows
@@ -36,6 +37,7 @@ from chunkvisor.events.run import (
     Waiting,
     WaitingForTurn,
 )
+from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
@@ -52,6 +54,7 @@ from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
+from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -72,6 +75,8 @@ class Request:
     """The command line of an attempt."""
     slice: Slice | None = None
     """The slice that this run works on; None = the whole."""
+    stop_after_s: float | None = None
+    """So long it may take, at most; None = as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,9 @@ class Work:
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
-        quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
-        if any(quarantined.values()):
+        found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
+        quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
+        if quarantined:
             raise with_bad_rows(self._layout, quarantined)
         return ExitCode.COMPLETE
 
@@ -187,7 +193,7 @@ class Work:
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
-        if run.signals.draining:
+        if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)
@@ -225,9 +231,13 @@ class Work:
             if Path(model.name).is_dir():
                 self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
-            source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
+            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
+        if at_hand is None:
+            # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
+            for name in self._config.outputs:
+                try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
         self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:
