@@ -75,7 +75,7 @@ class _Survey:
         config = self._config
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
         folder, measured = self._measure()
-        revision = self._model().revision or ""
+        revision = (config.model.revision if config.model.is_plugin else self._model().revision) or ""
         self._known = known_texts(config, self._samples, revision, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
         outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
