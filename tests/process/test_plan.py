@@ -74,14 +74,14 @@ def test_in_the_middle(workplace: Workplace) -> None:
 
 
 def test_another_source_than_before(workplace: Workplace) -> None:
-    """Where the source has changed since, the plan is of the new one, and says that a run would refuse."""
+    """Where the source has changed since, the plan is of the new one, and says that a run wants --update."""
     workplace.write_source(["a", "b"])
     workplace.write_config("good:make")
     assert workplace.run().returncode == 0
     workplace.write_source(["a", "b", "c"])
     found = plan_of(workplace)
     assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)
-    assert any("a run would refuse" in note for note in found["notes"])
+    assert any("a run wants --update" in note for note in found["notes"])
 
 
 def test_rows_can_be_limited(workplace: Workplace) -> None:

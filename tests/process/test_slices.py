@@ -265,9 +265,9 @@ def test_orphans_of_the_same_slice_are_ended(place: ScriptedWorkplace) -> None:
 SLOW_SOURCE = """
 import os, time
 from pathlib import Path
-from chunkvisor.supervise import prepare
+from chunkvisor.supervise import begin
 
-stage = prepare.stage_table
+stage = begin.stage_table
 
 def slowly(request, folder, on_wait):
     here = Path({folder!r})
@@ -277,7 +277,7 @@ def slowly(request, folder, on_wait):
         time.sleep(0.01)
     return stage(request, folder, on_wait)
 
-prepare.stage_table = slowly
+begin.stage_table = slowly
 from chunkvisor.cli import main
 main()
 """

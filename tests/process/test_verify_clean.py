@@ -205,7 +205,8 @@ def test_clean(place: ScriptedWorkplace) -> None:
     ended = place.here("clean", str(place.workdir))
     assert ended.returncode == 0
     assert "files removed" in ended.stdout
-    assert not any(state(place, name).exists() for name in ("chunks", "attempts", "table"))
+    assert not any(state(place, name).exists() for name in ("chunks", "attempts"))
+    assert {path.name for path in state(place, "table").iterdir()} == {"index.bin", "table.json"}
     assert {path: path.read_bytes() for path in kept} == kept
     calls = len(place.calls())
     ended = place.run_here()
