@@ -154,13 +154,18 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
         (duckdb.IOException("IO Error: Could not write file: No space left on device"), ExitCode.DISK),
         (duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"), ExitCode.MACHINE),
         (MemoryError(), ExitCode.MACHINE),
+        (OSError(errno.EMFILE, "Too many open files", "/source.csv"), ExitCode.MACHINE),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ExitCode.MACHINE),
+        (PermissionError(errno.EACCES, "Permission denied", "/source.csv"), ExitCode.CONFIG),
+        (duckdb.IOException('IO Error: Cannot open file "/a.parquet": Too many open files'), ExitCode.MACHINE),
+        (duckdb.IOException('IO Error: Cannot open file "/a.parquet": Permission denied'), ExitCode.CONFIG),
         (ZeroDivisionError(), None),
         (duckdb.InternalException("INTERNAL Error"), None),
     ],
 )
 def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
-    """A full disk and a lack of memory are told from bugs."""
-    halt = _halt_of(error, None)
+    """A full disk, a lack of memory and what the machine refuses are told from bugs."""
+    halt = _halt_of(error, None, Path("/work"))
 
     assert (halt.code if halt else None) == code
 

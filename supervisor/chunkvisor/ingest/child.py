@@ -17,6 +17,8 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.store.refusal import refusal
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import read_bounded, sync_folder
 from chunkvisor_worker.contract.messages import write_message
 
@@ -31,7 +33,8 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     """Stage the request into `folder`, replacing what is there, and open it.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
-    bad input (78), a full disk (74), too little memory (69, 75) and a bug (1); OSError where `folder` cannot be made.
+    bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
+    OSError where `folder` cannot be made.
     """
     partial = folder.with_name(folder.name + ".partial")
     _remove(partial)
@@ -49,7 +52,16 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     _remove(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
-    return StagedTable.open(folder)
+    try:
+        return StagedTable.open(folder)
+    except DamagedError as error:
+        refused = refusal(error.__cause__, folder) if isinstance(error.__cause__, OSError) else None
+        raise refused or Halt(
+            ExitCode.DISK,
+            f"The texts that were just written to {folder} cannot be read back.",
+            why=str(error),
+            remedy="Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk.",
+        ) from error
 
 
 def columns_in_words(file: SourceFile, scratch: Path) -> str:

@@ -18,7 +18,7 @@ import duckdb
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.batches import sql_rows
-from chunkvisor.ingest.database import connect, is_disk_fault
+from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
@@ -29,6 +29,7 @@ from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
+from chunkvisor.store.refusal import refusal
 from chunkvisor_worker.contract.files import sync_folder, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
@@ -136,8 +137,8 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(ExitCode.TERMINATED)
 
 
-def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None:
-    """The message for an error that is no bug of ours."""
+def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
+    """The message for an error, met on the way into `folder`, that is no bug of ours."""
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
@@ -153,7 +154,8 @@ def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None
             why=str(error).split("\n", 1)[0],
             remedy="Raise ingest.memory_limit.",
         )
-    return None
+    refused = as_os_error(error)
+    return refusal(refused, folder) if refused is not None else None
 
 
 def main(arguments: list[str]) -> int:
@@ -170,7 +172,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
         with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
             traceback.print_exc()
-        halt = _halt_of(error, request)
+        halt = _halt_of(error, request, folder)
         if halt is None:
             return ExitCode.BUG
         with suppress(OSError):  # on a full disk the exit code has to do
