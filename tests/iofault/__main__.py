@@ -73,7 +73,8 @@ def play(found: "Iterator[Found]", count: int, options: argparse.Namespace) -> i
         codes[each.first.code] += 1
         missed += not each.failed
         if each.problem or options.verbose:
-            print(f"{each.trial}: {each.problem or each.first.code}; {each.failed} failed", flush=True)
+            came = each.problem or f"exit code {each.first.code}"
+            print(f"{each.trial}: {came}; {each.failed} failed, {each.took_s:.1f} s", flush=True)
         if each.problem:
             wrong += 1
             print(f"    {last_words(each)}\n    again: {again(each, options.scenario)}", flush=True)

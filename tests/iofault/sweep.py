@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ class Found:
     second: Ended
     problem: str
     """What is not as it should be; empty where all is."""
+    took_s: float
 
 
 class Sweep:
@@ -134,13 +136,14 @@ class Sweep:
 
     def _play(self, trial: Trial) -> Found:
         self._restore()
+        began_s = time.monotonic()
         self._shim.fail(self._place, trial.position, trial.error, for_good=trial.for_good)
         first = self._run(self._scenario.command)
         failed = self._shim.failed
         self._shim.off()
         digests = self._digests()
         second = self._run(("run", "{config}"))
-        return Found(trial, failed, first, second, self._problem(first, digests, second))
+        return Found(trial, failed, first, second, self._problem(first, digests, second), time.monotonic() - began_s)
 
     def _problem(self, first: Ended, digests: dict[str, str], second: Ended) -> str:
         """Empty where all is as it should be."""
