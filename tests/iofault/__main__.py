@@ -54,7 +54,12 @@ def main() -> int:
         if options.position:
             trials = [Trial(Position.parse(options.position), number_of(options.error), options.for_good)]
         else:
-            trials = part_of([each for each in sweep.trials() if options.only in str(each)], options.part, options.seed)
+            every = sweep.trials()
+            kinds = Counter(f"{each.role} {each.kind}" for each in {trial.position for trial in every})
+            print(
+                f"{kinds.total()} positions: {', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}", flush=True
+            )
+            trials = part_of([each for each in every if options.only in str(each)], options.part, options.seed)
         return play(sweep.play(trials), len(trials), options)
 
 

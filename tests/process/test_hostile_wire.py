@@ -117,7 +117,7 @@ def right_rows(path: Path, rows: list[int]) -> None:
     np.testing.assert_array_equal(vectors[rows], expected(CHUNK)[rows])
 
 
-@soaked(600)
+@soaked(400)
 @given(st.data())
 def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
     """Whatever an attempt leaves in its folder is judged, and no wrong vector counts as a result or as a batch."""
@@ -152,7 +152,7 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
         right_rows(files.partial, list(left.done))
 
 
-@soaked(20)
+@soaked(10)
 @given(st.data())
 def test_run_over_attempt_of_any_content(tmp_path: Path, data: st.DataObject) -> None:
     """A run that finds such a folder, which nobody has judged, ends with the right vectors all the same."""
@@ -168,7 +168,7 @@ def test_run_over_attempt_of_any_content(tmp_path: Path, data: st.DataObject) ->
     np.testing.assert_array_equal(place.vectors(), expected([*CHUNK, *(f"x{text}" for text in CHUNK)]))
 
 
-@soaked(200)
+@soaked(150)
 @given(st.data())
 def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
     """A worker whose spec or texts are anything at all ends with one of its exit codes, or with the right vectors."""
@@ -263,7 +263,7 @@ COMMANDS: list[Callable[[ScriptedWorkplace], tuple[str, ...]]] = [
 ]
 
 
-@soaked(40)
+@soaked(20)
 @given(st.data())
 def test_commands_over_any_state(tmp_path: Path, data: st.DataObject) -> None:
     """Every command over a workdir of which one file is anything at all ends with an exit code that is documented."""
