@@ -11,16 +11,21 @@ from scripted_workplace import ScriptedWorkplace
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
 
 
+RUN, RETRY = ("run", "{config}"), ("retry", "{work}")
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One command over one folder."""
 
     make: Callable[[Path], ScriptedWorkplace]
     """Fills the folder."""
-    command: tuple[str, ...] = ("run", "{config}")
-    """What is disturbed; the run that follows is `run` of the config."""
+    command: tuple[str, ...] = RUN
+    """What is disturbed."""
+    then: tuple[tuple[str, ...], ...] = (RUN,)
+    """What a person does next, undisturbed."""
     code: int = 0
-    """With which an undisturbed run ends."""
+    """With which the last of it ends."""
     finals: tuple[str, ...] = ("out.npy",)
     """Files of the workdir whose bytes are compared."""
 
@@ -88,10 +93,10 @@ SCENARIOS = {
     "apart": Scenario(_apart, code=3),
     "begun": Scenario(_begun),
     "complete": Scenario(_complete),
-    "from-scratch": Scenario(_complete, ("run", "{config}", "--from-scratch")),
+    "from-scratch": Scenario(_complete, (*RUN, "--from-scratch")),
     "sql": Scenario(_csv, finals=("out",)),
-    "slice": Scenario(_sliced, ("run", "{config}", "--slice", "2/3")),
+    "slice": Scenario(_sliced, (*RUN, "--slice", "2/3")),
     "warm": Scenario(lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")),
-    "retry": Scenario(_quarantined, ("retry", "{work}")),
+    "retry": Scenario(_quarantined, RETRY, (RETRY, RUN)),
 }
 """By name."""
