@@ -33,7 +33,7 @@ from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
 
 from .forked import fork_children
-from .scenarios import Scenario
+from .scenarios import RUN, Scenario
 from .shim import CAN_FAIL_WITH, Position, Shim, name_of
 
 _LONGEST_S = 60.0
@@ -111,7 +111,7 @@ class Sweep:
         self._shim.off()
         if self._scenario.command[0] != "run":
             assert ended.code == 0, ended
-            ended = self._next()
+            ended = self._run(RUN)
         assert ended.code == self._scenario.code, ended
         self._right = self._digests()
         assert len(self._right) >= len(self._scenario.finals), self._right
@@ -142,7 +142,9 @@ class Sweep:
         failed = self._shim.failed
         self._shim.off()
         digests = self._digests()
-        second = self._next()
+        if first.code and self._scenario.command[0] != "run":
+            self._run(self._scenario.command)
+        second = self._run(RUN)
         return Found(trial, failed, first, second, self._problem(first, digests, second), time.monotonic() - began_s)
 
     def _problem(self, first: Ended, digests: dict[str, str], second: Ended) -> str:
@@ -163,11 +165,6 @@ class Sweep:
             return "after the second run the final files are others"
         left = [path for path in self._place.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
         return f"left behind: {', '.join(map(str, left))}" if left else ""
-
-    def _next(self) -> Ended:
-        """Do what a person does next; how the last of it ended."""
-        *_, last = [self._run(command) for command in self._scenario.then]
-        return last
 
     def _restore(self) -> None:
         shutil.rmtree(self._place)
