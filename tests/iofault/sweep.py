@@ -36,7 +36,7 @@ from .forked import fork_children
 from .scenarios import RUN, Scenario
 from .shim import CAN_FAIL_WITH, Position, Shim, name_of
 
-_LONGEST_S = 60.0
+_LONGEST_S = 120.0
 """A run that takes longer never ends."""
 
 _ALLOWED = frozenset({ExitCode.MACHINE, ExitCode.DISK, ExitCode.TRY_AGAIN, ExitCode.CONFIG})
