@@ -218,7 +218,7 @@ def _be_command(words: list[str], output: Path) -> None:
 def _be_impatient(config_path: Path) -> None:
     """Have limits that are passed within moments: a disk that is full for good is waited for."""
     config = yaml.safe_load(config_path.read_text())
-    config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=30, stall_timeout=30)
+    config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=10, stall_timeout=10)
     config_path.write_text(yaml.safe_dump(config))
 
 
