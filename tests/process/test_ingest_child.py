@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.child import _halt, stage_table
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
@@ -117,7 +117,7 @@ PARENT = """
 import os, signal, sys
 from pathlib import Path
 import psutil
-from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.child import _halt, stage_table
 from chunkvisor.ingest.request import IngestRequest
 
 def die():
@@ -205,3 +205,25 @@ def test_request_round_trip() -> None:
     request = IngestRequest(sources=("/a/é.csv", "/b/\udcff.txt"), template="{a}", max_rows=3, skip_blank=True)
 
     assert from_json(IngestRequest, to_json(request)) == request
+
+
+@pytest.mark.parametrize("code", [ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG])
+def test_a_child_without_a_message(tmp_path: Path, code: ExitCode) -> None:
+    """Where the child can leave no message either, its exit code says whose fault it is, and never a bug's."""
+    halt = _halt(request_for(tmp_path / "a.csv"), tmp_path, code)
+    assert halt.code is code
+    assert halt.remedy
+
+
+def test_texts_that_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was just written and cannot be read is the disk's fault, in words."""
+    write_texts(tmp_path / "a.csv", ["x"])
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("chunkvisor.ingest.table.read_sealed", fail)
+    with pytest.raises(Halt) as caught:
+        stage_table(request_for(tmp_path / "a.csv"), tmp_path / "table", nothing)
+    assert caught.value.code is ExitCode.DISK
+    assert "Input/output error" in caught.value.why

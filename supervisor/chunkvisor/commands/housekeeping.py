@@ -50,7 +50,15 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     with hold_workdir(layout, ""):
-        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _reopen(layout: OutputLayout) -> int:
@@ -67,6 +75,10 @@ def _reopen(layout: OutputLayout) -> int:
     # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
     bad = known.keys() | ledger.bad.keys()
     count = len(bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
+    if not count:
+        # A record of quarantine that cannot be read has taken its chunk with it (see Ledger.load): it is pending.
+        finished = read_finished(layout) if ledger.left else None
+        count = len(finished["quarantined"]) if finished is not None else 0
     if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.

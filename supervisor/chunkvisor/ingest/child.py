@@ -103,6 +103,14 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
             f"The disk is full or failing while the sources are read into {partial}.",
             remedy="Free space, or move the workdir to another disk.",
         )
+    if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either
+        return Halt(
+            ExitCode(status),
+            f"The process that reads the sources was refused what it needs in {partial}.",
+            why="It could not leave a message; its log has the error.",
+            remedy="Read the log, mend what it names, then run the same command again.",
+            log=log,
+        )
     if status == -signal.SIGKILL:
         return Halt(
             ExitCode.TRY_AGAIN,
