@@ -414,7 +414,7 @@ def test_retry_with_a_lost_record_of_quarantine(tmp_path: Path) -> None:
     (record,) = (place.workdir / "outputs" / "out" / "quarantine").iterdir()
     record.write_bytes(b"{}")
     told = place.here("retry", str(place.workdir))
-    assert (told.returncode, "1 text is pending again" in told.stdout) == (0, True), told
+    assert (told.returncode, "pending again" in told.stdout) == (0, True), told
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(["t0", "t1", "t2"]))
