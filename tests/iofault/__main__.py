@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", help="K/N: the Kth of N parts of all trials")
     parser.add_argument("--seed", type=int, default=0, help="cuts other parts")
     parser.add_argument("--only", default="", help="trials with this in their words")
+    parser.add_argument("--without", default="", help="a regular expression: no trials with it in their words")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial after so long")
     parser.add_argument("--position", help="replay this one, as it was printed")
     parser.add_argument("--error", default="EIO", help="of the position")
@@ -59,8 +60,13 @@ def main() -> int:
             print(
                 f"{kinds.total()} positions: {', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}", flush=True
             )
-            trials = part_of([each for each in every if options.only in str(each)], options.part, options.seed)
+            trials = part_of([each for each in every if chosen(str(each), options)], options.part, options.seed)
         return play(sweep.play(trials), len(trials), options)
+
+
+def chosen(words: str, options: argparse.Namespace) -> bool:
+    """Whether the options leave the trial in."""
+    return options.only in words and not (options.without and re.search(options.without, words))
 
 
 def part_of(trials: "Sequence[Trial]", part: str, seed: int) -> "list[Trial]":

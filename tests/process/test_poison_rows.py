@@ -403,18 +403,3 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_quarantined(place, FEW[:4], [1])
     part = damaged[0]
     assert place.calls()[-1] == [f"t{text}" for text in range(part.start, part.stop) if text not in part.holes]
-
-
-def test_retry_with_a_lost_record_of_quarantine(tmp_path: Path) -> None:
-    """The chunk of a record that cannot be read is pending again, and `retry` does not say that there is nothing."""
-    place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "t1", "t2"], chunk__size=3, recovery__attempts=1)
-    place.lay("t1", "value_error!")
-    assert place.run_here().returncode == 3
-    place.lift("t1")
-    (record,) = (place.workdir / "outputs" / "out" / "quarantine").iterdir()
-    record.write_bytes(b"{}")
-    told = place.here("retry", str(place.workdir))
-    assert (told.returncode, "pending again" in told.stdout) == (0, True), told
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(["t0", "t1", "t2"]))

@@ -2,8 +2,9 @@
 
     python tests/soak/run.py [--seconds 600] [--seed N] [--only WORD] [--each] [--at-once 2]
 
-It takes the tests of tests/soak and those marked `soak`; with --each every one of them once, and ends then. Each failure prints the line that plays it again; what still
-runs a while after the time is over is ended, and counts as nothing. Exit code 0 only if nothing failed.
+It takes the tests of tests/soak and those marked `soak`; with --each every one of them once, and then it ends. Each
+failure prints the line that plays it again; what still runs a while after the time is over is ended, and counts as
+nothing. Exit code 0 only if nothing failed.
 """
 
 import argparse

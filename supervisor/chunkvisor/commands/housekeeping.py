@@ -76,10 +76,6 @@ def _reopen(layout: OutputLayout) -> int:
     bad = known.keys() | ledger.bad.keys()
     count = len(bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
     if not count:
-        # A record of quarantine that cannot be read has taken its chunk with it (see Ledger.load): it is pending.
-        finished = read_finished(layout) if ledger.left else None
-        count = len(finished["quarantined"]) if finished is not None else 0
-    if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
     badrows.forget(layout, read_recorded(layout))

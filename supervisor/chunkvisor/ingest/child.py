@@ -13,11 +13,11 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.jsonlines import read_objects
+from chunkvisor.ingest.problem import refused
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from chunkvisor.store.refusal import refusal
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import read_bounded, sync_folder
 from chunkvisor_worker.contract.messages import write_message
@@ -55,8 +55,8 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     try:
         return StagedTable.open(folder)
     except DamagedError as error:
-        refused = refusal(error.__cause__, folder) if isinstance(error.__cause__, OSError) else None
-        raise refused or Halt(
+        met = error.__cause__
+        raise (refused(met, folder) if isinstance(met, OSError) else None) or Halt(
             ExitCode.DISK,
             f"The texts that were just written to {folder} cannot be read back.",
             why=str(error),

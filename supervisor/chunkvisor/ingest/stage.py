@@ -22,14 +22,13 @@ from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
-from chunkvisor.store.refusal import refusal
 from chunkvisor_worker.contract.files import sync_folder, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
@@ -154,8 +153,8 @@ def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) 
             why=str(error).split("\n", 1)[0],
             remedy="Raise ingest.memory_limit.",
         )
-    refused = as_os_error(error)
-    return refusal(refused, folder) if refused is not None else None
+    met = as_os_error(error)
+    return refused(met, folder) if met is not None else None
 
 
 def main(arguments: list[str]) -> int:
