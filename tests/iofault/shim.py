@@ -28,7 +28,7 @@ CAN_FAIL_WITH = {
     "create": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE, errno.ENOMEM),
     "write": (errno.EIO, errno.ENOSPC, SHORT),
     "sync": (errno.EIO, errno.ENOSPC),
-    "truncate": (errno.EIO, errno.EACCES),
+    "truncate": (errno.EIO,),
     "allocate": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ENOMEM),
     "link": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ENOMEM),

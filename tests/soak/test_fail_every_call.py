@@ -13,14 +13,14 @@ from iofault.shim import build
 
 TRIALS = {
     "plain": 2900,
-    "eventful": 5300,
-    "apart": 5200,
-    "begun": 2200,
-    "complete": 1100,
-    "from-scratch": 2900,
-    "sql": 2800,
-    "slice": 2700,
-    "warm": 2900,
+    "eventful": 6000,
+    "apart": 5700,
+    "begun": 2300,
+    "complete": 1200,
+    "from-scratch": 3100,
+    "sql": 3000,
+    "slice": 2900,
+    "warm": 3000,
     "retry": 200,
 }
 """About so many are there."""
