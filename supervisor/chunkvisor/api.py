@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
@@ -199,7 +200,9 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
     manifest = read_sealed(layout.output(name).manifest)
     assert manifest is not None
     keys = ("row", "outcome", "reason", "place")
-    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
+    rows = tuple(
+        QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
+    )
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
     return FinalFile(place_of(layout.output(name), shards_of(manifest)), manifest, rows, files)
 
