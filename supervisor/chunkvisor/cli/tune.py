@@ -29,7 +29,8 @@ def tune(
     r"""Try settings on texts of CONFIG, and recommend the fastest.
 
     Dtypes, batch budgets and workers on a device are compared by their rates, and by how near the vectors are to
-    those of float32. It takes a minute or two and writes nothing into the workdir. Each setting is tried in a worker of its own.
+    those of float32. It takes a minute or two and writes nothing into the workdir. Each setting is tried in a
+    worker of its own.
 
     \b
     Example: chunkvisor tune embeddings.yaml --price 2.5
