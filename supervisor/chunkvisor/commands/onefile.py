@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
+from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -55,6 +57,8 @@ class OneFile:
     """Keep the state, chunks included, once the file is complete."""
     from_scratch: bool = False
     """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
 
     @property
     def manifest(self) -> Path:
@@ -72,11 +76,14 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     chunk = {**wanted.values.get("chunk", {}), **({"keep": True} if wanted.keep else {})}
     values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": chunk}
     config = from_values(values, wanted.folder, wanted.overrides)
-    if config.outputs[OUTPUT].shards is not None:
-        raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
+    for key in (*FORM_KEYS, "where"):
+        output = config.outputs[OUTPUT]
+        if getattr(output, key) != type(output).model_fields[key].default:
+            why = "`encode` makes the one .npy of -o, of float32"
+            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
-        bad = len(manifest["quarantined"])
+        bad = badrows.count_of(manifest)
         observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
@@ -85,7 +92,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
+        run(Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -145,7 +152,11 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
         with hold(layout.lock, ""):
             manifest = json.loads(output.manifest.read_bytes())
             manifest.pop("seal")
-            more = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                badrows.copy(output.quarantined, rows)
+                more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more)
             _move(output.final, wanted.out)
     except FileNotFoundError:
@@ -181,7 +192,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         shutil.rmtree(output.state, ignore_errors=True)
-        for path in (output.manifest, output.final, output.partial):
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:
