@@ -7,8 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-from chunkvisor.assemble.finalfiles import is_ours, place_of, remove_final
-from chunkvisor.assemble.manifest import read_recorded, shards_of
+from chunkvisor.assemble.finalfiles import all_partials, all_places, is_ours, place_of, remove_final
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.manifest import read_recorded
+from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.reuse import is_planned
 from chunkvisor_worker.contract.files import set_aside
@@ -34,7 +36,7 @@ def keep_before(layout: OutputLayout) -> Path:
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
-    for path in (layout.partial, layout.partial_shards):
+    for path in all_partials(layout):
         remove_final(path)
     state = layout.before / "state"
     if state.exists():
@@ -93,12 +95,22 @@ def drop_before(layout: OutputLayout) -> None:
     layout.before.rmdir()
 
 
+def drop_earlier_sides(layout: OutputLayout) -> None:
+    """Remove what lies beside the final of the earlier generation; to be called once the new final is there.
+
+    Raises OSError.
+    """
+    before = read_recorded(layout.earlier) if layout.earlier.done.exists() else None
+    if before is not None:
+        remove_sides(layout, before)
+
+
 def _drop_other_form(layout: OutputLayout) -> None:
-    """Remove the final of the earlier generation where the new one is no file but shards, or no shards but a file."""
+    """Remove the final of the earlier generation where the new one is in another place."""
     before, now = read_recorded(layout.earlier), read_recorded(layout)
     if before is None or now is None or not layout.earlier.done.exists() or not layout.done.exists():
         return
-    place, other = place_of(layout, shards_of(now)), place_of(layout, shards_of(before))
+    place, other = place_of(layout, form_of(now)), place_of(layout, form_of(before))
     if place != other and is_ours(layout.earlier, other):
         remove_final(other)
 
@@ -106,7 +118,11 @@ def _drop_other_form(layout: OutputLayout) -> None:
 def _finals(layout: OutputLayout) -> list[Path]:
     """What there is of final files, in whatever form, as they are and while they are replaced by another form."""
     recorded = read_recorded(layout)
-    found = [layout.final, layout.replaced(None)]
-    if is_ours(layout, layout.shards) or (recorded is not None and shards_of(recorded) is not None):
-        found += [place_of(layout, 1), layout.replaced(1)]
+    found = [layout.final, layout.replaced(layout.final)]
+    for place in all_places(layout):
+        of_ours = is_ours(layout, place) or (recorded is not None and place_of(layout, form_of(recorded)) == place)
+        if of_ours and place != layout.final:
+            found += [place, layout.replaced(place)]
+    if recorded is not None:
+        found += [path for path, _ in side_files(layout, recorded)]
     return [path for path in found if os.path.lexists(path)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from chunkvisor.assemble.badrows import count_of, forget
 from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
+from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
@@ -42,11 +43,12 @@ def clean(workdir: Path) -> tuple[int, int]:
             if manifest is None or manifest["quarantined"]:
                 continue
             table = TableFiles(output.table)
-            for unneeded in (output.chunks, output.attempts, *table.arrays):
+            staged = (*table.arrays, *table.there)
+            for unneeded in (output.chunks, output.attempts, *staged):
                 files = [unneeded] if unneeded.is_file() else unneeded.rglob("*")
                 sizes += [path.stat().st_size for path in files if path.is_file()]
                 shutil.rmtree(unneeded, ignore_errors=True)
-            for path in table.arrays:  # the index stays: by it, other outputs find the texts that have a vector here
+            for path in staged:  # the index stays: by it, other outputs find the texts that have a vector here
                 path.unlink(missing_ok=True)
     return len(sizes), sum(sizes)
 
@@ -57,7 +59,15 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     with hold_workdir(layout, ""):
-        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _reopen(layout: OutputLayout) -> int:
@@ -81,7 +91,10 @@ def _reopen(layout: OutputLayout) -> int:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
     if not replaces_another(layout):
-        forget(layout, read_recorded(layout))
+        recorded = read_recorded(layout)
+        forget(layout, recorded)
+        if recorded is not None:
+            remove_sides(layout, recorded)
         layout.done.unlink(missing_ok=True)
         layout.manifest.unlink(missing_ok=True)
     for chunk in pending:

@@ -1,6 +1,6 @@
 """The texts of a table that are to be encoded, where others have a vector: numbered by themselves, as chunks are."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from chunkvisor.store.reuse import ENCODED, Reuse
 class FreshTable(StagedTable):
     """A staged table, in which `distinct` and the numbers of texts are of those that are encoded."""
 
-    full: StagedTable
-    reuse: Reuse
+    full: StagedTable = field(kw_only=True)
+    reuse: Reuse = field(kw_only=True)
 
     def texts(self, start: int, stop: int) -> list[str]:
         """See StagedTable."""

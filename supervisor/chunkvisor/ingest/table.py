@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
-from chunkvisor.ingest.sources import Format, Signature, resolve, signature
+from chunkvisor.ingest.sources import Signature, resolve, signature
 from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
@@ -45,6 +45,10 @@ class TableFiles:
     """int64, little-endian: first row of each text."""
     index = Entry("folder", "index.bin")
     """`textindex.RECORD`: hash and first row of each text, in the order of the hashes."""
+    rows = Entry("folder", "rows.parquet")
+    """Where columns are carried along or rows are left out: what is to be known of each row, see `rowstable`."""
+    places = Entry("folder", "places.bin")
+    """int64, little-endian, where rows are left out: number of each row in its file."""
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
     error = Entry("folder", "error.json")
@@ -60,8 +64,13 @@ class TableFiles:
 
     @property
     def arrays(self) -> tuple[Path, ...]:
-        """The files that make the table; the index is found by the record, too, but may be missing."""
+        """The files that every table has; the index is found by the record, too, but may be missing."""
         return self.texts, self.offsets, self.row_text, self.first_row
+
+    @property
+    def there(self) -> tuple[Path, ...]:
+        """The files that some tables have, and this one has."""
+        return tuple(path for path in (self.rows, self.places) if path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,10 @@ class StagedTable:
     """State of all source files when they were read, see `sources.signature`."""
     skip_blank: bool
     """Whether blank lines were taken for no rows."""
+    carried: str | None = None
+    """sha256 of the rows table, where there is one."""
+    leaves_out: bool = False
+    """Whether rows of the sources are left out."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
@@ -100,7 +113,9 @@ class StagedTable:
             record = read_sealed(paths.record)
             if record is None or record["version"] != _VERSION:
                 raise DamagedError(f"{folder} holds no table of this version")
-            stamps = {path: Stamp(**record["stamps"][path.name]) for path in paths.arrays}
+            named = {path.name: path for path in (*paths.arrays, paths.rows, paths.places)}
+            noted = {name: stamp for name, stamp in record["stamps"].items() if name != paths.index.name}
+            stamps = {named[name]: Stamp(**stamp) for name, stamp in noted.items()}
             table = cls(
                 folder=folder,
                 rows=record["rows"],
@@ -109,6 +124,8 @@ class StagedTable:
                 files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
                 signature=record["signature"],
                 skip_blank=record["skip_blank"],
+                carried=stamps[paths.rows].digest if paths.rows in stamps else None,
+                leaves_out=paths.places in stamps,
             )
             _check(table, [stamps[path].size_bytes for path in paths.arrays[1:]])
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -166,6 +183,8 @@ class StagedTable:
         _check_range(row, row + 1, self.rows)
         # The last file that begins at or before the row: files without rows begin where the next one does.
         file = self.files[bisect_right(self.files, row, key=lambda source: source.first_row) - 1]
+        if self.leaves_out:
+            return file.path, int(_read_array(TableFiles(self.folder).places, "<i8", row, row + 1)[0])
         return file.path, row - file.first_row
 
     def line_of(self, row: int) -> tuple[Path, int | None]:
@@ -177,7 +196,7 @@ class StagedTable:
         path, row_in_file = self.locate(row)
         try:
             (file,) = resolve([str(path)])
-            if file.format is Format.PARQUET or signature([file])[0] not in self.signature:
+            if not file.format.has_lines or signature([file])[0] not in self.signature:
                 return path, None
             found = next(itertools.islice(read_rows(file, (), skip_blank=self.skip_blank), row_in_file, None), None)
         except (Halt, OSError):
@@ -229,12 +248,14 @@ def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
 
 def _stamps(paths: TableFiles) -> dict[str, Stamp]:
     # A table of an earlier version has no index.
-    return {path.name: stamp_file(path) for path in (*paths.arrays, paths.index) if path.exists()}
+    index = [paths.index] if paths.index.exists() else []
+    return {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there, *index)}
 
 
 def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
-    fresh = _stamps(paths)
-    if any(name in fresh and fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
+    known = _stamps(paths)
+    fresh = {name: known[name] for name in record["stamps"] if name != paths.index.name or name in known}
+    if any(stamp.digest != record["stamps"][name]["digest"] for name, stamp in fresh.items()):
         raise DamagedError(f"{paths.folder} is being altered")
     write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from chunkvisor.assemble.before import finish_switch
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.finished import keep_finished
+from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
@@ -30,6 +31,7 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.diskwait import DiskWait
+from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 
@@ -114,8 +116,14 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     else:
         fixed = Fixed(identity, _chunk_size(opening, name))
         write_fixed(layout, fixed)
-    shards = config.outputs[name].shards
-    manifest = keep_finished(layout, identity.fingerprint, shards, opening.emit, opening.on_wait)
+    form = asked_form(config.outputs[name], staged.carried)
+    if lacks_rows_table(layout, form):  # `clean` has removed it
+        read = _stage(opening, layout, fixed)
+        if isinstance(read, Begun):
+            return read
+        staged = read
+        form = asked_form(config.outputs[name], staged.carried)
+    manifest = keep_finished(layout, identity.fingerprint, form, opening.emit, opening.on_wait)
     begun = Begun(layout, fixed, staged, manifest)
     if manifest is not None and layout.again.exists():
         if manifest["quarantined"]:
@@ -140,7 +148,7 @@ def move_on(begun: Begun) -> None:
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
     """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
-    place = place_of(layout, opening.config.outputs[layout.name].shards)
+    place = place_of(layout, asked_form(opening.config.outputs[layout.name]))
     if place.exists():
         raise config_error(
             f"{place} is there already, and no run of this workdir has made it",
@@ -210,7 +218,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     files = tuple(str(file.path) for file in table.files)
-    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
+    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
 
 def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | Begun:
@@ -248,7 +256,8 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
 
 def _is_there(layout: OutputLayout, staged: Staged) -> bool:
     try:
-        return StagedTable.open(layout.table).digest == staged.digest
+        there = StagedTable.open(layout.table)
+        return (there.digest, there.carried) == (staged.digest, staged.carried)
     except DamagedError:
         return False
 
@@ -263,4 +272,7 @@ def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTa
     except DamagedError as error:
         opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
         _stage(opening, layout, fixed)
+    try:
         return StagedTable.open(layout.table)
+    except DamagedError as error:
+        raise texts_damaged(error) from error

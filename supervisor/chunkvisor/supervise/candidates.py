@@ -13,7 +13,8 @@ import numpy.typing as npt
 from chunkvisor.assemble.committedrows import CommittedRows
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
-from chunkvisor.assemble.manifest import read_recorded, shards_of
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.textvectors import RowReader
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.table import TableFiles
@@ -54,8 +55,9 @@ def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) ->
         fixed, manifest = read_fixed(layout), read_recorded(layout)
         if fixed is None or manifest is None or fixed.identity.of_vectors != vectors:
             return None
-        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, shards_of(manifest)).exists()
-        if not whole or manifest.get("dtype") != "float32" or manifest.get("format", "npy") != "npy":
+        form = form_of(manifest)
+        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, form).exists()
+        if not whole or not form.is_of_rows:
             return None
         if not TableFiles(layout.table).holds_index():
             return None

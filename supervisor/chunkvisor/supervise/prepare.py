@@ -10,11 +10,13 @@ from typing import Any
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.badtexts import mend_records
-from chunkvisor.assemble.before import drop_before
+from chunkvisor.assemble.before import drop_before, drop_earlier_sides
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalwriter import clear_partial
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.join import Final, assemble, texts_without
 from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest, read_recorded
+from chunkvisor.assemble.sides import write_sides
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.model import Strictness
@@ -80,6 +82,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         job,
         limits,
         finish,
+        asked_form(config.outputs[name], staged.carried),
         opening.source.local,
         versions,
         taken=reuse.taken if reuse is not None and opening.slice is None else 0,
@@ -114,7 +117,7 @@ def _finish(
 ) -> Callable[[Callable[[], None]], dict[str, Any]]:
     """See `OutputRun.finish`."""
     layout, config, staged = ledger.layout, opening.config, begun.staged
-    shards = config.outputs[layout.name].shards
+    form = asked_form(config.outputs[layout.name], staged.carried)
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def described(final: Final, taken: Taken | None) -> dict[str, Any]:
@@ -123,7 +126,7 @@ def _finish(
             badrows.forget(layout.earlier, read_recorded(layout.earlier))
         bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), table, final))
         manifest = build_manifest(
-            layout, shards, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
+            layout, form, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(table, reuse))
@@ -150,7 +153,7 @@ def _finish(
                 if layout.earlier.done.exists():
                     announce(layout, manifest)
 
-            final = assemble(ledger, table, on_block, shards, taken, on_written)
+            final = assemble(ledger, table, on_block, form, taken, on_written)
         except TakenDamagedError as error:
             raise Halt(
                 ExitCode.TRY_AGAIN,
@@ -158,12 +161,14 @@ def _finish(
                 why=str(error),
                 remedy="run the same command again: it looks them up anew, and encodes what is not found",
             ) from error
+        drop_earlier_sides(layout)
+        write_sides(layout, manifest)
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not manifest["quarantined"]:
             ledger.remove_chunks()
-        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, form))}
 
     return finish
 

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from chunkvisor.assemble.before import switch
+from chunkvisor.assemble.finalfiles import all_places
+from chunkvisor.assemble.form import asked_form, form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
@@ -23,7 +25,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     """See above. `outputs` are all of the run. Raises Halt, OSError."""
     layout = begun.layout
     if not begun.moves_on and is_planned(layout):
-        problem = _problem_of(begun, outputs)
+        problem = _problem_of(opening, begun, outputs)
         if problem is None:
             return
         if opening.slice is not None:
@@ -50,7 +52,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         begun.moves_on, begun.manifest = False, None
 
 
-def _problem_of(begun: Begun, outputs: Sequence[Begun]) -> str | None:
+def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str | None:
     """Why the plan does not hold any more, in words. Of a damaged one, nothing is left afterwards. Raises OSError."""
     layout = begun.layout
     try:
@@ -60,12 +62,12 @@ def _problem_of(begun: Begun, outputs: Sequence[Begun]) -> str | None:
             shutil.rmtree(folder, ignore_errors=True)
         return f"its plan is damaged ({error})"
     for place in reuse.places if reuse is not None else ():
-        if place.texts and not _holds(begun, place, outputs):
+        if place.texts and not _holds(opening, begun, place, outputs):
             return f"{place.words} has changed"
     return None
 
 
-def _holds(begun: Begun, place: Place, outputs: Sequence[Begun]) -> bool:
+def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun]) -> bool:
     layout = begun.layout
     if place.kind is PlaceKind.EARLIER:
         return earlier_holds(layout, place.final_digest)
@@ -74,14 +76,22 @@ def _holds(begun: Begun, place: Place, outputs: Sequence[Begun]) -> bool:
     other = next((each for each in outputs if each.name == place.output), None)
     if other is not None:
         same_texts = other.fixed.identity.source_digest == place.source_digest
-        return same_texts and not other.moves_on and other.fixed.identity.of_vectors == begun.fixed.identity.of_vectors
+        same = same_texts and other.fixed.identity.of_vectors == begun.fixed.identity.of_vectors
+        return same and not other.moves_on and _gives_vectors(opening, other.name)
     elsewhere = Layout(layout.workdir).output(place.output)
     try:
         fixed = read_fixed(elsewhere)
     except DamagedError:
         return False
-    same = fixed is not None and fixed.identity.source_digest == place.source_digest
-    return same and read_finished(elsewhere) is not None
+    if fixed is None or fixed.identity.source_digest != place.source_digest:
+        return False
+    manifest = read_finished(elsewhere)
+    return manifest is not None and form_of(manifest).is_of_rows
+
+
+def _gives_vectors(opening: Opening, name: str) -> bool:
+    """Whether the final of this output of the run is to hold the vectors as they are."""
+    return asked_form(opening.config.outputs[name]).is_of_rows
 
 
 def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Iterator[Candidate]:
@@ -102,9 +112,10 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Ite
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
         late += copied(of_final(before, vectors, PlaceKind.COPY, f"the earlier final file of {words}"))
-        if outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other):
+        earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
+        if earlier and _gives_vectors(opening, name):
             yield from filter(None, [promised(other, vectors)])
-    if begun.moves_on and not own_is_final:
+    if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
         yield from filter(None, [of_chunks(layout, vectors)])
     yield from late
     yield from of_other_workdirs(opening.config.reuse_from, vectors)
@@ -112,7 +123,7 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Ite
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:
     """Whether the final of the earlier generation is where it was: --from-scratch has moved it away."""
-    return own_is_final or not any((layout.before / path.name).exists() for path in (layout.final, layout.shards))
+    return own_is_final or not any((layout.before / path.name).exists() for path in all_places(layout))
 
 
 def _names(opening: Opening, layout: OutputLayout, outputs: Sequence[Begun]) -> list[str]:

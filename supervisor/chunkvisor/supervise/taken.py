@@ -7,6 +7,7 @@ import numpy as np
 from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.copiedrows import copied_rows
 from chunkvisor.assemble.finalrows import FinalRows
+from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
 from chunkvisor.decide.bisect import BadText
@@ -67,6 +68,8 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
         manifest = read_finished(source)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
+    if not form_of(manifest).is_of_rows:
+        raise TakenDamagedError(f"{place.words} is not in float32 any more")
     try:
         bad = {
             int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.model import Config, EngineKind
 from chunkvisor.ingest.table import TableFiles
@@ -44,7 +45,8 @@ def known_texts(config: Config, samples: Mapping[str, Sample], revision: str, sc
             for here, there in chain.from_iterable(matches(index, path) for of, path in before if of == vectors):
                 writer.add(0, here, there)
             found[name] = table.distinct - writer.write()[0]
-        before += [(vectors, index)] if index.exists() else []
+        gives_vectors = index.exists() and asked_form(config.outputs[name]).is_of_rows
+        before += [(vectors, index)] if gives_vectors else []
     return found
 
 
