@@ -5,7 +5,6 @@ Without an installed chunkvisor: PYTHONPATH=supervisor:worker.
 """
 
 import argparse
-import itertools
 import random
 import shutil
 import sys
@@ -17,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `harness`, as pytest h
 from .crashes import Crashes
 from .judge import Judge, scratch_folder
 from .scenarios import SCENARIOS
+from .sites import record_all, sites, take_out
 
 
 def main() -> int:
@@ -27,12 +27,33 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="chooses the folders; a fresh one by default")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--show", type=int, default=3, help="so many of the unsound are shown")
+    parser.add_argument("--sites", action="store_true", help="take each sync out in turn; it has to be noticed")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
+    if options.sites:
+        return take_out_each(seed)
     unsound = 0
     for name in options.scenarios or SCENARIOS:
         unsound += play(name, options.folders, seed, options.at_once, options.show)
     return 1 if unsound else 0
+
+
+def take_out_each(seed: int) -> int:
+    """All syncs; returns 1 where one is not missed."""
+    folder, missed = scratch_folder(), 0
+    try:
+        recordings = record_all(folder)
+        for site in sites():
+            found = take_out(site, recordings, random.Random(seed))
+            missed += not found.scenario
+            crash = found.judgement.crash if found.judgement else None
+            problem = found.judgement.problems[0].splitlines()[0] if found.judgement else ""
+            lost = f"after call {crash.at}, lost: {crash.what}" if crash else "NOT NOTICED"
+            print(f"{site}: {found.scenario}, {lost}: {problem} ({found.tried} folders)", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{missed} syncs could be missing without notice; seed {seed}")
+    return 1 if missed else 0
 
 
 def play(name: str, count: int, seed: int, at_once: int, show: int) -> int:

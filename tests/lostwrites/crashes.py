@@ -60,12 +60,10 @@ class Crashes:
         self._chance = chance
         self._ignored = ignored
 
-    def legal(self, start: int = 0) -> Iterator[Crash]:
-        """Distinct ones, after each call from `start` on: all gone, all there, one thing gone, one thing there, some."""
+    def legal(self) -> Iterator[Crash]:
+        """Distinct ones, after each call: all gone, all there, one thing gone, one thing there, some."""
         seen: set[str] = set()
         for at, disk, told in self._states():
-            if at < start:
-                continue
             for crash in self._of(at, disk, told):
                 if crash.digest not in seen:
                     seen.add(crash.digest)

@@ -179,9 +179,7 @@ class Disk:
         self._step({there}, [(there, new, what)])
         self._step({here}, [(here, old, None)], also={self._last[there, new]})
 
-    def _step(
-        self, folders: set[int], changes: list[tuple[int, str, int | None]], also: Collection[int] = ()
-    ) -> None:
+    def _step(self, folders: set[int], changes: list[tuple[int, str, int | None]], also: Collection[int] = ()) -> None:
         self._count += 1
         needs = {self._last[folder, name] for folder, name, _ in changes if (folder, name) in self._last}
         self.steps[self._count] = Step(

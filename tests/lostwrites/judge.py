@@ -20,7 +20,7 @@ import numpy as np
 
 from .crashes import Crash
 from .recording import HERE, Kind, Recording
-from .scenarios import BAD, Scenario, Try
+from .scenarios import BAD, Scenario, Try, with_source
 
 
 def scratch_folder() -> Path:
@@ -144,8 +144,8 @@ class Judge:
         scenario, promises = self._scenario, promises_of(self._scenario, crash)
         self._count += 1
         case = self._scratch / f"{self._count:06d}"
-        scenario.lay_out(case, self._recording.folder.parent / "rows.jsonl")
-        (case / "rows.jsonl").symlink_to(self._recording.folder.parent / "rows.jsonl")
+        source = self._recording.folder.parent / "rows.jsonl"
+        scenario.lay_out(case, source)
         for path in self._recording.folder.parent.glob("left-*"):
             (case / path.name).touch()
         if scenario.mended(promises.command):
@@ -156,7 +156,7 @@ class Judge:
             problems.append("no final file is left, neither the old one nor the new")
         tries = scenario.again(promises.command)
         for number, each in enumerate(tries):
-            answer = _ask(server, case, each.words, stats)
+            answer = _ask(server, case, with_source(each.words, source), stats)
             seconds += answer["seconds"]
             problems += self._look(case, each, answer, promises, first=number == 0)
             refused = refused or answer["code"] == 78
@@ -168,10 +168,8 @@ class Judge:
         shutil.rmtree(case, ignore_errors=True)
         return Judgement(crash, tuple(problems), refused, seconds)
 
-    def _look(
-        self, case: Path, each: Try, answer: Mapping[str, Any], promises: Promises, *, first: bool
-    ) -> list[str]:
-        code, stderr, scenario = answer["code"], answer["stderr"], self._scenario
+    def _look(self, case: Path, each: Try, answer: Mapping[str, Any], promises: Promises, *, first: bool) -> list[str]:
+        code, stderr = answer["code"], answer["stderr"]
         if "Traceback" in stderr or code not in each.codes:
             return [f"{' '.join(each.words)}: exit code {code}\n{stderr[-3000:]}"]
         if code == 78:
@@ -223,7 +221,7 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.lesson and "oom" in calls:
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (encoded or "reading its source" in stderr):
+        if promises.complete and (encoded or ("reading its source" in stderr and not scenario.stages_again)):
             problems.append(f"what was complete was begun again: {encoded}")
         return problems
 

@@ -17,6 +17,8 @@ from harness import vector_of
 from .recording import HERE, Recorder, Recording
 
 RUN = ("chunkvisor", "run", "config.yaml")
+SOURCE = "{source}"
+"""In a command: the full path of the source."""
 BAD = ("poison", "crash")
 _CALL = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 
@@ -64,6 +66,8 @@ class Scenario:
     """Of the last command's vectors, see plugin.py."""
     other_disk: str = ""
     """A folder of the disk that is a file system of its own."""
+    stages_again: bool = False
+    """Whether a source is read again because it is in the rebuilt folder."""
     keeps_a_final: bool = False
     """Whether, once there was a final file, there always is an old or a new one."""
 
@@ -121,11 +125,16 @@ class Scenario:
         for command in self.commands:
             if command.mended:
                 (folder / "mended").touch()
-            words = command.words
+            words = with_source(command.words, source)
             words = (sys.executable, *words[1:]) if words[0] == "python" else (*_CALL, *words[1:])
             ended = recorder.run(words, folder)
             assert ended.returncode == command.code, f"{words}: {ended}"
         return recorder.recording()
+
+
+def with_source(words: Sequence[str], source: Path) -> tuple[str, ...]:
+    """The command with the path of the source in it."""
+    return tuple(str(source) if word == SOURCE else word for word in words)
 
 
 _PYTHON = """
@@ -162,7 +171,7 @@ def _cut(number: int) -> tuple[Try, ...]:
 
 
 ENCODE = (
-    *("chunkvisor", "encode", "rows.jsonl", "--model", "test", "--encoder", "plugin:make", "--column", "text"),
+    *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
     *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/v.npy", "--workdir", "disk/state"),
 )
 
@@ -173,9 +182,7 @@ def _same(words: Sequence[str]) -> Again:
 
 SCENARIOS = {
     "plain": Scenario(FEW),
-    "quarantine": Scenario(
-        MANY, (Command(code=3),), {"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)
-    ),
+    "quarantine": Scenario(MANY, (Command(code=3),), {"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)),
     "killed": Scenario(("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), {"chunk.size": 4}),
     "retry": Scenario(
         MANY[6:],
@@ -183,7 +190,9 @@ SCENARIOS = {
         {"chunk.size": 3},
         again=_retried,
     ),
-    "out of memory": Scenario(("t0", "big0", "t1", "big1", "t2", "t3"), config={"encode.batch_size": 4, "chunk.size": 3}),
+    "out of memory": Scenario(
+        ("t0", "big0", "t1", "big1", "t2", "t3"), config={"encode.batch_size": 4, "chunk.size": 3}
+    ),
     "from scratch": Scenario(
         FEW[:4],
         (Command(), Command((*SCRATCH, "--from-scratch", "--yes"))),
@@ -198,15 +207,19 @@ SCENARIOS = {
         keeps_a_final=True,
     ),
     "slices": Scenario(
-        FEW, (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))), {"chunk.keep": True}
+        ("t0", "big0", "t0", "t2", "t3", "t4"),
+        (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),
+        {"chunk.keep": True},
     ),
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}
     ),
-    "one file": Scenario(
-        FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/v.npy",), other_disk="out"
-    ),
+    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/v.npy",), other_disk="out"),
     "python": Scenario(
-        FEW[:4], (Command(("python", "call.py")),), again=_same(("python", "call.py")), finals=("work/embeddings.npy",)
+        FEW[:4],
+        (Command(("python", "call.py")),),
+        again=_same(("python", "call.py")),
+        finals=("work/embeddings.npy",),
+        stages_again=True,
     ),
 }

@@ -1,4 +1,4 @@
-"""Runs commands in rebuilt folders, forked from this process, which has imported everything: a resume takes milliseconds.
+"""Runs commands in rebuilt folders, forked from this process, which has imported all: a resume takes milliseconds.
 
 One JSON object a line on standard input: `folder`, the current one of the command; `command`, its arguments; `stats`,
 what a stat of some inodes says. One line on standard output: `code` and `stderr`, and what `told` says. Workers and the
@@ -128,7 +128,7 @@ def play(asked: dict[str, Any]) -> NoReturn:
     chunkvisor.store.stamp._state = as_recorded
     if command[0] == "python":
         sys.argv = command[1:]
-        exec(compile(Path(command[1]).read_text(), command[1], "exec"), {"__name__": "__main__"})  # noqa: S102 - ours
+        exec(compile(Path(command[1]).read_text(), command[1], "exec"), {"__name__": "__main__"})
     else:
         sys.argv = command
         chunkvisor_main()

@@ -17,7 +17,7 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from chunkvisor_worker.contract.files import read_bounded, sync_folder
+from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.messages import write_message
 
 _LINES = 100
@@ -28,7 +28,7 @@ _NO_COLUMN = "\N{NULL}"
 
 
 def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
-    """Stage the request into `folder`, replacing what is there, and open it.
+    """Stage the request into `folder`, replacing what is there, and open it; its files are synced, its name is not.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
     bad input (78), a full disk (74), too little memory (69, 75) and a bug (1); OSError where `folder` cannot be made.
@@ -48,7 +48,6 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
         raise halt
     _remove(folder)
     partial.rename(folder)
-    sync_folder(folder.parent)
     return StagedTable.open(folder)
 
 

@@ -22,7 +22,6 @@ from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_se
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import open_regular
 
-_VERSION = 1
 _ITEM_BYTES = 8
 _EACH = 4096
 _ROWS_AT_ONCE = 1 << 20
@@ -88,8 +87,8 @@ class StagedTable:
         paths = TableFiles(folder)
         try:
             record = read_sealed(paths.record)
-            if record is None or record["version"] != _VERSION:
-                raise DamagedError(f"{folder} holds no table of this version")
+            if record is None:
+                raise DamagedError(f"{folder} holds no table")
             stamps = {path: Stamp(**record["stamps"][path.name]) for path in paths.arrays}
             table = cls(
                 folder=folder,
@@ -186,7 +185,6 @@ def write_record(
     stamps = {path.name: stamp_file(path) for path in paths.arrays}
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
-        "version": _VERSION,
         "rows": rows,
         "distinct": distinct,
         "digest": digest_of(content),

@@ -42,6 +42,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
+from chunkvisor_worker.contract.files import make_folder
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -173,8 +174,8 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
 
 def make_state(layout: OutputLayout) -> None:
     """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+    for folder in (layout.state.parent, layout.state):
+        make_folder(folder)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:

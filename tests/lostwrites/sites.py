@@ -1,0 +1,110 @@
+"""The test of the test: every sync in the code, taken out in turn, has to be noticed.
+
+A sync that is taken out is one whose records are passed over: the same calls, and more that a power cut may undo.
+"""
+
+import ast
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .crashes import Crash, Crashes
+from .judge import Judge, Judgement
+from .recording import Call, Kind, Recording
+from .scenarios import SCENARIOS
+
+ROOT = Path(__file__).parents[2]
+_SYNCS = frozenset({"fsync", "fdatasync", "sync_folder", "make_folder", "make_folders"})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the code where something is synced."""
+
+    path: str
+    """Such as chunkvisor/store/ledger.py."""
+    function: str
+    first: int
+    last: int
+    """Lines of the call."""
+    what: str
+    """Of it, without what is handed over."""
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.function}: {self.what}"
+
+    def called(self, call: Call) -> bool:
+        """Whether that sync would not be there without this line."""
+        return any(self._has(line) for line in call.lines)
+
+    def _has(self, line: str) -> bool:
+        path, _, number = line.rpartition(":")
+        return path == self.path and self.first <= int(number) <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of taking a sync out."""
+
+    site: Site
+    scenario: str = ""
+    """In which it was noticed; empty where it was not."""
+    tried: int = 0
+    """Folders until then."""
+    judgement: Judgement | None = None
+
+
+def sites() -> list[Site]:
+    """All of them, by file and line."""
+    found = []
+    for package in (ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"):
+        for path in sorted(package.rglob("*.py")):
+            found += _sites_in(f"{package.name}/{path.relative_to(package)}", ast.parse(path.read_text()), "")
+    return found
+
+
+def _sites_in(path: str, node: ast.AST, function: str) -> Iterator[Site]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call) and (what := _sync_of(child)):
+            yield Site(path, function, child.lineno, child.end_lineno or child.lineno, what)
+        name = child.name if isinstance(child, ast.FunctionDef | ast.ClassDef) else ""
+        yield from _sites_in(path, child, f"{function}.{name}".lstrip(".") if name else function)
+
+
+def _sync_of(call: ast.Call) -> str:
+    """The name of the sync that it calls, itself or in another thread."""
+    for each in (call.func, *call.args):
+        name = each.attr if isinstance(each, ast.Attribute) else each.id if isinstance(each, ast.Name) else ""
+        if name in _SYNCS:
+            return name
+    return ""
+
+
+def take_out(site: Site, recordings: Mapping[str, Recording], chance: random.Random, most: int = 60) -> Found:
+    """Whether anybody notices that the sync is missing."""
+    tried = 0
+    for name, recording in recordings.items():
+        if not any(call.kind is Kind.SYNC and site.called(call) for call in recording.calls):
+            continue
+        crashes = list(Crashes(recording, chance, site.called).newly_possible())
+        chance.shuffle(crashes)
+        crashes.sort(key=_rank)
+        with Judge(SCENARIOS[name], recording) as judge:
+            for crash in crashes[:most]:
+                tried += 1
+                judgement = judge.judge(crash)
+                if judgement.problems:
+                    return Found(site, name, tried, judgement)
+    return Found(site, tried=tried)
+
+
+def _rank(crash: Crash) -> int:
+    order = ("the names of", "content, size", "content, none", "content, torn", "all")
+    return next((number for number, words in enumerate(order) if crash.what.startswith(words)), len(order))
+
+
+def record_all(folder: Path) -> dict[str, Recording]:
+    """The recordings of all scenarios, the short ones first."""
+    found = {name: SCENARIOS[name].record(folder / str(number)) for number, name in enumerate(SCENARIOS)}
+    return dict(sorted(found.items(), key=lambda each: len(each[1].calls)))
