@@ -89,6 +89,32 @@ class Judgement:
     seconds: float = 0.0
 
 
+class Server:
+    """server.py, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, str(HERE / "server.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder)
+
+    def ask(self, folder: Path, words: Iterable[str], stats: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run a command in that folder; `code`, `stderr` and `seconds`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"folder": str(folder), "command": list(words), "stats": stats or {}}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(60)
+
+
 class Judge:
     """Judges the power cuts of one recording, in so many processes."""
 
@@ -98,26 +124,18 @@ class Judge:
         self._scratch = scratch_folder()
         self._stats = _stats(recording.folder)
         self._at_once = at_once
-        self._servers: list[subprocess.Popen[str]] = []
-        self._free: list[subprocess.Popen[str]] = []
+        self._servers: list[Server] = []
+        self._free: list[Server] = []
         self._count = 0
 
     def __enter__(self) -> "Judge":
-        command = [sys.executable, str(HERE / "server.py")]
-        for _ in range(self._at_once):
-            self._servers.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self._scratch)
-            )
+        self._servers = [Server(self._scratch) for _ in range(self._at_once)]
         self._free = list(self._servers)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         for server in self._servers:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.stdin.close()
-            server.stdout.close()
-            server.wait(60)
+            server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def each(self, crashes: Iterable[Crash]) -> Iterator[Judgement]:
@@ -140,7 +158,7 @@ class Judge:
         finally:
             self._free.append(server)
 
-    def _judge(self, crash: Crash, server: subprocess.Popen[str]) -> Judgement:
+    def _judge(self, crash: Crash, server: Server) -> Judgement:
         scenario, promises = self._scenario, promises_of(self._scenario, crash)
         self._count += 1
         case = self._scratch / f"{self._count:06d}"
@@ -156,7 +174,7 @@ class Judge:
             problems.append("no final file is left, neither the old one nor the new")
         tries = scenario.again(promises.command)
         for number, each in enumerate(tries):
-            answer = _ask(server, case, with_source(each.words, source), stats)
+            answer = server.ask(case, with_source(each.words, source), stats)
             seconds += answer["seconds"]
             problems += self._look(case, each, answer, promises, first=number == 0)
             refused = refused or answer["code"] == 78
@@ -251,15 +269,6 @@ def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
         state = path.lstat()
         found[state.st_ino] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
     return found
-
-
-def _ask(server: subprocess.Popen[str], case: Path, words: Iterable[str], stats: Mapping[str, Any]) -> dict[str, Any]:
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps({"folder": str(case), "command": list(words), "stats": stats}) + "\n")
-    server.stdin.flush()
-    answer: dict[str, Any] = json.loads(server.stdout.readline())
-    return answer
 
 
 def _calls(case: Path) -> list[Any]:

@@ -5,8 +5,9 @@ A sync that is taken out is one whose records are passed over: the same calls, a
 
 import ast
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .crashes import Crash, Crashes
@@ -29,10 +30,12 @@ class Site:
     last: int
     """Lines of the call."""
     what: str
-    """Of it, without what is handed over."""
+    """The function that is called."""
+    number: int = 1
+    """Which of these calls of the function that it stands in."""
 
     def __str__(self) -> str:
-        return f"{self.path}, {self.function}: {self.what}"
+        return f"{self.path} {self.function} {self.what}" + (f" {self.number}" if self.number > 1 else "")
 
     def called(self, call: Call) -> bool:
         """Whether that sync would not be there without this line."""
@@ -61,6 +64,10 @@ def sites() -> list[Site]:
     for package in (ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"):
         for path in sorted(package.rglob("*.py")):
             found += _sites_in(f"{package.name}/{path.relative_to(package)}", ast.parse(path.read_text()), "")
+    counts = Counter[str]()
+    for number, site in enumerate(found):
+        counts[str(site)] += 1
+        found[number] = replace(site, number=counts[str(site)])
     return found
 
 

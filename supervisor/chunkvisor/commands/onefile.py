@@ -169,7 +169,9 @@ def _move(source: Path, target: Path) -> None:
         shutil.copystat(source, partial)
         partial.replace(target)
         source.unlink()
-    sync_folder(target.parent)
+    # The old name, too: as long as it is there, a later call takes the work for unfinished.
+    for folder in (target.parent, source.parent):
+        sync_folder(folder)
 
 
 def _remove_state(wanted: OneFile) -> None:

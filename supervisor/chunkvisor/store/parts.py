@@ -16,7 +16,7 @@ from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
-from chunkvisor_worker.contract.files import make_folder, open_regular
+from chunkvisor_worker.contract.files import make_folder, open_regular, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,23 @@ class Parts:
         self._save()
 
     def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
-        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
+        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError.
+
+        The index is written first: a part that it names and that is not there counts as none, and one that is there
+        without it would be lost, with the chunk of which `retry` makes a part.
+        """
         part = Part(start, stop, digest, holes)
         self._make_folder()
         with open_regular(vectors) as file:
             os.fsync(file.fileno())
-        vectors.replace(self._path(part))
         self._parts.append(part)
-        self._save()
+        try:
+            self._save()
+            vectors.replace(self._path(part))
+            sync_folder(self._layout.parts_of(self._chunk))
+        except OSError:
+            self._parts.remove(part)
+            raise
 
     def add_bad(self, text: BadText) -> None:
         """Note a text that fails alone. Raises OSError."""
