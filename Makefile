@@ -15,6 +15,9 @@ SOAK_S ?= 600
 MAKE_TEST := tests/unit tests/process tests/simulator
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
+# A run is made of many short processes; without its cache, Python compiles us anew in each of them.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test test-gpu test-ray test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale build clean

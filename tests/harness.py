@@ -27,6 +27,8 @@ from chunkvisor.supervise import driver
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = ROOT / "tests" / "encoders"
+STAND_IN = ROOT / "tests" / "standin"
+"""On a worker's PYTHONPATH, it has no need of torch."""
 MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
@@ -158,6 +160,15 @@ class Workplace:
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
         return events_in(self.workdir / "events.jsonl")
+
+
+def model_folder(folder: Path) -> Path:
+    """A folder that looks like a sentence-transformers model's, for the stand-in."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (folder / "modules.json").write_text("[]")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
 
 
 def events_in(journal: Path) -> list[dict[str, Any]]:

@@ -362,6 +362,7 @@ def test_doctor_of_a_real_model(workplace: Workplace, minilm_path: Path) -> None
 
 
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 def test_doctor_of_a_model_without_its_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     """A model folder that lacks the tokenizer's files is the config's fault, though its vectors would look right."""
     workplace.write_source(["a"])
