@@ -116,5 +116,6 @@ def record_all(folder: Path) -> dict[str, Recording]:
     found = {name: SCENARIOS[name].record(folder / str(number)) for number, name in enumerate(SCENARIOS)}
     return dict(sorted(found.items(), key=lambda each: len(each[1].calls)))
 
+
 MISSED_IN: dict[str, str] = {}
 """Every sync of the code, and the scenario in which it is missed."""

@@ -1,4 +1,4 @@
-"""Folders as a power cut may leave them, by chance; and each sync of the code, which has to be missed where it is not."""
+"""Folders as a power cut may leave them, by chance; and each sync of the code, which is missed where it is gone."""
 
 import random
 import shutil

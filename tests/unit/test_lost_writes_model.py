@@ -1,4 +1,4 @@
-"""The disk of tests/lostwrites: what it holds for possible after a power cut; and that no sync of the code is unlisted."""
+"""The disk of tests/lostwrites: what may be there after a power cut. And no sync of the code is unlisted."""
 
 import itertools
 
