@@ -116,8 +116,7 @@ def test_a_model_that_fails_anyway_is_not_drilled(workplace: Workplace) -> None:
 
 def test_sigint_ends_a_drill(workplace: Workplace) -> None:
     """Ctrl-C in the middle of a hang ends the drill with 130, and the scratch folder is gone."""
-    workplace.write_source([f"text number {number}" for number in range(48)])
-    workplace.write_config("good:make")
+    prepare(workplace)
     process = workplace.start("drill", str(workplace.config_path), "--fault=hang", "--fault=nan-row")
     wait_for(lambda: _struck(workplace.folder))
 

@@ -13,6 +13,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
 
@@ -46,6 +47,7 @@ def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) 
         why=f"{first['outcome']}: {first['reason']}",
         remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
         "a mended source needs --from-scratch instead",
+        see="quarantine",
     )
 
 
@@ -67,6 +69,7 @@ def disk_halt(error: OSError, workdir: Path) -> Halt:
         f"the disk of {workdir} is full or failing",
         why=str(error),
         remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        see=str(Outcome.DISK_FULL),
     )
 
 
@@ -82,6 +85,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         why=f"{last.verdict.outcome}: {last.verdict.reason}",
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last.files.log,
+        see=last.verdict.see,
     )
 
 
