@@ -173,15 +173,16 @@ class Judge:
         if scenario.keeps_a_final and promises.was_complete and not _some_final(case / "disk"):
             problems.append("no final file is left, neither the old one nor the new")
         tries = scenario.again(promises.command)
+        checked = next(number for number, each in enumerate(tries) if each.final)
         for number, each in enumerate(tries):
             answer = server.ask(case, with_source(each.words, source), stats)
             seconds += answer["seconds"]
-            problems += self._look(case, each, answer, promises, first=number == 0)
+            problems += self._look(case, each, answer, promises, first=number == checked)
             refused = refused or answer["code"] == 78
             stats = {}
             if problems or (answer["code"] == 0 and each.final):
                 break
-        if not problems and promises.complete and number:
+        if not problems and promises.complete and number > checked:
             problems.append(f"a final file that was told of was not there: {number + 1} commands were needed")
         shutil.rmtree(case, ignore_errors=True)
         return Judgement(crash, tuple(problems), refused, seconds)

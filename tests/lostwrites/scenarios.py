@@ -210,6 +210,7 @@ SCENARIOS = {
         ("t0", "big0", "t0", "t2", "t3", "t4"),
         (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),
         {"chunk.keep": True},
+        again=lambda _: (Try((*RUN, "--slice", "1/2"), final=False), Try((*RUN, "--slice", "2/2"))),
     ),
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}

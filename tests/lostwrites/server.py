@@ -6,6 +6,7 @@ child that reads sources are forked as well, by a stand-in for the one function 
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -162,8 +163,11 @@ def main() -> None:
     # What does not touch the state of a run, and takes most of its time.
     chunkvisor.supervise.session.observers_of_run = lambda *_: []  # type: ignore[assignment]
     chunkvisor.supervise.session.end_orphans = lambda *_: []
+    gc.collect()
+    gc.freeze()  # or every child would copy what its own collection touches
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), flush=True)
+    os._exit(0)  # without the teardown in which the bindings of DuckDB complain about their own leaks
 
 
 if __name__ == "__main__":
