@@ -27,23 +27,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="chooses the folders; a fresh one by default")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--show", type=int, default=3, help="so many of the unsound are shown")
-    parser.add_argument("--sites", action="store_true", help="take each sync out in turn; it has to be noticed")
+    parser.add_argument(
+        "--sites", nargs="?", const="", metavar="WORD", help="take syncs out in turn; each has to be missed"
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
-    if options.sites:
-        return take_out_each(seed)
+    if options.sites is not None:
+        return take_out_each(seed, options.sites)
     unsound = 0
     for name in options.scenarios or SCENARIOS:
         unsound += play(name, options.folders, seed, options.at_once, options.show)
     return 1 if unsound else 0
 
 
-def take_out_each(seed: int) -> int:
-    """All syncs; returns 1 where one is not missed."""
+def take_out_each(seed: int, word: str) -> int:
+    """All syncs with the word in their name; returns 1 where one is not missed."""
     folder, missed = scratch_folder(), 0
     try:
         recordings = record_all(folder)
-        for site in sites():
+        for site in (site for site in sites() if word in str(site)):
             found = take_out(site, recordings, random.Random(seed))
             missed += not found.scenario
             crash = found.judgement.crash if found.judgement else None
@@ -80,8 +82,9 @@ def play(name: str, count: int, seed: int, at_once: int, show: int) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began_s
     print(
-        f"{name}: {len(recording.calls)} calls, {len(chosen)} of {len(possible)} distinct folders, {refused} refused by"
-        f" name, {unsound} unsound, {seconds:.0f} s; seed {seed}",
+        f"{name}: {len(recording.calls)} calls, {len(chosen)} of {len(possible)} power cuts,"
+        f" {len({crash.digest for crash in chosen})} distinct folders, {refused} refused by name, {unsound} unsound,"
+        f" {seconds:.0f} s; seed {seed}",
         flush=True,
     )
     return unsound

@@ -15,6 +15,12 @@ from .recording import Call, Kind, Recording
 _STORY = re.compile(r"(^|.*/)(invocations|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
 """Written for people: no resume reads it, so that folders that differ only there count as one."""
 
+_PROMISES = frozenset(
+    {"chunk_committed", "part_committed", "batches_kept", "quarantined", "limits_lowered", "output_complete"}
+    | {"command_ended"}
+)
+"""Events that tell of what has to hold from then on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -42,6 +48,11 @@ class Crash:
     told: tuple[Mapping[str, Any], ...]
     """The events that had been written to a journal by then, durable or not: what a person or a program knew."""
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """The same folder is another matter once more has been promised of it."""
+        return self.digest, sum(event["event"] in _PROMISES for event in self.told)
+
 
 Ignored = Callable[[Call], bool]
 """Of a sync: whether it is as if it had never been called."""
@@ -62,16 +73,16 @@ class Crashes:
 
     def legal(self) -> Iterator[Crash]:
         """Distinct ones, after each call: all gone, all there, one thing gone, one thing there, some."""
-        seen: set[str] = set()
+        seen: set[tuple[str, int]] = set()
         for at, disk, told in self._states():
             for crash in self._of(at, disk, told):
-                if crash.digest not in seen:
-                    seen.add(crash.digest)
+                if crash.key not in seen:
+                    seen.add(crash.key)
                     yield crash
 
     def newly_possible(self) -> Iterator[Crash]:
         """Distinct ones in which something is gone that the ignored syncs would have made durable, and little else."""
-        seen: set[str] = set()
+        seen: set[tuple[str, int]] = set()
         sound = Crashes(self._recording, self._chance)._states()
         for (at, disk, told), (_, other, _told) in zip(self._states(), sound, strict=True):
             steps = sorted(disk.steps.keys() - other.steps.keys())
@@ -85,8 +96,8 @@ class Crashes:
                 cuts.append((frozenset(), {file.number: "none" for file in files}, "all that was not synced"))
             for kept, ways, what in cuts:
                 crash = _crash(at, disk, kept, ways, what, told)
-                if crash.digest not in seen:
-                    seen.add(crash.digest)
+                if crash.key not in seen:
+                    seen.add(crash.key)
                     yield crash
 
     def _states(self) -> Iterator[tuple[int, Disk, tuple[Mapping[str, Any], ...]]]:
