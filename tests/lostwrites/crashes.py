@@ -87,7 +87,9 @@ class Crashes:
         for (at, disk, told), (_, other, _told) in zip(self._states(), sound, strict=True):
             steps = sorted(disk.steps.keys() - other.steps.keys())
             files = [file for file in self._pending(disk) if not other.files[file.number].pending]
-            cuts = [(disk.without(steps), {}, "the names of that sync")] if steps else []
+            cuts: list[tuple[frozenset[int], dict[int, str], str]] = []
+            if steps:
+                cuts.append((disk.without(steps), {}, "the names of that sync"))
             cuts += [(disk.without([step]), {}, _words(disk, step)) for step in steps[-6:]]
             everything = frozenset(disk.steps)
             for file in files:

@@ -207,7 +207,10 @@ class Judge:
             return ["there is no final file"]
         place = found[0]
         files = sorted(place.parent.glob("*.npy")) if place.name == "0000.npy" else [place]
-        rows = np.concatenate([np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) for path in files])
+        try:
+            rows = np.concatenate([np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) for path in files])
+        except (ValueError, EOFError) as error:
+            return [f"the final file is none: {error}"]
         right = self._right(place, promises)
         return [] if any(np.array_equal(rows, each, equal_nan=True) for each in right) else ["vectors are wrong"]
 
@@ -256,7 +259,7 @@ class Judge:
                 path.symlink_to(entry.target)
             else:
                 path.write_bytes(entry.content)
-        for name, entry in reversed(crash.tree.items()):
+        for name, entry in reversed(list(crash.tree.items())):
             if (recorded := self._stats.get(entry.inode)) is not None and entry.kind is not Kind.SYMLINK:
                 os.utime(disk / name, ns=(recorded[1], recorded[1]))
                 stats[str((disk / name).stat().st_ino)] = list(recorded)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import duckdb  # noqa: F401 - forked children have it
 
@@ -126,7 +127,7 @@ def play(asked: dict[str, Any]) -> NoReturn:
         # A power cut leaves number and times of a file that it takes the content of.
         return recorded if recorded is not None and recorded[0] == found.st_size else state_of(found)
 
-    chunkvisor.store.stamp._state = as_recorded
+    mock.patch.object(chunkvisor.store.stamp, "_state", as_recorded).start()
     if command[0] == "python":
         sys.argv = command[1:]
         exec(compile(Path(command[1]).read_text(), command[1], "exec"), {"__name__": "__main__"})
@@ -155,14 +156,17 @@ def serve(asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Until the end of standard input."""
-    os.fsync = os.fdatasync = lambda _fd: None  # type: ignore[assignment]
-    chunkvisor.decide.policy.BACKOFF_S = 0.01
-    chunkvisor.supervise.driver._PAUSE_S = 0.02
-    chunkvisor.engine.starter.FreshWorker = ForkedWorker  # type: ignore[misc, assignment]
-    chunkvisor.ingest.child.run_child = stage_here
-    # What does not touch the state of a run, and takes most of its time.
-    chunkvisor.supervise.session.observers_of_run = lambda *_: []  # type: ignore[assignment]
-    chunkvisor.supervise.session.end_orphans = lambda *_: []
+    for owner, name, stand_in in (
+        (os, "fsync", lambda _fd: None),
+        (chunkvisor.decide.policy, "BACKOFF_S", 0.01),
+        (chunkvisor.supervise.driver, "_PAUSE_S", 0.02),
+        (chunkvisor.engine.starter, "FreshWorker", ForkedWorker),
+        (chunkvisor.ingest.child, "run_child", stage_here),
+        # What does not touch the state of a run, and takes most of its time.
+        (chunkvisor.supervise.session, "observers_of_run", lambda *_: []),
+        (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
+    ):
+        mock.patch.object(owner, name, stand_in).start()
     gc.collect()
     gc.freeze()  # or every child would copy what its own collection touches
     for line in sys.stdin:

@@ -60,7 +60,7 @@ class Found:
 
 def sites() -> list[Site]:
     """All of them, by file and line."""
-    found = []
+    found: list[Site] = []
     for package in (ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"):
         for path in sorted(package.rglob("*.py")):
             found += _sites_in(f"{package.name}/{path.relative_to(package)}", ast.parse(path.read_text()), "")
