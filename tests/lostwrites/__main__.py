@@ -6,6 +6,7 @@ Without an installed chunkvisor: PYTHONPATH=supervisor:worker.
 
 import argparse
 import random
+import re
 import shutil
 import sys
 import time
@@ -28,7 +29,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--show", type=int, default=3, help="so many of the unsound are shown")
     parser.add_argument(
-        "--sites", nargs="?", const="", metavar="WORD", help="take syncs out in turn; each has to be missed"
+        "--sites", nargs="?", const="", metavar="REGEX", help="take syncs out in turn; each has to be missed"
     )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
@@ -41,11 +42,11 @@ def main() -> int:
 
 
 def take_out_each(seed: int, word: str) -> int:
-    """All syncs with the word in their name; returns 1 where one is not missed."""
+    """All syncs that it fits; returns 1 where one is not missed."""
     folder, missed = scratch_folder(), 0
     try:
         recordings = record_all(folder)
-        for site in (site for site in sites() if word in str(site)):
+        for site in (site for site in sites() if re.search(word, str(site))):
             found = take_out(site, recordings, random.Random(seed))
             missed += not found.scenario
             crash = found.judgement.crash if found.judgement else None
