@@ -55,7 +55,7 @@ define ON_NULLGPU
 @set -e; python="$$($(PYTHON) tests/nullgpu/environment.py $(1))"; folder="$$(mktemp -d)"; trap 'rm -rf "$$folder"' EXIT; \
 export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; \
 CHUNKVISOR_TEST_GPU="$$("$$python" tests/gpu/describe_nullgpu.py "$$folder")"; export CHUNKVISOR_TEST_GPU; set -x; \
-"$$python" -m pytest $(2) -n 2 $(PYTEST_ARGS)
+"$$python" -m pytest $(2) -n 2 --dist loadfile $(PYTEST_ARGS)
 endef
 
 test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none; the first call installs 5 GB outside the checkout

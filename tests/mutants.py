@@ -105,8 +105,8 @@ MUTANTS = (
     M("parts", "(segment.start - segment.part.start)", "0"),
     M(
         "parts",
-        "        if self.bad:\n            make_folder(self._layout.quarantine)",
-        "        if not self.bad:\n            make_folder(self._layout.quarantine)",
+        "        if self.bad:\n            write_quarantine(",
+        "        if not self.bad:\n            write_quarantine(",
     ),
     M("parts", "index is None or index.fingerprint != self._fingerprint", "index is None"),
     M("parts", "[part for part in index.parts if self._path(part).exists()]", "list(index.parts)"),

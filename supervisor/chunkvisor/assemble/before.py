@@ -31,7 +31,7 @@ def keep_before(layout: OutputLayout) -> Path:
     if layout.before.is_symlink() or not layout.before.is_dir():
         set_aside(layout.before, files_too=True)
     make_folder(layout.before)
-    for path in (*finals, layout.manifest):
+    for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
     for folder in (layout.before, layout.workdir):

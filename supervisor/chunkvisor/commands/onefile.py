@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -54,6 +55,8 @@ class OneFile:
     """Keep the state, chunks included, once the file is complete."""
     from_scratch: bool = False
     """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
 
     @property
     def manifest(self) -> Path:
@@ -75,7 +78,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
-        bad = len(manifest["quarantined"])
+        bad = badrows.count_of(manifest)
         observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
@@ -84,7 +87,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
+        run(Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -142,9 +145,13 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
     output = layout.output(OUTPUT)
     try:
         with hold(layout.lock, ""):
-            more = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
             if (manifest := read_sealed(output.manifest)) is None:
                 raise FileNotFoundError(output.manifest)
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                badrows.copy(output.quarantined, rows)
+                more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more)
             _move(output.final, wanted.out)
     except FileNotFoundError:
@@ -182,7 +189,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         shutil.rmtree(output.state, ignore_errors=True)
-        for path in (output.manifest, output.final, output.partial):
+        for path in (output.manifest, output.final, output.partial, output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:
