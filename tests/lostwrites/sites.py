@@ -129,3 +129,33 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/commands/onefile.py encode make_folders 2": "one file",
 }
 """Syncs of the code, and the scenario in which each was seen to be missed when it was taken out."""
+
+NOT_SHOWN = frozenset(
+    {
+        "chunkvisor/api.py _workdir make_folders",
+        "chunkvisor/assemble/badrows.py _write fsync",
+        "chunkvisor/assemble/badrows.py _write sync_folder",
+        "chunkvisor/commands/onefile.py _move fsync",
+        "chunkvisor/commands/onefile.py _move sync_folder",
+        "chunkvisor/commands/onefile.py encode make_folders",
+        "chunkvisor/ingest/stage.py stage fsync",
+        "chunkvisor/store/fixed.py write_facts sync_folder",
+        "chunkvisor/store/ledger.py Ledger.commit fsync",
+        "chunkvisor/store/ledger.py Ledger.commit make_folder",
+        "chunkvisor/store/ledger.py Ledger.commit sync_folder",
+        "chunkvisor/store/ledger.py Ledger.load make_folder",
+        "chunkvisor/store/parts.py Parts._make_folder make_folder",
+        "chunkvisor/store/parts.py Parts.add fsync",
+        "chunkvisor/store/parts.py Parts.add sync_folder",
+        "chunkvisor/store/parts.py write_quarantine make_folder",
+        "chunkvisor/store/slicelock.py hold_workdir make_folder",
+        "chunkvisor/supervise/prepare.py make_state make_folder",
+        "chunkvisor/supervise/session.py run make_folders",
+        "chunkvisor_worker/contract/files.py make_folder sync_folder",
+        "chunkvisor_worker/contract/files.py make_folders sync_folder",
+        "chunkvisor_worker/contract/files.py sync_folder fsync",
+        "chunkvisor_worker/contract/files.py write_atomic fsync",
+        "chunkvisor_worker/contract/files.py write_atomic sync_folder",
+    }
+)
+"""Those that nobody has taken out yet."""
