@@ -172,7 +172,7 @@ def _cut(number: int) -> tuple[Try, ...]:
 
 ENCODE = (
     *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
-    *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/v.npy", "--workdir", "disk/state"),
+    *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/deep/v.npy", "--workdir", "disk/state"),
 )
 
 
@@ -215,7 +215,7 @@ SCENARIOS = {
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}
     ),
-    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/v.npy",), other_disk="out"),
+    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"),
     "python": Scenario(
         FEW[:4],
         (Command(("python", "call.py")),),
