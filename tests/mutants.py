@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-STOREYS = ("unit", "process")
+STOREYS = ("unit", "simulator", "process")
 
 CONCERN = {
-    "policy": "policy poison_rows crash_matrix",
-    "outcome": "outcome policy crash_matrix",
-    "lessons": "lessons crash_matrix",
-    "suspicion": "suspicion",
-    "bisect": "bisect poison_rows",
-    "watch": "watch crash_matrix",
+    "policy": "policy histories poison_rows crash_matrix",
+    "outcome": "outcome policy histories crash_matrix",
+    "lessons": "lessons histories crash_matrix",
+    "suspicion": "suspicion histories",
+    "bisect": "bisect histories poison_rows",
+    "watch": "watch histories crash_matrix",
     "parts": "bisect parts poison_rows slices damage resume",
     "ledger": "ledger artifact slices resume poison_rows assemble damage verify_clean",
     "seal": "seal_stamp damage",
@@ -152,7 +152,7 @@ MUTANTS = (
     M("finalwriter", 'side="right"', 'side="left"'),
     M("finalwriter", "            set_aside(place, files_too=True)\n        elif", "            pass\n        elif"),
     M("finalwriter", '        write_sealed(self._layout.published, {"marks": marks})\n', ""),
-    M("finalwriter", "self.zero_rows += len(zero)", "self.zero_rows = len(zero)"),
+    M("join", "zero_rows += len(zero)", "zero_rows = len(zero)"),
     M("checkedfile", " or self._given.digest() != self._got.digest()", ""),
     M("checkedfile", "        self._sync.result()\n        if os.fstat", "        if os.fstat"),
 )

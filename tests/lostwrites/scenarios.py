@@ -215,7 +215,9 @@ SCENARIOS = {
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}
     ),
-    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"),
+    "one file": Scenario(
+        FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"
+    ),
     "python": Scenario(
         FEW[:4],
         (Command(("python", "call.py")),),

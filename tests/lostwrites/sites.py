@@ -118,6 +118,11 @@ def record_all(folder: Path) -> dict[str, Recording]:
 
 
 MISSED_IN: dict[str, str] = {
+    "chunkvisor/store/fixed.py write_facts sync_folder": "slices",
+    "chunkvisor/ingest/stage.py stage fsync": "plain",
+    "chunkvisor/commands/onefile.py _move sync_folder": "one file",
+    "chunkvisor/commands/onefile.py _move fsync": "one file",
+    "chunkvisor/api.py _workdir make_folders": "python",
     "chunkvisor/api.py _write_texts fsync": "python",
     "chunkvisor/assemble/before.py keep_before make_folder": "from scratch",
     "chunkvisor/assemble/before.py keep_before sync_folder": "from scratch",
@@ -132,14 +137,10 @@ MISSED_IN: dict[str, str] = {
 
 NOT_SHOWN = frozenset(
     {
-        "chunkvisor/api.py _workdir make_folders",
+        "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2",
         "chunkvisor/assemble/badrows.py _write fsync",
         "chunkvisor/assemble/badrows.py _write sync_folder",
-        "chunkvisor/commands/onefile.py _move fsync",
-        "chunkvisor/commands/onefile.py _move sync_folder",
         "chunkvisor/commands/onefile.py encode make_folders",
-        "chunkvisor/ingest/stage.py stage fsync",
-        "chunkvisor/store/fixed.py write_facts sync_folder",
         "chunkvisor/store/ledger.py Ledger.commit fsync",
         "chunkvisor/store/ledger.py Ledger.commit make_folder",
         "chunkvisor/store/ledger.py Ledger.commit sync_folder",

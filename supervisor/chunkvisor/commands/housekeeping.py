@@ -8,6 +8,7 @@ from pathlib import Path
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded
+from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -51,7 +52,15 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     with hold_workdir(layout, ""):
-        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _reopen(layout: OutputLayout) -> int:
@@ -71,7 +80,10 @@ def _reopen(layout: OutputLayout) -> int:
     if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
-    badrows.forget(layout, read_recorded(layout))
+    recorded = read_recorded(layout)
+    badrows.forget(layout, recorded)
+    if recorded is not None:
+        remove_sides(layout, recorded)
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)
     # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.

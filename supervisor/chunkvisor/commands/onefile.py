@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble import badrows
+from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -74,8 +75,11 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     chunk = {**wanted.values.get("chunk", {}), **({"keep": True} if wanted.keep else {})}
     values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": chunk}
     config = from_values(values, wanted.folder, wanted.overrides)
-    if config.outputs[OUTPUT].shards is not None:
-        raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
+    for key in (*FORM_KEYS, "where"):
+        output = config.outputs[OUTPUT]
+        if getattr(output, key) != type(output).model_fields[key].default:
+            why = "`encode` makes the one .npy of -o, of float32"
+            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
         bad = badrows.count_of(manifest)
@@ -189,7 +193,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         shutil.rmtree(output.state, ignore_errors=True)
-        for path in (output.manifest, output.final, output.partial, output.quarantined):
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start
@@ -44,6 +46,7 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
@@ -133,6 +136,7 @@ class Work:
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
+        combine_finals(config, self._layout, self._emit, self._on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
@@ -161,13 +165,16 @@ class Work:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
+        rows: dict[str, int] = {}
         for name in config.outputs:
             opened = open_output(opening, layout.output(name))
+            rows[name] = opened.table.rows if isinstance(opened, OutputRun) else opened["rows"]
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                path = str(place_of(layout.output(name), config.outputs[name].shards))
+                path = str(place_of(layout.output(name), asked_form(config.outputs[name])))
                 self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
+        refuse_unequal(config.combine, rows)
         return source, outputs
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
@@ -189,9 +196,15 @@ class Work:
             raise gave_up(given_up)
 
     def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
+        config, job = self._config, outputs[0].job if outputs else None
+        match config.engine.kind:
+            case EngineKind.LOCAL:
+                return self._local_engine(outputs)
+            case EngineKind.RAY:
+                return ray_engine(config, self._layout, job, self._run.run_id, self._emit)
+
+    def _local_engine(self, outputs: Sequence[OutputRun]) -> LocalEngine:
         config, run_id = self._config, self._run.run_id
-        if self._on_ray:
-            return ray_engine(config, self._layout, outputs[0].job if outputs else None, run_id, self._emit)
         device, command = self._devices[0], self._request.command
         # All outputs have the same model; without an output nothing is started.
         model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
