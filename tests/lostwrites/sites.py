@@ -139,6 +139,7 @@ NOT_SHOWN = frozenset(
     {
         "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2",
         "chunkvisor/assemble/badrows.py _write fsync",
+        "chunkvisor/assemble/sides.py write_sides sync_folder",
         "chunkvisor/assemble/badrows.py _write sync_folder",
         "chunkvisor/commands/onefile.py encode make_folders",
         "chunkvisor/store/ledger.py Ledger.commit fsync",
