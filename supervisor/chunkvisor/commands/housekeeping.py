@@ -15,6 +15,7 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor_worker.contract.files import sync_folder
 
 
 def retry(workdir: Path) -> int:
@@ -51,7 +52,15 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     if not layout.outputs.is_dir():
         raise no_workdir(workdir)
     with hold_workdir(layout, ""):
-        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _reopen(layout: OutputLayout) -> int:
@@ -77,6 +86,9 @@ def _reopen(layout: OutputLayout) -> int:
         remove_sides(layout, recorded)
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)
+    # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
+    for folder in (layout.state, layout.workdir):
+        sync_folder(folder)
     for chunk in pending:
         ledger.parts(chunk).forgive()
     _reopen_committed(ledger, bad)
@@ -94,3 +106,6 @@ def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
             with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again
                 ledger.parts(chunk).add(start, stop, path, inspect(path).digest, tuple(texts_of[chunk]))
             ledger.discard(chunk)
+            sync_folder(path.parent)
+    if texts_of:
+        sync_folder(ledger.layout.quarantine)

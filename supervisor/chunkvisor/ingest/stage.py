@@ -23,11 +23,11 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
 from chunkvisor.ingest.condition import check_condition, folded, question
-from chunkvisor.ingest.database import connect, is_disk_fault
+from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
@@ -35,7 +35,7 @@ from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
-from chunkvisor_worker.contract.files import sync_folder, write_atomic
+from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _PR_SET_PDEATHSIG = 1
@@ -93,7 +93,6 @@ def stage(request: IngestRequest, folder: Path) -> None:
         source_state=state,
         skip_blank=request.skip_blank,
     )
-    sync_folder(folder)
 
 
 def _spool(spool: Spool, texts: Iterator[bytes | None], places: BinaryIO) -> int:
@@ -190,8 +189,8 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(ExitCode.TERMINATED)
 
 
-def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None:
-    """The message for an error that is no bug of ours."""
+def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
+    """The message for an error, met on the way into `folder`, that is no bug of ours."""
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
@@ -207,7 +206,8 @@ def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None
             why=str(error).split("\n", 1)[0],
             remedy="Raise ingest.memory_limit.",
         )
-    return None
+    met = as_os_error(error)
+    return refused(met, folder) if met is not None else None
 
 
 def main(arguments: list[str]) -> int:
@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
         with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
             traceback.print_exc()
-        halt = _halt_of(error, request)
+        halt = _halt_of(error, request, folder)
         if halt is None:
             return ExitCode.BUG
         with suppress(OSError):  # on a full disk the exit code has to do

@@ -43,10 +43,12 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.store.versions import VersionNotes, read_stretches
 from chunkvisor.supervise.diskwait import DiskWait
+from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.files import make_folder
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -184,8 +186,8 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
 
 def make_state(layout: OutputLayout) -> None:
     """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+    for folder in (layout.state.parent, layout.state):
+        make_folder(folder)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -278,7 +280,10 @@ def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedT
     except DamagedError as error:
         opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
         _stage(opening, layout, fixed)
+    try:
         return StagedTable.open(layout.table)
+    except DamagedError as error:
+        raise texts_damaged(error) from error
 
 
 def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
