@@ -13,7 +13,7 @@ from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.reuse import is_planned
-from chunkvisor_worker.contract.files import set_aside
+from chunkvisor_worker.contract.files import make_folder, set_aside, sync_folder
 
 
 def begun(layout: OutputLayout) -> bool:
@@ -24,18 +24,21 @@ def begun(layout: OutputLayout) -> bool:
 def keep_before(layout: OutputLayout) -> Path:
     """Move final files and state out of the way; returns the folder of the state as it was. Raises OSError.
 
-    Where a final file is kept already and there is none since, only the state since then goes. Files go first: after a
-    kill, a state without them is only work to be done again.
+    Where a final file is kept already and there is none since, only the state since then goes. Files go first, and are
+    in their new place on the disk before the state follows: after a kill, a state without them is only work to be done
+    again.
     """
     finals = _finals(layout)
     if finals:
         drop_before(layout)
     if layout.before.is_symlink() or not layout.before.is_dir():
         set_aside(layout.before, files_too=True)
-        layout.before.mkdir(mode=0o700)
+    make_folder(layout.before)
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
+    for folder in (layout.before, layout.workdir):
+        sync_folder(folder)
     for path in all_partials(layout):
         remove_final(path)
     state = layout.before / "state"
@@ -67,15 +70,20 @@ def switch(layout: OutputLayout) -> None:
         layout.table.rename(prepared.table)
     if layout.published.exists():
         shutil.copy(layout.published, prepared.published)  # what stands there is still ours
+    sync_folder(prepared.state)
     if state.exists():
         if layout.before.is_symlink() or not layout.before.is_dir():
             set_aside(layout.before, files_too=True)
-            layout.before.mkdir(mode=0o700)
+        make_folder(layout.before)
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         shutil.rmtree(kept, ignore_errors=True)
         state.rename(kept)
+        for folder in (kept.parent, state.parent):
+            sync_folder(folder)  # the old state is in its new place before the next one takes the old
     prepared.state.rename(state)
+    for folder in (state.parent, layout.workdir):
+        sync_folder(folder)
     shutil.rmtree(layout.before / "since", ignore_errors=True)
 
 

@@ -135,6 +135,7 @@ class FinalWriter:
     def publish(self) -> tuple[Stamp, ...]:
         """Give what is complete its final name; returns a stamp for each file. Raises OSError.
 
+        The name is on the disk once the manifest's is, which follows.
         A final of ours without a manifest, as a kill or `retry` leaves it, is replaced; anything else that stands at
         that place is set aside. A final of ours of another form, in another place, goes.
         """
@@ -155,11 +156,12 @@ class FinalWriter:
         elif in_the_way:
             place.replace(hidden)  # no rename replaces a folder that is not empty
         self._partial.replace(place)
+        if others or in_the_way:
+            sync_folder(self._layout.workdir)  # the new one is there before another form of it goes
         if in_the_way:
             remove_replaced(hidden, place)
         for other in others:
             remove_final(other)
-        sync_folder(self._layout.workdir)
         parts = parts_of(place, self._rows, self._form)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))
 

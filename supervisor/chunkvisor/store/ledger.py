@@ -15,7 +15,7 @@ from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
@@ -36,6 +36,8 @@ class Ledger:
         self._facts: Facts | None = None
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
+        self._durable: set[Path] = set()
+        """Folders of chunks whose names are sure to be on the disk."""
         self.chunks_done = 0
         """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
         self.texts_done = 0
@@ -47,8 +49,8 @@ class Ledger:
 
         Raises OSError.
         """
-        for folder in (self.layout.chunks, self.layout.attempts):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        self.layout.attempts.mkdir(mode=0o700, exist_ok=True)
+        make_folder(self.layout.chunks)
         self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
@@ -164,7 +166,9 @@ class Ledger:
         self.fix_facts(facts)
         start, stop = self.plan.bounds(chunk)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
-        target.parent.mkdir(mode=0o700, exist_ok=True)
+        if target.parent not in self._durable:
+            make_folder(target.parent)
+            self._durable.add(target.parent)
         with open_regular(vectors) as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)

@@ -20,7 +20,7 @@ from chunkvisor.store.lock import (
     write_note,
 )
 from chunkvisor.store.runfolders import at_work, slices_of
-from chunkvisor_worker.contract.files import read_bounded
+from chunkvisor_worker.contract.files import make_folder, read_bounded
 
 _AGREE_S = 10.0
 """To agree on the number of slices takes each of them a moment; with a thousand at once, a few seconds."""
@@ -40,7 +40,7 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
             yield [holder.run_id for holder in before if holder is not None]
         return
     for folder in (layout.slices, layout.run):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
     with (
         locked(layout.of(None).lock, fcntl.LOCK_SH, lambda: _taken(layout)),
         _agreed(layout, layout.slice.count),

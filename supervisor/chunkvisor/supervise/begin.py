@@ -34,6 +34,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, request_of, staged_before
+from chunkvisor_worker.contract.files import make_folder
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ def move_on(begun: Begun) -> None:
     """
     prepared = begun.layout.next
     shutil.rmtree(prepared.state, ignore_errors=True)
-    prepared.state.mkdir(mode=0o700)
+    make_folder(prepared.state)
     shutil.copy(begun.layout.staged, prepared.staged)
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
@@ -158,8 +159,8 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
 
 def make_state(layout: OutputLayout) -> None:
     """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+    for folder in (layout.state.parent, layout.state):
+        make_folder(folder)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -235,7 +236,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
         prepared = layout.next
         shutil.rmtree(prepared.state, ignore_errors=True)
-        prepared.state.mkdir(mode=0o700)
+        make_folder(prepared.state)
         fresh.rename(prepared.table)
         write_staged(prepared, record)
         new = Fixed(identity, _chunk_size(opening, layout.name), fixed.generation + 1)

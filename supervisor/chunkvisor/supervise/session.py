@@ -25,6 +25,7 @@ from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.supervise.endings import disk_halt, limit_halt
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.work import Request, Run, Work
+from chunkvisor_worker.contract.files import make_folders
 
 _LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Of open files, processes and memory."""
@@ -39,7 +40,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     require_extras(config)
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     try:
-        layout.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(layout.workdir, mode=0o700)
     except OSError as error:
         raise config_error(
             f"the workdir {layout.workdir} cannot be made: {error.strerror}", remedy="check the key workdir"

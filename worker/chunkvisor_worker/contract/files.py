@@ -62,6 +62,28 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, private to the user, where it is missing, and its name durable. Raises OSError.
+
+    What is synced in a folder is lost all the same if the folder's own name is. The name is synced also where the
+    folder is there: whoever made it may have died before, or not yet come to it. So a process calls it once for each.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def make_folders(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder and those above it where they are missing, and the names of new ones durable. Raises OSError.
+
+    `mode` is that of the folder itself, as `Path.mkdir` has it.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for each in missing:
+        with contextlib.suppress(PermissionError):  # one may write into a folder that one may not open
+            sync_folder(each.parent)
+
+
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace `path` by `data` in one rename; the file is private to the user.
 
