@@ -43,12 +43,13 @@ def clean(workdir: Path) -> tuple[int, int]:
             if manifest is None or manifest["quarantined"]:
                 continue
             table = TableFiles(output.table)
-            staged = (*table.arrays, *table.there)
+            # The index stays, and its record: by it, other outputs find the texts that have a vector here.
+            staged = [path for path in output.table.glob("*") if path not in (table.index, table.record)]
             for unneeded in (output.chunks, output.attempts, *staged):
                 files = [unneeded] if unneeded.is_file() else unneeded.rglob("*")
                 sizes += [path.stat().st_size for path in files if path.is_file()]
                 shutil.rmtree(unneeded, ignore_errors=True)
-            for path in staged:  # the index stays: by it, other outputs find the texts that have a vector here
+            for path in staged:
                 path.unlink(missing_ok=True)
     return len(sizes), sum(sizes)
 

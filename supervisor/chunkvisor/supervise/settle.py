@@ -41,7 +41,9 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     elif not begun.moves_on and (layout.chunks.exists() or not opening.config.reuse):
         return  # begun by a run that encodes everything
     target = layout.next if begun.moves_on else layout
-    table = StagedTable.open(target.table) if target.table.exists() else open_table(opening, layout, begun.fixed)
+    # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
+    other_texts = begun.moves_on and target.table.exists()
+    table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
     wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
     found = _candidates(opening, begun, outputs) if wanted else iter(())
     facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)

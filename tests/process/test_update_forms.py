@@ -1,0 +1,154 @@
+"""Updates of finals in other forms than float32, and into them; other rows by `where`."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from harness import SOAK_SEED, expected, sweep
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = [f"t{number}" for number in range(8)]
+NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
+FILES: dict[str, set[str]] = {
+    "float32": {"out.npy", "out.json"},
+    "float16": {"out.npy", "out.json"},
+    "int8": {"out.npy", "out.json", "out.ranges.npy"},
+}
+
+
+def own_files(place: ScriptedWorkplace) -> set[str]:
+    """Names in the workdir that belong to the output."""
+    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+
+
+def calls(place: ScriptedWorkplace) -> list[str]:
+    """The texts that were encoded so far."""
+    return [text for call in place.calls() for text in call]
+
+
+def set_output(place: ScriptedWorkplace, name: str = "out", **keys: Any) -> None:
+    """Other keys of an output."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"].setdefault(name, {}).update(keys)
+    place.config_path.write_text(yaml.safe_dump(config))
+
+
+def as_fresh(texts: list[str], folder: Path, dtype: str) -> bytes:
+    """The final that a fresh workdir has."""
+    fresh = ScriptedWorkplace.make(folder, texts, chunk__size=3, outputs__out__dtype=dtype)
+    assert fresh.run_here().returncode == 0
+    return (fresh.workdir / "out.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ("float32", "int8", ["n0"]),
+        ("float32", "float16", ["n0"]),
+        ("int8", "int8", list(dict.fromkeys(NEW_TEXTS))),
+        ("int8", "float32", list(dict.fromkeys(NEW_TEXTS))),
+    ],
+)
+def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None:
+    """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what is rounded."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before)
+    assert place.run_here().returncode == 0
+    done = len(calls(place))
+    place.write_source(NEW_TEXTS)
+    set_output(place, dtype=after)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(calls(place)[done:]) == sorted(new)
+    assert own_files(place) == FILES[after]
+    assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", after)
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert "complete already" in place.run_here().stderr
+
+
+def test_chunks_that_are_kept(tmp_path: Path) -> None:
+    """Where the chunks of a rounded final are kept, an update takes their vectors."""
+    place = ScriptedWorkplace.make(
+        tmp_path / "place", TEXTS, chunk={"size": 3, "keep": True}, outputs__out__dtype="int8"
+    )
+    assert place.run_here().returncode == 0
+    done = len(calls(place))
+    place.write_source(NEW_TEXTS)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[done:] == ["n0"]
+    assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
+
+
+def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
+    """Nothing is taken from an output that is, or becomes, int8; what was to be taken from it is encoded."""
+    more = {"source": "more.jsonl", "column": "text", "dtype": "int8"}
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__more=more)
+    (place.folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[::-1]))
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert len(calls(place)) == 2 * len(TEXTS)
+    # A third one takes over what `out` is to have, and is stopped; then `out` becomes int8.
+    set_output(place, "third", source="third.jsonl", column="text")
+    third = [*TEXTS[:5], "n0", "stop"]
+    (place.folder / "third.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in third))
+    place.lay("stop", "crash!")
+    stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
+    assert place.run_here(*stops).returncode not in (0, 3)
+    place.lift("stop")
+    set_output(place, dtype="int8")
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(np.load(place.workdir / "third.npy"), expected(third))
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def test_other_rows(tmp_path: Path) -> None:
+    """Another `where` wants --update, and then only new texts are encoded; the table of rows goes with the final."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    rows = [{"text": text, "id": number} for number, text in enumerate(TEXTS)]
+    place.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    set_output(place, where="id < 6", columns=["id"])
+    assert place.run_here().returncode == 0
+    done = len(calls(place))
+    set_output(place, where="id > 2")
+    refused = place.run_here()
+    assert refused.returncode == 78
+    assert 'where: "id < 6" before, "id > 2" now' in refused.stderr
+    assert "--update" in refused.stderr
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[done:] == ["t6", "t7"]
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS[3:]))
+    assert own_files(place) == {"out.npy", "out.json", "out.rows.parquet"}
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    set_output(place, columns=["id", "text"])
+    assert place.run_here().returncode == 0
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert calls(place)[done:] == ["t6", "t7"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_anywhere(tmp_path: Path, when: str) -> None:
+    """Killed at any change of a name or of a record on the way to int8, the same command or a plain run goes on."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__shards=2)
+    assert place.run_here().returncode == 0
+    done = len(calls(place))
+    place.write_source(NEW_TEXTS)
+    set_output(place, dtype="int8", shards=None)
+    right = as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
+    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink", "shutil:rmtree")
+    share = "1:" if SOAK_SEED else f"6:{random.random()}"
+    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share)
+    assert told
+    for line in told:
+        left = ScriptedWorkplace(Path(line["folder"]))
+        assert line["returncode"] == 0, (line["call"], line["stderr"])
+        assert (left.workdir / "out.npy").read_bytes() == right, line["call"]
+        assert own_files(left) == FILES["int8"], line["call"]
+        assert sorted(set(calls(left)[done:])) == ["n0"], line["call"]
