@@ -209,7 +209,7 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     if given is not None:
         place = Path(given).absolute()
         try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
             raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
         yield place

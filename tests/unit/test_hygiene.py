@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb
 
 ROOMS = (
     *("cli", "testing", "api", "commands", "supervise", "observe", "assemble", "ingest", "engine", "devices"),
-    *("store", "decide", "events", "config", "child", "errors", "units", "version"),
+    *("store", "decide", "events", "config", "child", "printing", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
 

@@ -4,13 +4,12 @@ It never removes a finished file while no other one is in its place.
 """
 
 import os
-import shutil
 from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import is_ours, place_of, remove_final
 from chunkvisor.assemble.manifest import read_recorded, shards_of
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor_worker.contract.files import set_aside
+from chunkvisor_worker.contract.files import remove_folder, set_aside
 
 
 def begun(layout: OutputLayout) -> bool:
@@ -38,7 +37,7 @@ def keep_before(layout: OutputLayout) -> Path:
     state = layout.before / "state"
     if state.exists():
         state = layout.before / "since"
-        shutil.rmtree(state, ignore_errors=True)
+        remove_folder(state)
     return layout.state.rename(state)
 
 
@@ -47,7 +46,7 @@ def drop_before(layout: OutputLayout) -> None:
     if layout.before.is_symlink() or not layout.before.is_dir():
         return
     for name in ("since", "state"):
-        shutil.rmtree(layout.before / name, ignore_errors=True)
+        remove_folder(layout.before / name)
     for path in list(layout.before.iterdir()):
         remove_final(path)
         if os.path.lexists(path):

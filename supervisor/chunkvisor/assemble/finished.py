@@ -24,7 +24,7 @@ from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import set_aside
+from chunkvisor_worker.contract.files import descriptor_of, set_aside
 
 
 def keep_finished(
@@ -109,7 +109,7 @@ def _finish_cutting(layout: OutputLayout) -> None:
 
 def _rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Vectors]:
     for part, recorded in recorded_parts(layout, manifest):
-        with open(part.path, "rb", buffering=0) as file:
+        with open(descriptor_of(part.path), "rb", buffering=0) as file:
             shape = read_shape(file)
             if (shape.rows, shape.dimension) != (part.rows, manifest["dimension"]):
                 raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")

@@ -10,6 +10,9 @@ from click.shell_completion import CompletionItem
 
 from chunkvisor.errors import Halt, config_error
 
+ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
+"""Of --max-rows; a number has to fit in 64 bits wherever it goes."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Items = list["CompletionItem[Any]"]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import config_argument, set_option, show_options
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options
 from chunkvisor.errors import ExitCode
+from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
     from chunkvisor.store.slices import Slice
@@ -25,7 +26,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
 @click.command("run")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
-@click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
+@click.option("--max-rows", type=ROW_COUNT, help="Take only the first rows of every output's source.")
 @click.option(
     "--slice",
     "of_slice",
@@ -65,9 +66,10 @@ def run(
         )
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
-        if from_scratch and not yes and sys.stdin.isatty():
+        if from_scratch and not yes and may_ask():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
-            click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
+            if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
+                raise click.Abort
         observers = Observers(observer, guarded=[service_manager()])
         code = run(Request(loaded, max_rows, from_scratch, slice=of_slice), observers)
     if code is not ExitCode.COMPLETE:

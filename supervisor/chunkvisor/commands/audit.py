@@ -19,14 +19,16 @@ from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
-from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.artifact import read_exactly, read_shape
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
 from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
@@ -81,9 +83,7 @@ def audit(workdir: Path, rows: int, conditions: Conditions, on_wait: Callable[[]
     Raises Halt: 78 where the folder is no workdir, nothing is finished, or its texts or its model are gone; what a run
     would end with where no vector can be made. OSError.
     """
-    layout = Layout(workdir)
-    if not layout.outputs.is_dir():
-        raise no_workdir(workdir)
+    layout = require_workdir(workdir)
     finished = False
     for folder in sorted(layout.outputs.glob("*/")):
         output = layout.output(folder.name)
@@ -212,7 +212,7 @@ def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int])
     """The vectors of these rows, which rise, from the final files."""
     left = list(rows)
     for part, _ in recorded_parts(output, manifest):
-        with open(part.path, "rb") as file:
+        with open_regular(part.path) as file:
             shape = read_shape(file)
             while left and left[0] < part.stop:
                 file.seek(shape.offset_bytes + (left.pop(0) - part.start) * 4 * shape.dimension)

@@ -1,17 +1,18 @@
 """`chunkvisor retry` and `chunkvisor clean`: what is changed in a workdir between two runs."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from chunkvisor.assemble.manifest import read_finished
-from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor_worker.contract.files import remove_folder
 
 
 def retry(workdir: Path) -> int:
@@ -38,15 +39,13 @@ def clean(workdir: Path) -> tuple[int, int]:
                 continue
             for unneeded in (output.chunks, output.attempts, output.table):
                 sizes += [path.stat().st_size for path in unneeded.rglob("*") if path.is_file()]
-                shutil.rmtree(unneeded, ignore_errors=True)
+                remove_folder(unneeded)
     return len(sizes), sum(sizes)
 
 
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
-    layout = Layout(workdir)
-    if not layout.outputs.is_dir():
-        raise no_workdir(workdir)
+    layout = require_workdir(workdir)
     with hold_workdir(layout, ""):
         yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
 

@@ -1,21 +1,28 @@
-"""`chunkvisor verify`: re-checks every final and chunk file of a workdir against its record. Running again repairs."""
+"""`chunkvisor verify`: re-checks every final and chunk file of a folder against its record. Running again repairs.
+
+A final file is checked by its manifest, whether or not the state that it was made from is still there.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from chunkvisor.assemble.finalfiles import strays
-from chunkvisor.assemble.manifest import read_manifest, recorded_parts, shards_of
+from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts, shards_of
 from chunkvisor.errors import no_workdir
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.mark import is_workdir
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.files import open_regular
 
+_HEAD_BYTES = 4096
 _BROKEN_SEAL = "is not what was written: its seal does not hold"
 
 
@@ -29,14 +36,21 @@ class Finding:
 
 
 def verify(workdir: Path) -> Iterator[Finding]:
-    """Every file in turn. Raises Halt (78) where the folder is no workdir."""
+    """Every file in turn. Raises Halt (78) where the folder is no workdir, and has no final file with its manifest."""
     layout = Layout(workdir)
-    if not layout.outputs.is_dir():
+    with_state = {folder.name for folder in layout.outputs.glob("*/")} if is_workdir(layout) else set()
+    alone = {path.stem for path in workdir.glob("*.json") if _is_manifest(path)}
+    if not with_state | alone and not is_workdir(layout):
         raise no_workdir(workdir)
-    for folder in sorted(layout.outputs.glob("*/")):
-        output = layout.output(folder.name)
-        yield from _final(output)
-        yield from _chunks(output)
+    for name in sorted(with_state | alone):
+        yield from _final(layout.output(name))
+        yield from _chunks(layout.output(name))
+
+
+def _is_manifest(path: Path) -> bool:
+    with suppress(OSError), open_regular(path) as file:
+        return is_manifest(file.read(_HEAD_BYTES))
+    return False
 
 
 def _final(layout: OutputLayout) -> Iterator[Finding]:

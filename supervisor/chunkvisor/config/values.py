@@ -99,6 +99,22 @@ def empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _no_address(text: str) -> str:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise refused(f"{text.split('://')[0]}:// is the address of something elsewhere; name a path on this machine")
+    return text
+
+
+def _plain_path(text: str) -> str:
+    """A path as the file system takes it: no address, and nothing that only a shell would replace."""
+    first = _no_address(text).split("/", 1)[0]
+    if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
+        raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+    if first.startswith("~") and os.path.expanduser(first) == first:  # noqa: PTH111 - Path.expanduser raises for it
+        raise refused(f"there is no user {first[1:]!r}, so {first} is no folder; for a folder of that name: ./{first}")
+    return text
+
+
 def list_of_one(value: Any) -> Any:
     """One of something stands for a list of one."""
     return [value] if isinstance(value, str) else value
@@ -210,8 +226,20 @@ Devices = Annotated[
     BeforeValidator(list_of_one),
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
-Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
-FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a file", text=True)]
+Folder = Annotated[
+    Path,
+    BeforeValidator(joined),
+    BeforeValidator(_plain_path),
+    BeforeValidator(_text),
+    expected("the path of a folder", text=True),
+]
+FilePath = Annotated[
+    Path,
+    BeforeValidator(joined),
+    BeforeValidator(_plain_path),
+    BeforeValidator(_text),
+    expected("the path of a file", text=True),
+]
 Addresses = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],
     Field(max_length=20),
@@ -220,7 +248,7 @@ Addresses = Annotated[
 ]
 """Secret: most hold a token or a password."""
 Sources = Annotated[
-    tuple[Annotated[Name, AfterValidator(joined)], ...],
+    tuple[Annotated[Name, AfterValidator(_no_address), AfterValidator(joined)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
     expected("a file, a pattern, or a list of them", text=True),

@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from chunkvisor_worker.contract.files import read_bounded, sync_folder
+from chunkvisor_worker.contract.files import read_bounded, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import write_message
 
 _LINES = 100
@@ -34,7 +32,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     bad input (78), a full disk (74), too little memory (69, 75) and a bug (1); OSError where `folder` cannot be made.
     """
     partial = folder.with_name(folder.name + ".partial")
-    _remove(partial)
+    remove_folder(partial)
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
     write_message(request_path, request, durable=False)
@@ -44,9 +42,9 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     if status:
         halt = _halt(request, partial, status)
         if halt.log is None:
-            _remove(partial)
+            remove_folder(partial)
         raise halt
-    _remove(folder)
+    remove_folder(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
     return StagedTable.open(folder)
@@ -104,8 +102,3 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
     return Halt(
         ExitCode.BUG, f"The process that reads the sources {ended}.", remedy="Please report it with the log.", log=log
     )
-
-
-def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, wr
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
@@ -47,7 +46,7 @@ class Ledger:
         Raises OSError.
         """
         for folder in (self.layout.chunks, self.layout.attempts):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_folder(folder)
         self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
@@ -122,7 +121,7 @@ class Ledger:
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
         folder = self.layout.attempts_of(chunk)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
         number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
         files = self.layout.attempt(chunk, number)
         files.folder.mkdir(mode=0o700)
@@ -144,7 +143,7 @@ class Ledger:
             if chunk is not None and chunk in self.share and not self._committed[chunk]:
                 found.append(chunk)
             elif chunk is None or self.mine(chunk):
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
         return found
 
     def fix_facts(self, facts: Facts) -> None:
@@ -163,7 +162,7 @@ class Ledger:
         self.fix_facts(facts)
         start, stop = self.plan.bounds(chunk)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
-        target.parent.mkdir(mode=0o700, exist_ok=True)
+        make_folder(target.parent)
         with open_regular(vectors) as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
@@ -182,7 +181,7 @@ class Ledger:
         for path in list(folder.iterdir()) if folder.is_dir() else ():
             if (parse_chunk_name(path.name) or (None,))[0] == chunk:
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    remove_folder(path)
                 else:
                     path.unlink()
         if chunk < self.plan.count:
@@ -198,7 +197,7 @@ class Ledger:
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
         """(number, file) of every committed chunk, in order; lists one folder of a thousand at a time."""
-        if not self.layout.chunks.exists():
+        if not self.layout.chunks.is_dir():
             return
         first, last = self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
         for number in sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()}):
@@ -212,7 +211,7 @@ class Ledger:
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""
-        shutil.rmtree(self.layout.chunks)
+        remove_folder(self.layout.chunks)
 
     def _load_quarantine(self) -> None:
         self.bad = {}

@@ -5,7 +5,6 @@ Where a chunk is cut, `bisect` decides.
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
-from chunkvisor_worker.contract.files import open_regular
+from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class Parts:
                 self._parts.remove(part)
                 self._save()
                 raise OSError(errno.EIO, f"{self._path(part)} is damaged")
-        with open(target, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as out:
+        with open_new(target) as out:
             out.write(npy_header(stop - start, dimension))
             for segment in segments(start, stop, self._parts, self.bad):
                 if segment.part is None:
@@ -116,17 +115,17 @@ class Parts:
     def settle(self) -> None:
         """Write the record of the bad texts, which has to be there before the chunk is committed. Raises OSError."""
         if self.bad:
-            self._layout.quarantine.mkdir(mode=0o700, exist_ok=True)
+            make_folder(self._layout.quarantine)
             write_sealed(self._layout.quarantine_of(self._chunk), asdict(_Quarantine(tuple(self.bad))))
 
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed, or is begun anew."""
-        shutil.rmtree(self._layout.parts_of(self._chunk), ignore_errors=True)
+        remove_folder(self._layout.parts_of(self._chunk))
         self._parts, self.bad, self._cuts = [], [], []
 
     def _make_folder(self) -> None:
         for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
-            folder.mkdir(mode=0o700, exist_ok=True)  # with parents=True the mode would hold for the last only
+            make_folder(folder)  # with parents=True the mode would hold for the last only
 
     def _path(self, part: Part) -> Path:
         key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor_worker.contract.files import open_regular, write_atomic
+from chunkvisor_worker.contract.files import PRIVATE, open_regular, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _SEAL = "seal"
@@ -31,10 +31,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
+def write_sealed(path: Path, content: dict[str, Any], mode: int = PRIVATE) -> None:
     """Write `content` and its digest under the key `seal`, atomically. Raises OSError."""
     sealed = {**content, _SEAL: digest_of(content)}
-    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n")
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", mode=mode)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

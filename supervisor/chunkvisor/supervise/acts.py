@@ -4,7 +4,6 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 
@@ -40,7 +39,7 @@ from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits, write_message
 
 
@@ -179,7 +178,7 @@ class Acts:
         if task.texts == 1 and record.worker:
             self._recorded[record.worker] = files
         if verdict.asked_for:
-            shutil.rmtree(files.folder, ignore_errors=True)
+            remove_folder(files.folder)
         else:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
@@ -215,7 +214,7 @@ class Acts:
 
     def _remove(self, worker: int) -> None:
         if worker in self.ended:
-            shutil.rmtree(self.ended[worker].files.folder, ignore_errors=True)
+            remove_folder(self.ended[worker].files.folder)
 
     def _save_lessons(self, instruction: do.SaveLessons) -> None:
         self._lessons.save(instruction.kind, instruction.lessons)

@@ -49,27 +49,6 @@ def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) 
     )
 
 
-def limit_halt(error: OSError) -> Halt:
-    """The end of a run that was refused a file, a process or memory for itself."""
-    return Halt(
-        ExitCode.MACHINE,
-        "the supervisor itself has met a limit of this machine",
-        why=str(error),
-        remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; what is done stays done",
-    )
-
-
-def disk_halt(error: OSError, workdir: Path) -> Halt:
-    """The end of a run whose own records could not be written or read."""
-    return Halt(
-        ExitCode.DISK,
-        f"the disk of {workdir} is full or failing",
-        why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
-    )
-
-
 def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     """The end of a run in which these chunks have exhausted their tries."""
     chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))  # each may be in parts

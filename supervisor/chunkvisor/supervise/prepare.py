@@ -4,7 +4,6 @@ What an earlier run has fixed stays as it was.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +41,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
+from chunkvisor_worker.contract.files import make_folder, remove_folder
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -100,7 +100,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     if manifest is not None:
         drop_before(layout)
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
-            shutil.rmtree(layout.chunks)
+            remove_folder(layout.chunks)
         return manifest
     clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
     table = _open_table(opening, layout, fixed)
@@ -162,19 +162,19 @@ def _finish(
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
-    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
-    place = place_of(layout, opening.config.outputs[layout.name].shards)
-    if place.exists():
-        raise config_error(
-            f"{place} is there already, and no run of this workdir has made it",
-            remedy="move it away, or choose another workdir or another name for the output",
-        )
+    """Raises Halt (78) where something that no run of this workdir has made bears the name of a final file of it."""
+    for place in (place_of(layout, opening.config.outputs[layout.name].shards), layout.manifest):
+        if os.path.lexists(place):
+            raise config_error(
+                f"{place} is there already, and no run of this workdir has made it",
+                remedy="move it away, or choose another workdir or another name for the output",
+            )
 
 
 def make_state(layout: OutputLayout) -> None:
     """Make the output's state folder where it is missing. Raises OSError."""
     for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -224,7 +224,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     files = tuple(str(file.path) for file in table.files)
@@ -238,12 +238,12 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         try:
             _refuse_changes(layout, fixed, _identity(opening, layout.name, staged.digest, staged.rows))
         except Halt:
-            shutil.rmtree(fresh)
+            remove_folder(fresh)
             raise
     if opening.slice is not None and _is_there(layout, staged):
-        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
+        remove_folder(fresh)  # another slice may be reading what is there, and it is the same
     else:
-        shutil.rmtree(layout.table, ignore_errors=True)
+        remove_folder(layout.table)
         fresh.rename(layout.table)
     write_staged(layout, record)
     opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))

@@ -1,0 +1,110 @@
+"""The mark of a workdir: by it a folder is known as ours, and in no other one anything is written over or removed.
+
+A workdir from before there were marks is known by what only a run writes, and gets its mark with the next run.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from chunkvisor.config.model import RESERVED_NAMES
+from chunkvisor.errors import config_error, no_workdir
+from chunkvisor.events.journal import read_events
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import read_note
+from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor_worker.contract.files import open_kept, read_bounded, set_aside, sync_folder
+
+FORMAT = 1
+"""Of the state in a workdir. A later version that writes what this one cannot read counts on."""
+
+
+def is_workdir(layout: Layout) -> bool:
+    """Whether a run has worked here. Raises Halt (78) where it was one of a newer version that we cannot read."""
+    if not _is_marked(layout):
+        return _begun_without_mark(layout)
+    try:
+        made = json.loads(read_bounded(layout.mark) or b"")
+        newer = isinstance(made, dict) and isinstance(made.get("format"), int) and made["format"] > FORMAT
+    except (ValueError, RecursionError):
+        newer = False  # half-written before a power cut: that it is there says enough
+    if newer:
+        raise config_error(
+            f"{layout.workdir} was begun by a newer version of chunkvisor",
+            why=f"its state has format {made['format']}, this version reads {FORMAT} and those before",
+            remedy="install that version again (pip install -U chunkvisor), or choose another workdir",
+        )
+    return True
+
+
+def require_workdir(path: Path) -> Layout:
+    """The layout of a folder that was given as a workdir. Raises Halt (78) where no run has worked there."""
+    layout = Layout(path)
+    if not is_workdir(layout):
+        raise no_workdir(path)
+    return layout
+
+
+def claim(layout: Layout, outputs: Iterable[str]) -> None:
+    """Mark the folder as ours, on the disk before anything else of ours is there.
+
+    Raises Halt (78) where it is none of ours and something in it has a name that a run of these outputs would need;
+    OSError.
+    """
+    known = is_workdir(layout)
+    # Of many slices that begin at once one is the first, and the others find what it has made since.
+    if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):
+        raise config_error(
+            f"{found} is there already, and no run of chunkvisor has made it",
+            why=f"a run in {layout.workdir} needs this name for itself",
+            remedy="move it away, or choose another workdir, best an empty folder",
+        )
+    if not _is_marked(layout):
+        mark(layout)
+
+
+def mark(layout: Layout) -> None:
+    """Write the mark. Raises OSError."""
+    set_aside(layout.mark)
+    fd = open_kept(layout.mark, os.O_WRONLY)
+    try:
+        text = {"about": "this folder is a workdir of chunkvisor, which owns the names in it", "format": FORMAT}
+        os.pwrite(fd, json.dumps(text).encode() + b"\n", 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_folder(layout.workdir)
+
+
+def _is_marked(layout: Layout) -> bool:
+    return layout.mark.is_file() and not layout.mark.is_symlink()
+
+
+def _begun_without_mark(layout: Layout) -> bool:
+    """Whether there is a note of a run in the lock, a journal, or a sealed identity, as all versions have written."""
+    if read_note(layout.of(None).lock) is not None or next(read_events(layout.of(None).events), None) is not None:
+        return True
+    with suppress(OSError):
+        for folder in layout.outputs.iterdir():
+            with suppress(DamagedError, OSError):
+                if read_sealed(layout.output(folder.name).identity) is not None:
+                    return True
+    return False
+
+
+def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
+    """What has a name of ours in a folder that is not ours, but for what is empty: an interrupted start, say."""
+    taken = {layout.workdir / name for name in RESERVED_NAMES}
+    for output in map(layout.output, outputs):
+        taken |= {output.final, output.shards, output.manifest, output.partial, output.partial_shards, output.before}
+    yield from (path for path in sorted(taken) if os.path.lexists(path) and not _is_empty(path))
+
+
+def _is_empty(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    with suppress(OSError):
+        return not any(path.iterdir()) if path.is_dir() else path.is_file() and not path.stat().st_size
+    return False
