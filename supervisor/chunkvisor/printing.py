@@ -10,12 +10,13 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import TextIO
-
-import click
+from typing import TYPE_CHECKING, TextIO
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
+
+if TYPE_CHECKING:
+    import click
 
 
 def say(text: object, *, err: bool = False) -> bool:
@@ -54,7 +55,7 @@ def write(stream: TextIO | None, text: str) -> None:
         raise OSError(errno.EBADF, str(error)) from None
 
 
-def show_usage(error: click.ClickException) -> None:
+def show_usage(error: "click.ClickException") -> None:
     """The words of click about a command line, which repeat what was typed."""
     words = io.StringIO()
     error.show(words)
@@ -63,6 +64,8 @@ def show_usage(error: click.ClickException) -> None:
 
 def confirmed(question: str) -> bool:
     """Ask a person for a yes or a no on standard error. Raises click.Abort for an end of the input."""
+    import click  # late: `import chunkvisor` is to be light
+
     return click.confirm(printable(question), err=True)
 
 

@@ -9,7 +9,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
-from chunkvisor.store.mark import require_workdir
+from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor_worker.contract.files import remove_folder
@@ -46,6 +46,7 @@ def clean(workdir: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
+    set_links_of_others_aside(layout)
     with hold_workdir(layout, ""):
         yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
 

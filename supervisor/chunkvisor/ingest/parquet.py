@@ -3,6 +3,7 @@
 DuckDB must not fold or rename a column, nor take a part of the path for a column or a pattern.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import duckdb
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.database import literal, quoted
-from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, check_names, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
 from chunkvisor.ingest.request import IngestRequest, parse_template
 from chunkvisor.ingest.sources import SourceFile
@@ -37,7 +38,7 @@ def parquet_rows(
     link.symlink_to(file.path.absolute())
     rows_in_file, columns = _open(connection, file, link)
     wanted = rows_in_file if limit is None else min(limit, rows_in_file)
-    sql = _expression(file, request, columns)
+    sql = _expression(connection, file, request, columns)
     found = 0
     try:
         for row, text in evaluate(connection, file, sql, _relation(link, wanted), lambda row: {"row": row}):
@@ -70,8 +71,8 @@ def _open(
         raise input_error(file.path, "the file is damaged: a column's name is not UTF-8.") from error
     names = _top_level(schema)
     assert len(names) == len(described), "DuckDB shows another number of columns than the file has"
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise input_error(file.path, f"there are two columns {name!r}.", remedy="Rename one of them.")
         if name.lower() in (_ROW_NUMBER, ROW):
             raise input_error(
@@ -94,9 +95,12 @@ def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
     return names
 
 
-def _expression(file: SourceFile, request: IngestRequest, columns: dict[str, tuple[str, str]]) -> str:
+def _expression(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, request: IngestRequest, columns: dict[str, tuple[str, str]]
+) -> str:
     if request.sql is not None:
         refuse_case_twins(file.path, columns)
+        check_names(connection, file, request.sql, columns)
         return request.sql
     if request.column is not None:
         name, kind = _column(file, columns, request.column)

@@ -63,6 +63,34 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         )
     if not _is_marked(layout):
         mark(layout)
+    set_links_of_others_aside(layout)
+
+
+def set_links_of_others_aside(layout: Layout) -> None:
+    """Where others may write into the workdir, a link of theirs in the place of a folder would lead us out of it.
+
+    A person's own link, to a larger disk say, stays. Files are not written through any link. Raises OSError.
+    """
+    for entry in _entries(layout.workdir):
+        if entry.name in RESERVED_NAMES or entry.name.startswith("."):
+            _set_aside_if_others(entry)
+    for output in _entries(layout.outputs):
+        _set_aside_if_others(output)
+        for entry in _entries(Path(output.path)):
+            _set_aside_if_others(entry)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _set_aside_if_others(entry: os.DirEntry[str]) -> None:
+    if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in (0, os.geteuid()):
+        set_aside(Path(entry.path), files_too=True)
 
 
 def mark(layout: Layout) -> None:

@@ -8,13 +8,33 @@ from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor_worker.contract.exits import Outcome
 
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Of open files, processes and memory."""
 
+_NO_START = {
+    errno.E2BIG: "make the environment shorter: the values under env, and the shell's own variables",
+    errno.ENOENT: "look whether the Python of this environment is still there; if it was replaced, install again",
+    errno.ENOEXEC: "look at the Python of this environment: it is no program for this machine",
+    errno.EACCES: "look at the rights of the workdir and of the Python of this environment",
+    errno.EPERM: "look at the rights of the workdir and of the Python of this environment",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL), "move it out of the way"),
+    errno.ENAMETOOLONG: "choose a workdir with a shorter path",
+}
+"""Why no worker can be started, whatever is waited for -> what to do."""
+
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 _IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL})
 """Something else stands where a file or a folder belongs; EINVAL is our own, of what is no regular file."""
+
+
+def of_start(error: OSError) -> tuple[Outcome, str]:
+    """(outcome, what to do) of an attempt whose worker could not be started."""
+    if error.errno in DISK_ERRNOS:
+        return Outcome.DISK_FULL, ""
+    remedy = _NO_START.get(error.errno or 0)
+    return (Outcome.HOST_OOM, "") if remedy is None else (Outcome.SETUP, f"{remedy[0].upper()}{remedy[1:]}.")
 
 
 def refusal(error: OSError, place: Path) -> Halt | None:

@@ -27,8 +27,8 @@ from chunkvisor.events.attempt import (
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
 from chunkvisor.store.attempt import Place, drop_bulk, write_attempt
-from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
@@ -38,7 +38,6 @@ from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
-from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits, write_message
 
@@ -255,6 +254,6 @@ def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:
 
 
 def _not_started(error: OSError) -> Verdict:
-    outcome = Outcome.DISK_FULL if error.errno in DISK_ERRNOS else Outcome.HOST_OOM
+    outcome, remedy = of_start(error)
     # A batch of one row, so that the policy does not take it for a matter of batches.
-    return Verdict(outcome, f"no worker could be started: {error}", limits=Limits(rows=1), batch_rows=1)
+    return Verdict(outcome, f"no worker could be started: {error}", remedy, limits=Limits(rows=1), batch_rows=1)
