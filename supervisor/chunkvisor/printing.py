@@ -31,15 +31,16 @@ def say(text: object, *, err: bool = False) -> bool:
         _silence(stream)  # the interpreter would flush it once more at its end, and complain
         return False
     except OSError as error:
-        _silence(stream)
         if err:
+            _silence(stream)
             return False
         raise unwritten(error) from None
     return True
 
 
 def unwritten(error: OSError) -> Halt:
-    """Standard output cannot take what was asked for."""
+    """Standard output cannot take what was asked for; it is not tried again."""
+    _silence(sys.stdout)
     what, remedy = "standard output cannot be written", "free some space where it goes"
     return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
 

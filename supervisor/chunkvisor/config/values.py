@@ -9,6 +9,7 @@ import json
 import keyword
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -107,6 +108,13 @@ def _no_address(text: str) -> str:
 
 def _plain_path(text: str) -> str:
     """A path as the file system takes it: no address, and nothing that only a shell would replace."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        raise refused(
+            f"its name cannot be written in the encoding of this locale, {encoding}: set LC_ALL=C.UTF-8"
+        ) from None
     first = _no_address(text).split("/", 1)[0]
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
         raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")

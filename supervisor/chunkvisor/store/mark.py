@@ -5,6 +5,7 @@ A workdir from before there were marks is known by what only a run writes, and g
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     Raises Halt (78) where it is none of ours and something in it has a name that a run of these outputs would need;
     OSError.
     """
+    _require_text(layout.workdir)
     known = is_workdir(layout)
     # Of many slices that begin at once one is the first, and the others find what it has made since.
     if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):
@@ -64,6 +66,17 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     if not _is_marked(layout):
         mark(layout)
     set_links_of_others_aside(layout)
+
+
+def _require_text(workdir: Path) -> None:
+    try:
+        str(workdir).encode()
+    except UnicodeEncodeError:
+        raise config_error(
+            f"the path of the workdir {workdir} is no text in the encoding of this locale",
+            why=f"DuckDB, which reads the sources, takes no other ({sys.getfilesystemencoding()} is the encoding)",
+            remedy="rename the folder, choose another workdir, or set LC_ALL=C.UTF-8 if its name has umlauts and the like",
+        ) from None
 
 
 def set_links_of_others_aside(layout: Layout) -> None:
