@@ -111,10 +111,8 @@ def _plain_path(text: str) -> str:
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        encoding = sys.getfilesystemencoding()
-        raise refused(
-            f"its name cannot be written in the encoding of this locale, {encoding}: set LC_ALL=C.UTF-8"
-        ) from None
+        words = f"its name cannot be written in the encoding of this locale, {sys.getfilesystemencoding()}"
+        raise refused(f"{words}; set LC_ALL=C.UTF-8") from None
     first = _no_address(text).split("/", 1)[0]
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
         raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")

@@ -49,12 +49,13 @@ def require_workdir(path: Path) -> Layout:
 
 
 def claim(layout: Layout, outputs: Iterable[str]) -> None:
-    """Mark the folder as ours, on the disk before anything else of ours is there.
+    """Make the folder where it is missing, and mark it as ours, on the disk before anything else of ours is there.
 
     Raises Halt (78) where it is none of ours and something in it has a name that a run of these outputs would need;
     OSError.
     """
     _require_text(layout.workdir)
+    layout.workdir.mkdir(mode=0o755, parents=True, exist_ok=True)  # results in it are for others; state is private
     known = is_workdir(layout)
     # Of many slices that begin at once one is the first, and the others find what it has made since.
     if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):
@@ -75,7 +76,7 @@ def _require_text(workdir: Path) -> None:
         raise config_error(
             f"the path of the workdir {workdir} is no text in the encoding of this locale",
             why=f"DuckDB, which reads the sources, takes no other ({sys.getfilesystemencoding()} is the encoding)",
-            remedy="rename the folder, choose another workdir, or set LC_ALL=C.UTF-8 if its name has umlauts and the like",
+            remedy="rename the folder, choose another workdir, or set LC_ALL=C.UTF-8 (for umlauts and the like)",
         ) from None
 
 

@@ -36,7 +36,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     with ExitStack() as stack:
         stack.enter_context(_refusals_in_words(layout))
-        layout.workdir.mkdir(mode=0o755, parents=True, exist_ok=True)
         claim(layout.of(None), config.outputs)
         previous = stack.enter_context(hold_workdir(layout, run_id))
         journal = Journal(layout.events, run_id)
