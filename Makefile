@@ -15,6 +15,9 @@ SOAK_S ?= 600
 MAKE_TEST := tests/unit tests/process tests/simulator
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
 
+# A run is made of many short processes; without its cache, Python compiles us anew in each of them.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test test-gpu test-ray test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale build clean
@@ -52,7 +55,7 @@ define ON_NULLGPU
 @set -e; python="$$($(PYTHON) tests/nullgpu/environment.py $(1))"; folder="$$(mktemp -d)"; trap 'rm -rf "$$folder"' EXIT; \
 export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; \
 CHUNKVISOR_TEST_GPU="$$("$$python" tests/gpu/describe_nullgpu.py "$$folder")"; export CHUNKVISOR_TEST_GPU; set -x; \
-"$$python" -m pytest $(2) -n 2 $(PYTEST_ARGS)
+"$$python" -m pytest $(2) -n 2 --dist loadfile $(PYTEST_ARGS)
 endef
 
 test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none; the first call installs 5 GB outside the checkout

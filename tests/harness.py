@@ -23,10 +23,13 @@ import yaml
 
 from chunkvisor.cli import main
 from chunkvisor.decide import policy
+from chunkvisor.ingest import child, stage
 from chunkvisor.supervise import driver
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = ROOT / "tests" / "encoders"
+STAND_IN = ROOT / "tests" / "standin"
+"""On a worker's PYTHONPATH, it has no need of torch."""
 MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
@@ -119,11 +122,14 @@ class Workplace:
     def here(self, *arguments: str) -> Ended:
         """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
 
+        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of computing.
+
         Pauses that a person does not notice are cut short.
         """
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
+            mock.patch.object(child, "run_child", _read_sources_here),
             mock.patch.object(driver, "_PAUSE_S", 0.02),
             mock.patch.object(policy, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
@@ -158,6 +164,26 @@ class Workplace:
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
         return events_in(self.workdir / "events.jsonl")
+
+
+def _read_sources_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
+    on_wait()
+    *_, request, folder, _parent = command
+    before = os.umask(0o077)  # which the child sets for itself
+    try:
+        with open(log, "a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            return stage.main([request, folder])
+    finally:
+        os.umask(before)
+
+
+def model_folder(folder: Path) -> Path:
+    """A folder that looks like a sentence-transformers model's, for the stand-in."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (folder / "modules.json").write_text("[]")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
 
 
 def events_in(journal: Path) -> list[dict[str, Any]]:

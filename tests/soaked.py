@@ -1,8 +1,12 @@
-"""How many examples a test tries: in `make test` a tenth of those of a soak, and the same each time."""
+"""What only the soak tries: more examples, and the wider half of a table."""
+
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 
 from harness import SOAK_SEED
+
+Row = TypeVar("Row")
 
 
 def soaked(count: int) -> settings:
@@ -15,3 +19,11 @@ def soaked(count: int) -> settings:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
+
+
+def wide(*rows: Row) -> tuple[Row, ...]:
+    """Rows of a table that say nothing new about the code, but might of a machine: `make test` leaves them out.
+
+    The test that goes through the table is marked `soak`.
+    """
+    return rows if SOAK_SEED else ()

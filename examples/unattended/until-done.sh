@@ -30,13 +30,14 @@ for ((try = 1; ; try++)); do
   "$chunkvisor" run "$config" &
   finish $!
   code=$?
-  if ((code != 75 || try >= most_tries)) || [[ -n $stop ]]; then
+  # 137: somebody killed the supervisor itself, mostly the kernel for want of memory; running again goes on.
+  if ((code != 75 && code != 137 || try >= most_tries)) || [[ -n $stop ]]; then
     exit "$code"
   fi
   sleep "$pause_s" &                       # in the background, so that a signal is heeded at once
   pause=$!
   [[ -z $stop ]] || kill "$pause"          # a signal that came before there was a pause to end
-  echo "chunkvisor ended with 75; again in $pause_s s" >&2
+  echo "chunkvisor ended with $code; again in $pause_s s" >&2
   wait "$pause"
   pause=
   [[ -z $stop ]] || exit "$stop"

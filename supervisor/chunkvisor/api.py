@@ -102,7 +102,8 @@ def run(
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
-    `set` has overrides such as "chunk.size=200". Nothing is printed; `on_event` hears what happens, and
+    `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a workdir of its own,
+    `<workdir>-first-<max_rows>`. Nothing is printed; `on_event` hears what happens, and
     `chunkvisor.observe.console.Console()` in its place prints the lines of the command. Rows that cannot be encoded are
     NaN, listed in the report, and warned of (QuarantineWarning).
 
@@ -110,6 +111,8 @@ def run(
     under way are done. Outside the main thread signals are not caught.
     """
     loaded = load(Path(config_path), tuple(set))
+    if max_rows is not None:
+        loaded = loaded.trial(max_rows)
     return _run(Request(loaded, max_rows, from_scratch), on_event)
 
 

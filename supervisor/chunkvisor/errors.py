@@ -24,24 +24,28 @@ class ExitCode(IntEnum):
 class ChunkvisorError(Exception):
     """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
 
-    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. It is
-    the one error that the Python interface raises, under the name `chunkvisor.ChunkvisorError`.
+    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. `see` is
+    the entry of the handbook about it, which `chunkvisor explain` prints. It is the one error that the Python interface
+    raises, under the name `chunkvisor.ChunkvisorError`.
     """
 
-    def __init__(self, code: ExitCode, what: str, *, why: str = "", remedy: str = "", log: Path | None = None) -> None:
+    def __init__(
+        self, code: ExitCode, what: str, *, why: str = "", remedy: str = "", log: Path | None = None, see: str = ""
+    ) -> None:
         super().__init__(what)
         self.code = code
         self.what = what
         self.why = why
         self.remedy = remedy
         self.log = log
+        self.see = see
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process pool.
-        return _rebuilt, (self.code, self.what, self.why, self.remedy, self.log)
+        return _rebuilt, (self.code, self.what, self.why, self.remedy, self.log, self.see)
 
     def lines(self) -> list[str]:
         """The message, one part a line, without colour or decoration."""
@@ -50,7 +54,8 @@ class ChunkvisorError(Exception):
     def details(self) -> dict[str, Any]:
         """Plain values, for the journal and for programs."""
         log = str(self.log) if self.log else ""
-        return {"code": int(self.code), "what": self.what, "why": self.why, "remedy": self.remedy, "log": log}
+        words = {"what": self.what, "why": self.why, "remedy": self.remedy, "log": log, "see": self.see}
+        return {"code": int(self.code), **words}
 
 
 # So that a traceback names it as a person would import it.
@@ -62,12 +67,12 @@ Halt = ChunkvisorError
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     """The message of an error from its `details`, as they stand in the journal; nothing for an end without one."""
-    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: "}
+    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
     return [label + str(details[key]) for key, label in labels.items() if details.get(key)]
 
 
-def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None) -> ChunkvisorError:
-    return ChunkvisorError(code, what, why=why, remedy=remedy, log=log)
+def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None, see: str) -> ChunkvisorError:
+    return ChunkvisorError(code, what, why=why, remedy=remedy, log=log, see=see)
 
 
 def no_workdir(path: Path) -> Halt:

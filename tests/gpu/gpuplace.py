@@ -41,9 +41,9 @@ TEXTS: list[str] = [
 """192 texts from none to 256 tokens."""
 
 _VERSIONS = """
-import json, sys, torch, sentence_transformers
+import importlib.metadata, json, torch
 print(json.dumps({"torch": torch.__version__, "CUDA": torch.version.cuda or "none: a build for the CPU",
-                  "sentence-transformers": sentence_transformers.__version__}))
+                  "sentence-transformers": importlib.metadata.version("sentence-transformers")}))
 """
 
 _PLAIN = """
@@ -160,7 +160,7 @@ class GpuPlace(Workplace):
         name = {"model__name": str(model)} if model else {}
         path = os.pathsep.join(filter(None, [str(ENCODERS_ON_GPU), self.gpu.variables().get("PYTHONPATH")]))
         env = {"PYTHONPATH": path, **changes.pop("env", {})}
-        defaults = {"chunk__size": 64, "recovery__startup_timeout": 120}
+        defaults = {"chunk__size": 96, "recovery__startup_timeout": 600}
         self.write_config(encoder, env=env, **name, **{"device": self.gpu.device, **defaults, **changes})
 
     def complete(self, *arguments: str) -> None:

@@ -19,12 +19,19 @@ if IN_ENVIRONMENT:
     import tiny
     from build import Built, build, cache_folder
 
-    from nullgpu import GIB, GpuWorkplace, NullGpu
+    from nullgpu import GIB, LIMIT_S, GpuWorkplace, NullGpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name this folder's marker."""
     config.addinivalue_line("markers", "newer: runs under the newer torch as well, whose allocator no longer asserts")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test here the time that a machine may take on which others compute."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LIMIT_S + 100))
 
 
 @pytest.fixture(scope="session")

@@ -186,6 +186,7 @@ static int meet_faults(const char *name, int does, const char *kernel, const cha
         switch (fault->kind) {
         case FAULT_SLOW: sleep_ms(fault->code); continue;
         case FAULT_KILL: raise(fault->code); continue;
+        case FAULT_HOLD: machine_hold_until_mended(fault); return 0;
         case FAULT_HANG:
             if (!later) hang();
             hung = true;

@@ -93,6 +93,7 @@ static void parse_fault(const char *text) {
     if (place == NULL) complain("a fault is CODE@PLACE[:N],…", text);
     *place++ = 0;
     if (!strcmp(head, "hang")) fault->kind = FAULT_HANG;
+    else if (!strcmp(head, "hold")) fault->kind = FAULT_HOLD;
     else if (!strncmp(head, "kill", 4)) fault->kind = FAULT_KILL, fault->code = head[4] == ':' ? atoi(head + 5) : 9;
     else if (!strncmp(head, "slow:", 5)) fault->kind = FAULT_SLOW, fault->code = (int)(atof(head + 5) * 1000);
     else fault->kind = FAULT_CODE, fault->code = atoi(head);
@@ -400,6 +401,18 @@ bool machine_may_fire(const struct fault *fault) {
     }
     lock(F_UNLCK);
     return may;
+}
+
+static bool is_there(const char *text) {
+    for (int i = 0; i < machine.fault_count; i++)
+        if (!strcmp(machine.faults[i].text, text)) return true;
+    return false;
+}
+
+void machine_hold_until_mended(const struct fault *fault) {
+    char text[sizeof fault->text];
+    memcpy(text, fault->text, sizeof text);
+    for (; is_there(text); machine_refresh()) nanosleep(&(struct timespec){.tv_nsec = 20000000L}, NULL);
 }
 
 int machine_apps(int gpu, struct app *apps, int most) {

@@ -45,7 +45,7 @@ struct neighbour {
     char name[64];
 };
 
-enum fault_kind { FAULT_CODE, FAULT_HANG, FAULT_KILL, FAULT_SLOW };
+enum fault_kind { FAULT_CODE, FAULT_HANG, FAULT_KILL, FAULT_SLOW, FAULT_HOLD };
 
 struct fault {
     char text[256];
@@ -103,6 +103,9 @@ int machine_begin_context(int unit);
 
 /* The place of this process in the order of those that asked the driver: 1, 2, … */
 long machine_next_ordinal(void);
+
+/* Wait until the control file has this fault no longer. The faults are others afterwards: no pointer to one is valid. */
+void machine_hold_until_mended(const struct fault *fault);
 
 /* Count a fault that is limited to so many times in all; false where they are used up. */
 bool machine_may_fire(const struct fault *fault);

@@ -4,8 +4,9 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from test_nullgpu import VISIBLE
 
 from chunkvisor.devices.gpu import find_devices
 from harness import Ended, finish, wait_for
-from nullgpu import GIB, MIB, GpuWorkplace, NullGpu, texts
+from nullgpu import GIB, LIMIT_S, MIB, GpuWorkplace, NullGpu, texts
 
 CONTEXT_BYTES = 256 * MIB
 MakeGpu = Callable[..., NullGpu]
@@ -36,40 +37,51 @@ def device_of(workplace: GpuWorkplace) -> dict[tuple[int, int], int]:
     return {(each["chunk"], each["attempt"]): each["device"] for each in workplace.named("attempt_started")}
 
 
+def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
+    """Device -> how many rows a batch of the longest texts had in each attempt that has begun there."""
+    device = device_of(workplace)
+    rows: dict[int, set[int]] = {}
+    for each in workplace.named("go"):
+        least = min([each["rows"], *(tier["rows"] for tier in each["tiers"])])
+        rows.setdefault(device[each["chunk"], each["attempt"]], set()).add(least)
+    return rows
+
+
 def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
     """Start the run; it has committed so many chunks now."""
     run = workplace.start("run", str(workplace.config_path))
     journal = workplace.workdir / "events.jsonl"
-    wait_for(lambda: journal.exists() and len(workplace.named("chunk_committed")) >= commits, timeout_s=120)
+    wait_for(lambda: journal.exists() and len(workplace.named("chunk_committed")) >= commits, LIMIT_S)
     return run
 
 
 def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
     """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one that falls off."""
-    small = CONTEXT_BYTES + 60 * MIB
+    small = CONTEXT_BYTES + 48 * MIB
     sizes = [8 * GIB, small, 8 * GIB, small, 16 * GIB, 16 * GIB, 24 * GIB, 8 * GIB]
     workplace = on(make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B"))
-    workplace.write_source(texts(64 * 30, words=500))
+    workplace.write_source(texts(64 * 16, words=1000))
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
-    workplace.write_model_config(**limits, **{"workers.start": "warm"})
-    run = begin(workplace, commits=8)
+    workplace.write_torch_config(**limits, **{"workers.start": "warm"})
+    for number in (0, 2, 4, 5, 6, 7):
+        workplace.gpu.fault("hold", "kernel:layer_norm", gpu=number)  # in its first batch; the small ones go on
+    run = begin(workplace, commits=0)
+    wait_for(lambda: set(range(8)) <= {*(tried := batches_by_device(workplace))} and 32 in tried[1] | tried[3], LIMIT_S)
     workplace.gpu.lose(4)
-    ended = finish(run, 280)
+    workplace.gpu.release()
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
-    assert workplace.vectors().shape == (64 * 30, 64)
+    assert workplace.vectors().shape == (64 * 16, 64)
     assert workplace.manifest()["quarantined"] == []
     assert set(used_devices(workplace)) == set(range(8))
     (dropped,) = workplace.named("device_dropped")
     assert dropped["device"] == "Null B (GPU-41f00000)"
     assert "Null B (GPU-41f00000) is left out from now on, 7 go on: the GPU has fallen off the bus" in ended.stderr
 
+    tried = batches_by_device(workplace)
+    assert set().union(*(tried[number] for number in range(8) if sizes[number] != small)) == {64}
+    assert tried[1] | tried[3] == {64, 32}
     device = device_of(workplace)
-    rows: dict[bool, list[int]] = {True: [], False: []}
-    for each in workplace.named("go"):
-        on_small = sizes[device[each["chunk"], each["attempt"]]] == small
-        rows[on_small].append(min([each["rows"], *(tier["rows"] for tier in each["tiers"])]))
-    assert set(rows[False]) == {64}
-    assert set(rows[True]) == {64, 32}
     failed = [(each["outcome"], device[each["chunk"], each["attempt"]]) for each in workplace.named("attempt_failed")]
     assert {outcome for outcome, number in failed if number in (1, 3)} == {"gpu_oom"}
     assert {number for _, number in failed} <= {1, 3, 4}
@@ -78,11 +90,15 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
 def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
     """Three failures there while others succeed are enough: no chunk is taken apart, and no row is lost."""
     workplace = on(make_gpu([8 * GIB] * 3))
-    workplace.gpu.fault(719, "launch:30", gpu=2)
-    workplace.gpu.fault("slow:0.2", "launch:1")
-    workplace.write_texts(4 * 60)
-    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
-    ended = workplace.run()
+    workplace.gpu.fault(719, "kernel:layer_norm", gpu=2)
+    for number in (0, 1):
+        workplace.gpu.fault("hold", "context", gpu=number, process="20+")  # leaves chunks for the broken one
+    workplace.write_texts(4 * 40)
+    workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
+    run = begin(workplace, commits=0)
+    wait_for(lambda: workplace.named("device_dropped") or run.poll() is not None, LIMIT_S)
+    workplace.gpu.release()
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     (dropped,) = workplace.named("device_dropped")
     assert dropped["device"] == "Null GPU (GPU-21f00000)"
@@ -93,35 +109,36 @@ def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..
     failed = [(each["chunk"], each["attempt"]) for each in workplace.named("attempt_failed")]
     assert {device[each] for each in failed} == {2}
     assert len({chunk for chunk, _ in failed}) == len(failed), "a chunk was sent to the broken GPU again"
-    assert workplace.vectors().shape == (4 * 60, 64)
+    assert workplace.vectors().shape == (4 * 40, 64)
 
 
 def test_neighbours_come_and_go(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
     """While somebody fills one GPU the other goes on; when they leave, the first gets work again."""
     workplace = on(make_gpu([8 * GIB] * 2))
-    workplace.gpu.fault("slow:0.3", "launch:1", gpu=0)
-    workplace.write_texts(4 * 80)
-    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    workplace.gpu.fault("hold", "init", process="7+")  # so that chunks are left when somebody comes, and
+    workplace.gpu.fault("hold", "context", gpu=0, process="24+")  # when they leave
+    workplace.write_texts(4 * 40)
+    workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
     run = begin(workplace, commits=4)
     workplace.gpu.neighbour(1, 8 * GIB - 100 * MIB, pid=4711, name="trainer")
-    busy = wait_for(lambda: workplace.named("gpu_busy") or workplace.named("waiting"), timeout_s=120)[0]
-    done = len(workplace.named("chunk_committed"))
-    wait_for(lambda: len(workplace.named("chunk_committed")) >= done + 3)
+    workplace.gpu.release("init")
+    busy = wait_for(lambda: workplace.named("gpu_busy") or workplace.named("waiting"), LIMIT_S)[0]
+    wait_for(lambda: len(workplace.named("chunk_committed")) >= 12, LIMIT_S)
     workplace.gpu.neighbours_leave(1)
-    ended = finish(run, 280)
+    wait_for(lambda: 1 in devices_since(workplace, busy) or run.poll() is not None, LIMIT_S)
+    workplace.gpu.release()
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     assert workplace.named("device_dropped") == []
-    device = device_of(workplace)
-    after = [each for each in workplace.named("chunk_committed") if each["t"] > busy["t"]]
-    last = {device[each["chunk"], attempts_of(workplace, each["chunk"])] for each in after}
-    assert last == {0, 1}
+    assert devices_since(workplace, busy) == {0, 1}
     assert {each["outcome"] for each in workplace.named("attempt_failed")} == {"gpu_busy"}
-    assert workplace.vectors().shape == (4 * 80, 64)
+    assert workplace.vectors().shape == (4 * 40, 64)
 
 
-def attempts_of(workplace: GpuWorkplace, chunk: int) -> int:
-    """How many attempts the chunk took."""
-    return sum(each["chunk"] == chunk for each in workplace.named("attempt_started"))
+def devices_since(workplace: GpuWorkplace, event: Mapping[str, Any]) -> set[int]:
+    """On which devices the chunks were encoded that were committed after the event."""
+    last = {chunk: number for (chunk, _), number in device_of(workplace).items()}
+    return {last[each["chunk"]] for each in workplace.named("chunk_committed") if each["t"] > event["t"]}
 
 
 def test_visible_devices_mean_the_same_to_us_as_to_torch(make_gpu: MakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +162,7 @@ def test_a_run_on_visible_gpus_and_a_slice(make_gpu: MakeGpu, on: Callable[..., 
     slices = [line for line in workplace.gpu.ask_smi("-L").stdout.splitlines() if "MIG-" in line]
     slice_id = slices[0].split("UUID: ")[1].rstrip(")")
     workplace.write_texts(4 * 9)
-    workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
+    workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
     ended = workplace.run(env={"CUDA_VISIBLE_DEVICES": f"GPU-21f,0,{slice_id}"})
     assert ended.returncode == 0, ended.stderr
     assert f"on Null GPU (GPU-21f00000), Null GPU (GPU-01f00000), MIG slice ({slice_id[:12]})" in ended.stderr
@@ -216,7 +233,7 @@ def impatient(workplace: GpuWorkplace, env: dict[str, str]) -> Ended:
     """Run, with little patience with nvidia-smi."""
     python = workplace.command()[0]
     process = workplace.gpu.start([python, "-c", _IMPATIENT, "run", str(workplace.config_path)], env)
-    return finish(process, 120)
+    return finish(process, LIMIT_S)
 
 
 def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
@@ -225,12 +242,13 @@ def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[.
     workplace = on(gpu)
     run_without_torch(workplace)
     gpu.fault(719, "cudaDeviceSynchronize", times=1)
-    gpu.fault("slow:1", "cudaMalloc", process=1)
+    gpu.fault("hold", "cudaMalloc", process=1)
     process = gpu.start([workplace.command()[0], "-c", _IMPATIENT, "run", str(workplace.config_path)])
     journal = workplace.workdir / "events.jsonl"
-    wait_for(lambda: journal.exists() and workplace.named("attempt_started"))
+    wait_for(lambda: journal.exists() and workplace.named("attempt_started"), LIMIT_S)
     gpu.smi("hang")
-    ended = finish(process, 120)
+    gpu.release()
+    ended = finish(process, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     assert [each["outcome"] for each in workplace.named("attempt_failed")] == ["device_fault"]
     assert len(workplace.named("gpu_blind")) == 1
@@ -268,9 +286,9 @@ def test_what_a_worker_needs_is_known_from_its_files(make_gpu: MakeGpu, on: Call
     workplace.write_texts(4)
     workplace.write_model_config(**{"chunk.size": 4})
     run = begin(workplace, commits=0)
-    wait_for(lambda: workplace.named("gpu_busy") or run.poll() is not None, timeout_s=280)
+    wait_for(lambda: workplace.named("gpu_busy") or run.poll() is not None, timeout_s=LIMIT_S)
     workplace.gpu.neighbours_leave()
-    ended = finish(run, 280)
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     (busy,) = workplace.named("gpu_busy")
     assert busy["why"] == (
@@ -286,11 +304,11 @@ def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., 
     workplace = on(gpu)
     gpu.neighbour(0, 1 * GIB - CONTEXT_BYTES - 10 * MIB)
     workplace.write_texts(2)
-    workplace.write_model_config(**{"chunk.size": 2, "encode.batch_size": 1})
+    workplace.write_torch_config(**{"chunk.size": 2, "encode.batch_size": 1})
     run = begin(workplace, commits=0)
-    wait_for(lambda: workplace.named("waiting") or run.poll() is not None, timeout_s=120)
+    wait_for(lambda: workplace.named("waiting") or run.poll() is not None, timeout_s=LIMIT_S)
     gpu.neighbours_leave()
-    ended = finish(run, 280)
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     names = {each["event"] for each in workplace.events()}
     assert "waiting" in names

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asking import ask_each
 
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.config.specs import AUTO_TOKENS
@@ -44,12 +45,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 LENGTHS = [128, 512, 1001, 2048, 8192, 16385, 32768]
 """Most of them multiples of eight, some not: that decides how often the mask is copied."""
 
-_MODEL = """
-import json, os, sys, time, numpy, torch
-from pathlib import Path
+_PRELUDE = """
+import json, numpy, torch
 from transformers import AutoConfig, AutoModel
+from transformers.models import bert, qwen2
+from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor_worker import attention
-asked = json.loads(sys.argv[1])
+from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.fitting import GpuMemory, cut_measured
+bert.BertModel, qwen2.Qwen2Model
+"""
+"""What takes seconds: it is imported once, for all the models."""
+
+_MODEL = """
 kind, dtype = asked["shape"].pop("model_type"), getattr(torch, asked["dtype"])
 config = AutoConfig.for_model(kind, vocab_size=1000, max_position_embeddings=32770, **asked["shape"])
 config._attn_implementation = "sdpa"
@@ -80,13 +88,10 @@ for length in asked["lengths"]:
     kept = forward(rows, length)
     found.append([rows, length, torch.cuda.max_memory_allocated() - before])
     del kept
-print("ANSWER" + json.dumps(found))
+say("found", found)
 """
 
 _BUDGET = """
-from chunkvisor_worker.contract.messages import Limits
-from chunkvisor.config.specs import AUTO_TOKENS
-from chunkvisor_worker.fitting import GpuMemory, cut_measured
 found = []
 for name, sizes in asked["sizes"].items():
     sizes = numpy.concatenate([numpy.full(count, length) for length, count in sizes])
@@ -101,16 +106,14 @@ for name, sizes in asked["sizes"].items():
     except torch.OutOfMemoryError as fault:
         error = str(fault)
     found.append([name, batches, (torch.cuda.max_memory_allocated() - before) / free, error])
-print("ANSWER" + json.dumps(found))
+say("found", found)
 """
 
 
 def answer(gpu: NullGpu, code: str, **asked: Any) -> list[Any]:
     """What the code said about a model of this shape."""
-    ended = gpu.python(_MODEL + code, json.dumps(asked))
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("ANSWER")]
-    assert lines, ended
-    found = json.loads(lines[0].removeprefix("ANSWER"))
+    (said,) = ask_each(gpu, f"asked = json.loads({json.dumps(asked)!r})\n{_MODEL}{code}", prelude=_PRELUDE)
+    found = said["found"]
     assert isinstance(found, list)
     return found
 

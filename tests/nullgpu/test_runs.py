@@ -38,12 +38,14 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     gpu_workplace.gpu.set(memory__0=f"{256 + 60}M")
     gpu_workplace.gpu.nvml(init=nvml, smi="ok")
     gpu_workplace.write_source(texts(64) + texts(64, words=500))
-    gpu_workplace.write_model_config(**{"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None})
+    limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
+    gpu_workplace.write_model_config(**limits, **{"workers.start": "warm"})
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
     assert rows_of(gpu_workplace, 0) == [64]
     assert rows_of(gpu_workplace, 1) == [64, 32]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3
+    assert [each["start"] for each in gpu_workplace.named("attempt_started")] == ["warm", "warm", "fresh"]
     assert [each["outcome"] for each in gpu_workplace.named("attempt_failed")] == ["gpu_oom"]
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()
     assert sign in log

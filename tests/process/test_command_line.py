@@ -73,18 +73,21 @@ def test_the_list_of_commands_has_whole_sentences(workplace: Workplace) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize("command", ["status", "verify", "report", "retry", "clean"])
-def test_a_config_in_place_of_its_workdir(workplace: Workplace, command: str) -> None:
-    """It is refused with the name of the workdir, where the config can be read."""
+def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
+    """Commands that take a workdir take the config as well, and do the same; a file that is none is refused by name."""
+    workplace.write_source(["one", "two"])
+    workplace.write_config("good:make")
+    assert workplace.run().returncode == 0
     (workplace.folder / "broken.yaml").write_text("outputs: [")
-    config = workplace.folder / "config.yaml"
-    config.write_text("workdir: vectors\nmodel: {name: m}\noutputs: {out: {source: rows.txt}}\n")
-    named, unnamed = f"do:  give the folder that it calls workdir: {workplace.folder / 'vectors'}\n", "calls workdir\n"
-    for path, remedy in ((config, named), (workplace.folder / "broken.yaml", unnamed)):
-        ended = workplace.call(command, str(path))
+    for command in ("status", "verify", "report", "retry", "clean"):
+        by_config, by_folder = (
+            workplace.call(command, str(path)) for path in (workplace.config_path, workplace.workdir)
+        )
+        assert by_config.returncode == by_folder.returncode == 0, by_config.stderr
+        assert command == "clean" or by_config.stdout == by_folder.stdout
+        ended = workplace.call(command, str(workplace.folder / "broken.yaml"))
         assert ended.returncode == 78
-        assert f"is a file; {command} wants a workdir" in ended.stderr
-        assert remedy in ended.stderr
+        assert "broken.yaml:1:" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,8 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace, command: str) ->
         (["stat", "work"], "did you mean status?"),
         (["xyzzy"], "there are: run, encode, "),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
+        (["run", "config.yaml", "--resume"], "goes on by itself"),
+        (["run", "config.yaml", "--dry-run"], "chunkvisor plan CONFIG"),
         (["status", "work", "--jsn"], "--json"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
         (["completion", "bsh"], "'bash', 'zsh', 'fish'"),
@@ -106,6 +111,28 @@ def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str]
     assert ended.returncode == 2
     assert hint in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_source_in_the_place_of_a_config(workplace: Workplace) -> None:
+    """Whoever runs a CSV file is told of `encode`, with the line to type."""
+    (workplace.folder / "papers.csv").write_text("title\none\n")
+    ended = workplace.call("run", str(workplace.folder / "papers.csv"))
+    assert ended.returncode == 78
+    assert f"chunkvisor encode {workplace.folder / 'papers.csv'} --column NAME" in ended.stderr
+
+
+@pytest.mark.parametrize("source", ["gone.csv", "rows.csv"])
+def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace, source: str) -> None:
+    """A source or a column that is not there is named at once, however long the hub and the download would take."""
+    (workplace.folder / "rows.csv").write_text("title\none\n")
+    config = workplace.folder / "hub.yaml"
+    output = f"outputs: {{out: {{source: {source}, column: text}}}}"
+    config.write_text(f"workdir: w\ndevice: cpu\nmodel: {{name: nobody/has-this}}\n{output}\n")
+    ended = workplace.call("run", str(config))
+    assert ended.returncode == 78, ended.stderr
+    assert source in ended.stderr
+    assert "asking the hub" not in ended.stderr
+    assert not (workplace.folder / "w" / "fetch").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -125,7 +152,7 @@ def test_completion_prints_the_lines_of_a_shell(workplace: Workplace, shell: str
         ("chunkvisor run conf", ["config.yaml"]),
         ("chunkvisor run other/", ["other/a.yaml", "other/b.yml"]),
         ("chunkvisor run o", ["the shell: default", ""]),  # it knows files and folders best
-        ("chunkvisor status w", ["the shell: dirnames", ""]),
+        ("chunkvisor status w", ["the shell: default", ""]),
         ("chunkvisor run config.yaml --set recovery.m", ["recovery.min_batch_size=", "recovery.max_bad_rows="]),
         ("chunkvisor plan config.yaml --set device", ["device="]),
         ("chunkvisor drill config.yaml --fault seg", ["segfault"]),

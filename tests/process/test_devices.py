@@ -7,6 +7,7 @@ import pytest
 
 from chunkvisor.engine.environment import thread_count
 from harness import Workplace, expected, local_engine_only
+from soaked import wide
 
 TEXTS = [f"text {number}" for number in range(160)]
 SMI = """#!/bin/sh
@@ -62,8 +63,9 @@ def test_a_dying_gpu_is_left_out(gpus: Workplace) -> None:
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 
+@pytest.mark.soak
 @local_engine_only
-@pytest.mark.parametrize("fault", [[719, "unspecified launch failure"], [716, "misaligned address"]])
+@pytest.mark.parametrize("fault", [[719, "unspecified launch failure"], *wide([716, "misaligned address"])])
 def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, fault: list[int | str]) -> None:
     """Of two GPUs one fails at every chunk, with an error that a text could cause: it is the GPU, since the other does
     the same chunks; nothing is taken apart and no text is lost.

@@ -286,6 +286,14 @@ def test_doctor_knows_the_disk_need_after_a_run(workplace: Workplace) -> None:
     assert "3 rows of 8 dimensions need" in ended.stdout
 
 
+def test_doctor_of_a_source_that_is_not_there(workplace: Workplace) -> None:
+    """What a run would refuse of its sources, the doctor names as a fault of the config."""
+    workplace.write_config("good:make")
+    ended = workplace.call("doctor", str(workplace.config_path))
+    assert ended.returncode in (69, 78)
+    assert f"fault    source: out: There is no file {workplace.source}" in ended.stdout
+
+
 def test_doctor_of_a_wrong_config(workplace: Workplace) -> None:
     """The config's faults are findings beside those of the machine: exit code 78."""
     workplace.config_path.write_text("workdri: x\n")
@@ -362,6 +370,7 @@ def test_doctor_of_a_real_model(workplace: Workplace, minilm_path: Path) -> None
 
 
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 def test_doctor_of_a_model_without_its_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     """A model folder that lacks the tokenizer's files is the config's fault, though its vectors would look right."""
     workplace.write_source(["a"])

@@ -3,8 +3,8 @@
 import json
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,44 +48,46 @@ def drill(workplace: Workplace, *names: str) -> Ended:
     return finish(workplace.start(*asked), timeout_s=280)
 
 
-def drilled(workplace: Workplace, *names: str) -> list[dict[str, Any]]:
-    """The findings of a drill of these faults with the plug-in `good`."""
+def prepare(workplace: Workplace) -> None:
+    """Sixty rows, some of them twice, and a plug-in."""
     workplace.write_source([f"text number {number % 45}" for number in range(60)])
-    workplace.write_config("good:make")
-    ended = drill(workplace, *names)
+    workplace.write_config("good:make", chunk__size=45)
+
+
+def check_findings(ended: Ended, names: Sequence[str], provoked_at_least: int) -> None:
+    """All were recovered from, but for those that a machine like this one may be unable to provoke."""
     findings = json.loads(ended.stdout)
     assert ended.returncode == 0, [ended.stderr, findings]
-    return findings
-
-
-def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
-    """A drill of all faults on a CPU ends with 0: at least 20 are provoked, all of them end as they must."""
-    findings = drilled(workplace)
-
     provoked = [each for each in findings if each["provoked"] != "skipped"]
-    assert [each["fault"] for each in findings] == [fault.name for fault in FAULTS]
+    assert [each["fault"] for each in findings] == list(names)
     assert [each for each in provoked if not each["recovered"] or each["difference"] != 0] == []
-    assert len(provoked) >= 20
+    assert len(provoked) >= provoked_at_least
     assert {each["fault"] for each in findings if each["provoked"] == "skipped"} <= {"host-limit", "disk-limit"}
 
 
-def test_a_drill_leaves_nothing_behind(workplace: Workplace) -> None:
-    """Neither a scratch folder nor a workdir is there after a drill; the config's own folder is as it was."""
-    drilled(workplace, "segfault")
+@pytest.mark.soak(only=True)
+def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
+    """A drill of all faults on a CPU ends with 0: at least 20 are provoked, all of them end as they must."""
+    prepare(workplace)
+    check_findings(drill(workplace), [fault.name for fault in FAULTS], 20)
 
-    assert sorted(path.name for path in workplace.folder.iterdir()) == ["config.yaml", "rows.jsonl"]
+
+ONE_OF_A_KIND = (
+    *("oom", "ecc", "sigstop", "exit-1-after-result", "host-limit", "disk-limit"),
+    *("supervisor-killed", "poison-row"),
+)
+"""Faults that strike in each of the places, and that end in each of the ways."""
 
 
-def test_a_drill_never_touches_a_real_run(workplace: Workplace) -> None:
-    """The workdir of the config is the same before and after, file by file."""
-    workplace.write_source([f"text number {number}" for number in range(20)])
-    workplace.write_config("good:make")
+def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> None:
+    """A fault of every kind is recovered from; there is no scratch folder, and a real run's workdir is as it was."""
+    prepare(workplace)
     assert workplace.run().returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in workplace.workdir.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
 
-    assert workplace.call("drill", str(workplace.config_path), "--fault=abort").returncode == 0
+    check_findings(drill(workplace, *ONE_OF_A_KIND), ONE_OF_A_KIND, 6)
 
-    assert {path: path.stat().st_mtime_ns for path in workplace.workdir.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")} == before
 
 
 def test_a_drill_needs_several_texts(workplace: Workplace) -> None:
@@ -114,8 +116,7 @@ def test_a_model_that_fails_anyway_is_not_drilled(workplace: Workplace) -> None:
 
 def test_sigint_ends_a_drill(workplace: Workplace) -> None:
     """Ctrl-C in the middle of a hang ends the drill with 130, and the scratch folder is gone."""
-    workplace.write_source([f"text number {number}" for number in range(48)])
-    workplace.write_config("good:make")
+    prepare(workplace)
     process = workplace.start("drill", str(workplace.config_path), "--fault=hang", "--fault=nan-row")
     wait_for(lambda: _struck(workplace.folder))
 

@@ -214,6 +214,7 @@ def test_wrong_calls(desk: Desk, arguments: tuple[str, ...], code: int, words: s
 
 
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 def test_with_a_real_model(desk: Desk, minilm_path: Path) -> None:
     """The shortest useful command, with a real model."""
     ended = desk.call(

@@ -16,13 +16,13 @@ _RUN = "import sys, pytest; pytest.main(['tests/gpu', '-q', '-p', 'no:cacheprovi
 
 
 def cases() -> dict[str, bool]:
-    """The cases by name, and whether they are marked `arithmetic`."""
+    """The cases by name, and whether they need kernels that compute."""
     found = {}
     for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 marks = [ast.unparse(each) for each in node.decorator_list]
-                found[node.name.removeprefix("test_")] = "pytest.mark.arithmetic" in marks
+                found[node.name.removeprefix("test_")] = any("kernels_that_compute" in each for each in marks)
     return found
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.errors import ExitCode, Halt
-from harness import Workplace, finish, kill, wait_for
+from harness import ENCODERS, STAND_IN, Workplace, expected, finish, kill, wait_for
 
 POOLING = "1_Pooling/config.json"
 
@@ -118,75 +117,69 @@ def test_put_back_is_not_settled(folder: Path, tmp_path: Path) -> None:
     assert not model.settled_since(started_ns)
 
 
-def texts(count: int) -> list[str]:
-    """Short ones."""
-    return [f"Commit number {number}" for number in range(count)]
-
-
-@pytest.fixture
-def model_copy(workplace: Workplace, minilm_path: Path) -> Path:
-    """A copy of the real model, its weights by a link."""
-    copied = workplace.folder / "model"
-    shutil.copytree(minilm_path, copied, ignore=shutil.ignore_patterns("*.safetensors"))
-    (copied / "model.safetensors").symlink_to(minilm_path / "model.safetensors")
-    return copied
+TEXTS = [f"Commit number {number}" for number in range(20)]
+"""Two chunks of ten."""
 
 
 def change_pooling(model: Path) -> str:
     """Take the first token's vector instead of the mean; returns what was there."""
     before = (model / POOLING).read_text()
-    config = json.loads(before) | {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
-    (model / POOLING).write_text(json.dumps(config))
+    (model / POOLING).write_text(json.dumps({"pooling_mode": "cls"}))
     return before
 
 
-@pytest.mark.model
-def test_nothing_of_a_changed_model_is_committed(workplace: Workplace, model_copy: Path) -> None:
+@pytest.fixture
+def job(workplace: Workplace, folder: Path) -> Workplace:
+    """A run with the folder's model, whose workers wait for us (see tests/standin)."""
+    workplace.write_source(TEXTS)
+    path = os.pathsep.join(map(str, (STAND_IN, ENCODERS)))
+    workplace.write_config("sentence-transformers", model__name=str(folder), env__PYTHONPATH=path)
+    return workplace
+
+
+def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -> None:
     """Pooling edited after the first chunk ends the run with 78; put back, the run completes with one model's rows.
 
     The second chunk's worker may have loaded either: what it left is not adopted.
     """
-    workplace.write_source(texts(30))
-    workplace.write_config("sentence-transformers", model__name=str(model_copy))
-    process = workplace.start("run", str(workplace.config_path))
-    wait_for(lambda: list(workplace.workdir.glob("outputs/out/chunks/000/*.npy")))
-    before = change_pooling(model_copy)
+    hold = job.folder / f"hold-{TEXTS[10]}"
+    hold.touch()
+    process = job.start("run", str(job.config_path))
+    wait_for(lambda: list(job.workdir.glob("outputs/out/chunks/000/*.npy")))
+    before = change_pooling(folder)
+    hold.unlink()
     ended = finish(process)
     assert ended.returncode == 78, ended.stderr
     assert "was changed while the run was under way" in ended.stderr
     assert POOLING in ended.stderr
-    assert not (workplace.workdir / "out.npy").exists()
-    assert not list(workplace.workdir.glob("outputs/out/attempts/*/*/result.json"))
+    assert not (job.workdir / "out.npy").exists()
+    assert not list(job.workdir.glob("outputs/out/attempts/*/*/result.json"))
 
-    refused = workplace.run()
+    refused = job.run()
     assert refused.returncode == 78, refused.stderr
     assert "model.revision" in refused.stderr
 
-    (model_copy / POOLING).write_text(before)
-    ended = workplace.run()
+    (folder / POOLING).write_text(before)
+    ended = job.run()
     assert ended.returncode == 0, ended.stderr
-    from sentence_transformers import SentenceTransformer
-
-    plain = SentenceTransformer(str(model_copy), device="cpu").encode(texts(30), show_progress_bar=False)
-    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
 
 
-@pytest.mark.model
-def test_a_killed_run_leaves_nothing_of_a_changed_model(workplace: Workplace, model_copy: Path) -> None:
+def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: Path) -> None:
     """Where the run is killed before it notices, and the folder is put back, a finished attempt is not adopted."""
-    workplace.write_source(texts(10))
-    workplace.write_config("sentence-transformers", model__name=str(model_copy), chunk__size=10)
-    process = workplace.start("run", str(workplace.config_path))
-    attempt = wait_for(lambda: next(workplace.workdir.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
-    before = change_pooling(model_copy)  # the worker still imports its libraries
-    wait_for(lambda: any(event["event"] == "go" for event in workplace.events()))
+    holds = [job.folder / f"hold-{what}" for what in ("load", TEXTS[0])]
+    for hold in holds:
+        hold.touch()
+    process = job.start("run", str(job.config_path))
+    attempt = wait_for(lambda: next(job.workdir.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
+    before = change_pooling(folder)
+    holds[0].unlink()
+    wait_for(lambda: any(event["event"] == "go" for event in job.events()))
     process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: (attempt / "result.json").exists())
+    holds[1].unlink()
+    wait_for((attempt / "result.json").exists)
     kill(process)
-    (model_copy / POOLING).write_text(before)
-    ended = workplace.run()
+    (folder / POOLING).write_text(before)
+    ended = job.run()
     assert ended.returncode == 0, ended.stderr
-    from sentence_transformers import SentenceTransformer
-
-    plain = SentenceTransformer(str(model_copy), device="cpu").encode(texts(10), show_progress_bar=False)
-    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(job.vectors(), expected(TEXTS))

@@ -121,7 +121,7 @@ def test_paths_that_are_none(tmp_path: Path, key: str, value: str, words: str) -
 def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
     """A run there is refused by name, since the source could not be read into it; nothing else minds."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
-    place = ScriptedWorkplace.make(folder, TEXTS)
+    place = ScriptedWorkplace.make(folder, TEXTS, **{"outputs.out.source": "rows.jsonl"})
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
     assert "is no text in the encoding of this locale" in ended.stderr
@@ -198,6 +198,6 @@ def test_say_where_nothing_can_be_written(capsys: pytest.CaptureFixture[str], mo
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(Halt, match="standard output cannot be written"):
             say("x")
+    with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
         assert not say("x", err=True)
-        full.close = lambda: None  # type: ignore[method-assign] # it would flush, and fail

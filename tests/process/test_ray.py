@@ -17,6 +17,7 @@ from local_cluster import LocalCluster, local_cluster
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor_worker.contract.environment import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
+from soaked import wide
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
 
@@ -70,7 +71,8 @@ def agents() -> list[psutil.Process]:
     return [process for process in below if process.is_running() and process.name().startswith("ray::Agent")]
 
 
-@pytest.mark.parametrize(("start", "shared"), [("warm", False), ("fresh", True)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("start", "shared"), [("warm", False), *wide(("fresh", True))])
 def test_same_bytes_as_on_this_machine(place: Workplace, cluster: LocalCluster, start: str, shared: bool) -> None:
     """Workers start fresh or warm, with a shared file system or not; the final file is the local engine's."""
     changes = {"workers": {"start": start, "standby": 1}}
@@ -150,6 +152,7 @@ def test_a_killed_supervisor_leaves_nothing_running(place: Workplace, cluster: L
     assert len(of(place, "chunk_committed")) == 6
 
 
+@pytest.mark.soak(only=True)
 def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) -> None:
     """Its workers are lost, which costs no try; the run goes on over another one. SIGINT then drains it."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
@@ -169,6 +172,7 @@ def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) ->
     assert not of(place, "chunk_set_aside")
 
 
+@pytest.mark.soak(only=True)
 def test_a_broken_node_is_left_out(place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node on which all fails is named and left out; no text is blamed, and no chunk is charged for it."""
     with monkeypatch.context() as patch:
@@ -201,6 +205,7 @@ esac
 """
 
 
+@pytest.mark.soak(only=True)
 def test_gpus_of_a_node(
     place: Workplace, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,8 @@ from scripted_workplace import ScriptedWorkplace
 def test_killed_after_an_event(tmp_path: Path) -> None:
     """A run killed right after an event of its journal leaves a folder in which the next run completes."""
     template = eventful(tmp_path / "template").folder
-    told = sweep("each", "after", template, tmp_path / "each", "chunkvisor.events.journal:Journal.write", share="4:a")
+    journal = "chunkvisor.events.journal:Journal.write"
+    told = sweep("each", "after", template, tmp_path / "each", journal, share="8:a", most=4)
     assert len(told) > 2
     for line in told:
         assert line["returncode"] == 0, line
@@ -31,8 +32,8 @@ def test_killed_after_an_event(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("targets", "share"),
     [
-        (("chunkvisor.events.journal:Journal.write",), "1:"),
-        (("os:replace", "os:rename", "os:fsync", "os:rmdir"), "2:a"),
+        (("chunkvisor.events.journal:Journal.write",), "2:a"),
+        (("os:replace", "os:rename", "os:fsync", "os:rmdir"), "5:a"),
     ],
     ids=["events", "renames and syncs"],
 )
@@ -45,7 +46,7 @@ def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share:
     assert_whole(Path(told[-1]["folder"]))
     killed_at = [line["call"].split()[0] for line in told[:-1]]
     assert set(killed_at) <= {re.split("[:.]", target)[-1] for target in targets}
-    assert len(killed_at) >= 12
+    assert len(killed_at) >= 6
 
 
 @local_engine_only

@@ -12,13 +12,17 @@ import chunkvisor
 from chunkvisor.assemble.finalfiles import parts_of
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
 
 
+SHARDED = {"chunk__size": 2, "outputs__out__shards": 3, "workers__start": "auto"}
+
+
 def finished(folder: Path, **changes: object) -> ScriptedWorkplace:
     """A complete output of three shards."""
-    place = ScriptedWorkplace.make(folder, TEXTS, **{"chunk__size": 2, "outputs__out__shards": 3, **changes})
+    place = ScriptedWorkplace.make(folder, TEXTS, **{**SHARDED, **changes})
     assert place.run_here().returncode == 0
     return place
 
@@ -216,9 +220,10 @@ def test_from_scratch(place: ScriptedWorkplace) -> None:
     assert visible(place) == {"out.npy", "out.json", "out.txt"}
 
 
-CUTS: list[tuple[int | None, int | None, str]] = [(3, 2, "after"), (None, 3, "before")]
-if SOAK_SEED:
-    CUTS += [(3, 2, "before"), (3, None, "after")]
+CUTS: list[tuple[int | None, int | None, str]] = [
+    (3, 2, "after"),
+    *wide((None, 3, "before"), (3, 2, "before"), (3, None, "after")),
+]
 
 
 @pytest.mark.soak

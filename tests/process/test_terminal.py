@@ -12,6 +12,7 @@ import pytest
 
 from harness import ENCODERS, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 from terminal import Terminal
 
 TEXTS = [f"t{number}" for number in range(8)]
@@ -60,7 +61,7 @@ def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[st
     return wait_for(seen)
 
 
-@pytest.mark.parametrize("columns", [80, 160, 40])
+@pytest.mark.parametrize("columns", [160, 40])
 def test_live_view(place: ScriptedWorkplace, opened: Open, columns: int) -> None:
     """A terminal shows what happens, how far it is and whether to worry; at the end only what has come of it stays."""
     place.lay("t0", "crash")
@@ -267,7 +268,8 @@ def test_watch_without_a_run(place: ScriptedWorkplace) -> None:
     assert ended.stdout == place.here("status", str(place.workdir)).stdout
 
 
-@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.soak
+@pytest.mark.parametrize("columns", [80, *wide(160)])
 def test_in_tmux(place: ScriptedWorkplace, columns: int) -> None:
     """In tmux the view stands where it should: once, at the lower end, no line wrapped."""
     if shutil.which("tmux") is None:

@@ -10,6 +10,7 @@ from harness import Workplace
 
 
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 def test_a_warm_model_makes_the_same_vectors(workplace: Workplace, minilm_path: Path) -> None:
     """A model loaded by one thread in the template computes in its workers what it computes in a fresh one."""
     texts = [f"{word} fix the {word} in module {number}" for number, word in enumerate(("parser", "a", "test") * 12)]

@@ -28,9 +28,22 @@ _MODULES = {
     **dict.fromkeys(("status", "report", "verify"), "workdir"),
     "audit": "audit",
     **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "schema", "completion"), "setup"),
+    **dict.fromkeys(("init", "explain", "schema", "completion"), "setup"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""
+
+
+_MEANT = {
+    "--resume": "`chunkvisor run CONFIG` goes on by itself where the last run ended.",
+    "--continue": "`chunkvisor run CONFIG` goes on by itself where the last run ended.",
+    "--restart": "`chunkvisor run CONFIG` goes on where the last run ended; --from-scratch begins anew.",
+    "--force": "`chunkvisor run CONFIG --from-scratch` begins anew.",
+    "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",
+    "--limit": "`chunkvisor run CONFIG --max-rows N` tries the first rows.",
+    "--batch-size": "`--set encode.batch_size=N` sets it for this run.",
+    "--device": "`--set device=cuda:0` sets it for this run.",
+}
+"""Options that people type by habit, and what does the same here."""
 
 
 class _LazyGroup(click.Group):
@@ -87,6 +100,11 @@ def main() -> None:
     except Halt as halt:
         show(halt)
         sys.exit(int(halt.code))
+    except click.NoSuchOption as error:
+        meant = _MEANT.get(error.option_name)
+        shown = click.UsageError(f"There is no option {error.option_name}: {meant}", error.ctx) if meant else error
+        shown.show()
+        sys.exit(int(ExitCode.USAGE))
     except click.ClickException as error:
         show_usage(error)
         sys.exit(int(ExitCode.USAGE))

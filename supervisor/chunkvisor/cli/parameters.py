@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from chunkvisor.errors import Halt, config_error
-
 ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
 """Of --max-rows; a number has to fit in 64 bits wherever it goes."""
 
@@ -23,9 +21,9 @@ def config_argument(*, required: bool = True) -> Callable[[_Function], _Function
 
 
 def workdir_argument() -> Callable[[_Function], _Function]:
-    """WORKDIR: the folder of a run."""
+    """WORKDIR: the folder of a run, or the config that names it."""
     return click.argument(
-        "workdir", type=click.Path(path_type=Path), callback=_refuse_config, shell_complete=_complete_folder
+        "workdir", type=click.Path(path_type=Path), callback=_named_by_config, shell_complete=_complete_workdir
     )
 
 
@@ -50,17 +48,13 @@ def show_options(function: _Function) -> _Function:
     return quiet(log_format(function))
 
 
-def _refuse_config(ctx: click.Context, _param: click.Parameter, workdir: Path) -> Path:
-    """A config in the place of its workdir is an easy slip. Raises Halt (78), naming the workdir."""
-    if workdir.is_file() and not ctx.resilient_parsing:
-        from chunkvisor.config.load import load
+def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
+    """The workdir itself, where a config was given in its place. Raises Halt (78) for a file that is no config."""
+    if not path.is_file() or ctx.resilient_parsing:
+        return path
+    from chunkvisor.config.load import load
 
-        try:
-            remedy = f"give the folder that it calls workdir: {load(workdir).config.workdir}"
-        except Halt:
-            remedy = "give the folder that the config calls workdir"
-        raise config_error(f"{workdir} is a file; {ctx.info_name} wants a workdir, which is a folder", remedy=remedy)
-    return workdir
+    return load(path).config.workdir
 
 
 def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
@@ -77,8 +71,8 @@ def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: s
     return [CompletionItem(incomplete, type="file")]
 
 
-def _complete_folder(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
-    return [CompletionItem(incomplete, type="dir")]
+def _complete_workdir(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _complete_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:

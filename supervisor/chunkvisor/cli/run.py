@@ -26,7 +26,12 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
 @click.command("run")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
-@click.option("--max-rows", type=ROW_COUNT, help="Take only the first rows of every output's source.")
+@click.option(
+    "--max-rows",
+    type=ROW_COUNT,
+    metavar="N",
+    help="A trial with the first N rows of every output, in a workdir of its own: WORKDIR-first-N.",
+)
 @click.option(
     "--slice",
     "of_slice",
@@ -66,6 +71,8 @@ def run(
         )
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
+        if max_rows is not None:
+            loaded = loaded.trial(max_rows)
         if from_scratch and not yes and may_ask():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):

@@ -1,4 +1,4 @@
-"""The commands that a person calls once: `init`, `schema`, `completion`."""
+"""The commands that need no run: `init`, `explain`, `schema`, `completion`."""
 
 import json
 import sys
@@ -34,6 +34,26 @@ def init(path: Path) -> None:
     except OSError as error:
         raise config_error(f"{target} cannot be written: {error.strerror}") from None
     say(f"{target} written; edit it, then: chunkvisor run {target}")
+
+
+def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from chunkvisor.commands.explain import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("name", required=False, shell_complete=_complete_name)
+def explain(name: str | None) -> None:
+    r"""Print what the handbook says of NAME, an outcome or a rule. Without NAME: all that it has.
+
+    \b
+    Example: chunkvisor explain gpu_oom
+    """
+    from chunkvisor.commands.explain import explain as entry_of
+    from chunkvisor.commands.explain import names
+
+    say(entry_of(name) if name is not None else "\n".join(names()))
 
 
 @click.command("schema")

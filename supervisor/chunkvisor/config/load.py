@@ -8,7 +8,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +20,7 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean
 
 _SIZE_LIMIT_BYTES = 1 << 20
+_SOURCES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt", ".gz", ".zst"})
 _SECRET_KEYS = frozenset({"env", "notify"})
 """Values under these may be secrets, and are not repeated in messages."""
 _ANY = "*"  # stands for the name of an output in a key of the schema
@@ -37,10 +38,20 @@ class LoadedConfig:
     overrides: tuple[str, ...]
     """KEY=VALUE each, as given."""
 
+    def trial(self, max_rows: int) -> "LoadedConfig":
+        """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""
+        workdir = self.config.workdir
+        beside = workdir.with_name(f"{workdir.name}-first-{max_rows}")
+        return replace(self, config=self.config.model_copy(update={"workdir": beside}))
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
     source = _Source(str(path))
+    if path.suffix in _SOURCES and path.is_file():
+        command = f"chunkvisor encode {shlex.quote(str(path))} --column NAME --model MODEL -o OUT.npy"
+        remedy = f"to encode this one file: {command}; or name it in a config, which `chunkvisor init` writes"
+        raise config_error(f"{path} is a source, not a config", remedy=remedy)
     try:
         document = parse(_read(path))
     except YamlError as error:

@@ -261,8 +261,8 @@ class IngestConfig(Section):
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
-    textfile: values.FilePath | None = None
-    """File kept up to date in Prometheus' text format; null = none."""
+    textfile: values.PromFile | None = None
+    """File kept up to date in Prometheus' text format, `*.prom`; null = none."""
 
 
 class OutputConfig(Section):

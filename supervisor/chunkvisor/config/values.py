@@ -232,6 +232,14 @@ Devices = Annotated[
     BeforeValidator(list_of_one),
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
+
+
+def _prom(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise refused("must end in .prom: node_exporter reads no other file")
+    return path
+
+
 Folder = Annotated[
     Path,
     BeforeValidator(joined),
@@ -246,6 +254,8 @@ FilePath = Annotated[
     BeforeValidator(_text),
     expected("the path of a file", text=True),
 ]
+PromFile = Annotated[FilePath, AfterValidator(_prom)]
+"""node_exporter reads no other."""
 Addresses = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],
     Field(max_length=20),

@@ -35,6 +35,7 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         f"halted at {output} chunk {chunk}: {verdict.outcome}",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
         remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
+        see=verdict.see,
     )
 
 
@@ -56,6 +57,7 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
         why=why,
         remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since the "
         "vectors are others). Then run the same command again; what is done stays done.",
+        see=verdict.see,
     )
 
 
@@ -94,7 +96,9 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, files: Attemp
     else:
         what = f"output {output}: {count:,} rows cannot be encoded, those of the last text from {place} among them"
         remedy = f"So many are rarely the texts' fault; if they are, raise recovery.max_bad_rows ({bad_rows.limit})."
-    return Halt(ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log)
+    return Halt(
+        ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log, see=verdict.see
+    )
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:
@@ -103,6 +107,7 @@ def all_bad(output: str, last: BadText | None) -> Halt:
         ExitCode.CONFIG,
         f"output {output}: not one of its texts can be encoded",
         why=f"{last.outcome}: {last.reason}" if last is not None else "",
+        see=str(last.outcome) if last is not None else "",
         remedy="check the source and the model; mend what is wrong, then: chunkvisor retry, and run again",
     )
 
@@ -115,6 +120,7 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source. "
         "Then run the same command again.",
+        see=verdict.see,
     )
 
 
@@ -130,6 +136,7 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
         f"output {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is blamed. Then run the same command again.",
+        see=verdict.see,
     )
 
 
@@ -139,6 +146,7 @@ def failing_control(device: str, verdict: Verdict) -> Halt:
         ExitCode.MACHINE,
         f"{device} cannot encode a text any more that was encoded before",
         why=f"{verdict.outcome}: {verdict.reason}",
+        see=verdict.see,
         remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
     )
 
@@ -167,6 +175,7 @@ def busy_gpu(device: str, waited_s: float, why: str) -> Halt:
         f"{device} stayed busy for {waited_s:.0f} s",
         why=why,
         remedy="end the other process, or wait for it; then run the same command again",
+        see=str(Outcome.GPU_BUSY),
     )
 
 
@@ -176,6 +185,7 @@ def failing_device(device: str, charges: Sequence[Charge]) -> Halt:
         ExitCode.MACHINE,
         f"workers keep failing on {device}, and succeed on other devices",
         why=_failed_there(charges),
+        see=str(charges[-1].outcome),
         remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
     )
 
@@ -186,6 +196,7 @@ def failing_machine(charges: Sequence[Charge]) -> Halt:
         ExitCode.MACHINE,
         "workers keep failing on one machine, and succeed on others",
         why=_failed_there(charges),
+        see=str(charges[-1].outcome),
         remedy="look after that machine: chunkvisor doctor; then run the same command again",
     )
 

@@ -96,6 +96,11 @@ class Verdict:
     """Of the GPU's memory, where torch's message of running out of it has them."""
 
     @property
+    def see(self) -> str:
+        """The handbook's entry about it: its rule, or what became of the attempt where no rule knew it."""
+        return self.rule or str(self.outcome)
+
+    @property
     def before_first_batch(self) -> bool:
         """Whether no batch had begun, so that no text can be the cause.
 

@@ -170,7 +170,7 @@ class Stations:
         if not self._left_out:
             return halt
         why = f"{halt.why}\nleft out before: " + "\nleft out before: ".join(self._left_out)
-        return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, log=halt.log)
+        return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, log=halt.log, see=halt.see)
 
     def _of(self, node: str) -> list[Station]:
         return [station for station in self.alive if station.site.node == node]

@@ -7,6 +7,7 @@ the journal is.
 """
 
 import contextlib
+import glob
 import json
 import os
 import time
@@ -99,6 +100,13 @@ def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
         for line in file:
             if (entry := decode(line)) is not None:
                 yield entry
+
+
+def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
+    """Those of the trials of this workdir (`run --max-rows`), and then its own: what was measured there counts here."""
+    for folder in sorted(workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")):
+        yield from read_events(folder / journal.name)
+    yield from read_events(journal)
 
 
 def decode(line: bytes) -> Entry | None:

@@ -123,6 +123,7 @@ class Halted(Event):
     why: str = ""
     remedy: str = ""
     log: str = ""
+    see: str = ""
 
     @property
     def last_words(self) -> list[str]:

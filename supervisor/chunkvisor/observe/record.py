@@ -18,7 +18,7 @@ from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor_worker.contract.files import open_kept, write_atomic
 
-_WORDS = ("what", "why", "remedy", "log")
+_WORDS = ("what", "why", "remedy", "log", "see")
 
 
 class Record(Observer):

@@ -137,8 +137,7 @@ def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, 
     if lost:
         return RunHealth(Severity.LOSS, "; ".join(lost))
     if state.failed:
-        several = state.failed > 1
-        tried = ("are" if several else "is") if live else ("were" if several else "was")
-        words = f"{counted(state.failed, 'attempt')} failed and {tried} tried again; nothing is lost"
-        return RunHealth(Severity.CARE, words)
+        # Of a run that has ended nobody knows here whether it came to another try.
+        tried = f" and {'are' if state.failed > 1 else 'is'} tried again" * live
+        return RunHealth(Severity.CARE, f"{counted(state.failed, 'attempt')} failed{tried}; nothing is lost")
     return RunHealth(Severity.NEWS, "all is well" if live else "without a fault")

@@ -93,6 +93,7 @@ def disk_halt(error: OSError, workdir: Path) -> Halt:
         f"the disk of {workdir} is full or failing",
         why=str(error),
         remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        see=str(Outcome.DISK_FULL),
     )
 
 

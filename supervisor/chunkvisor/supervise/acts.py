@@ -230,7 +230,7 @@ class Acts:
         slot = self.ended.get(instruction.worker)
         files = slot.files if slot is not None else self._recorded.get(instruction.worker)
         if halt.log is None and files is not None:
-            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=files.log)
+            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=files.log, see=halt.see)
         return halt
 
     def _too_bad(self, instruction: do.HaltByBadRows) -> Halt:

@@ -46,6 +46,7 @@ def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) 
         why=f"{first['outcome']}: {first['reason']}",
         remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
         "a mended source needs --from-scratch instead",
+        see="quarantine",
     )
 
 
@@ -61,6 +62,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         why=f"{last.verdict.outcome}: {last.verdict.reason}",
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last.files.log,
+        see=last.verdict.see,
     )
 
 

@@ -25,7 +25,7 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events import output as of_output
 from chunkvisor.events.event import Emit
-from chunkvisor.events.journal import read_events
+from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
@@ -194,7 +194,7 @@ def _chunk_size(opening: Opening, name: str) -> int:
     size, config = opening.config.effective_chunk_size(name), opening.config
     if size != "auto":
         return size
-    events = read_events(Layout(config.workdir).events)
+    events = read_with_trials(config.workdir, Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
     opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
     return proposed.texts

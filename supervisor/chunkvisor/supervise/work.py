@@ -36,6 +36,7 @@ from chunkvisor.events.run import (
     Waiting,
     WaitingForTurn,
 )
+from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lessons import LessonFile
@@ -50,6 +51,7 @@ from chunkvisor.supervise.prepare import Opening, open_output
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
+from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -215,9 +217,13 @@ class Work:
             if Path(model.name).is_dir():
                 self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
-            source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
+            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
+        if at_hand is None:
+            # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
+            for name in self._config.outputs:
+                try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
         self._emit(Resolving(model.name))
 
         def wait(seconds: float, why: str) -> None:

@@ -66,7 +66,8 @@ TROUBLES = {each.__name__: each for each in (assert_async, index_out_of_range, i
 class Encoder:
     def __init__(self, kwargs, device):
         self.kwargs, self.device = kwargs, device
-        attempt = Path(sys.argv[1])
+        # In a drill, the name of the fault comes first.
+        attempt = next(folder for folder in map(Path, sys.argv[1:]) if (folder / "spec.json").exists())
         spec = json.loads((attempt / "spec.json").read_text())
         self.trouble = kwargs.get("trouble", {}).get(str(spec["chunk"])) if spec["attempt"] == 1 else None
         self.note_path = Path(spec["import_path"][0]) / "notes" / f"{spec['chunk']}-{spec['attempt']}.json"

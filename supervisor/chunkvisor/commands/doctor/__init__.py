@@ -9,6 +9,7 @@ from chunkvisor.commands.doctor.gpus import check_gpus
 from chunkvisor.commands.doctor.machine import check_cluster, check_machine
 from chunkvisor.commands.doctor.modelcheck import check_model
 from chunkvisor.commands.doctor.readings import Readings
+from chunkvisor.commands.doctor.sourcecheck import check_sources
 from chunkvisor.commands.doctor.torchbuild import check_torch
 from chunkvisor.commands.doctor.variables import check_variables
 
@@ -20,6 +21,6 @@ def examine(readings: Readings) -> list[Finding]:
     findings = []
     if readings.config_problem is not None:
         findings.append(Finding("config", State.FAULT, *readings.config_problem, Blame.CONFIG))
-    for check in (check_cluster, check_gpus, check_torch, check_variables, check_machine, check_model):
+    for check in (check_cluster, check_gpus, check_torch, check_variables, check_machine, check_sources, check_model):
         findings.extend(check(readings))
     return findings

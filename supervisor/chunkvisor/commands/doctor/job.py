@@ -13,18 +13,21 @@ import numpy as np
 
 from chunkvisor.assemble.manifest import read_quarantined
 from chunkvisor.commands.doctor.host import read_folder
-from chunkvisor.commands.doctor.readings import JobReading, SampleReading, Whereabouts
+from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
+from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.messages import EncodeSpec
 
 _FETCH_TIMEOUT_S = 120.0
@@ -54,10 +57,22 @@ def read_job(
         rows=rows,
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
+        sources=tuple(_sources(config, say)),
     )
     if reading.busy_pid is not None or source is None:
         return reading
     return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
+
+
+def _sources(config: Config, say: Callable[[str], None]) -> Iterator[SourceReading]:
+    say("reading the first row of each output")
+    for name in config.outputs:
+        try:
+            try_first_row(request_of(config, name, None))
+        except Halt as halt:
+            yield SourceReading(name, (f"{halt.what} {halt.why}".strip(), halt.remedy or "correct it in the config"))
+        else:
+            yield SourceReading(name)
 
 
 def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Whereabouts, ModelSource | None, str]:

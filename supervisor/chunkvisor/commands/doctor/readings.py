@@ -153,6 +153,15 @@ class SampleReading:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceReading:
+    """The first row of an output."""
+
+    output: str
+    problem: tuple[str, str] | None = None
+    """(what, mend) where it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobReading:
     """The config's model, and what its outputs need."""
 
@@ -172,6 +181,7 @@ class JobReading:
     busy_pid: int | None = None
     """Of a run that is at work in the workdir."""
     samples: tuple[SampleReading, ...] = ()
+    sources: tuple[SourceReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.journal import read_events
+from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Plan, read_fixed
@@ -62,7 +62,9 @@ def sample_of(config: Config, name: str, max_rows: int | None, scratch: Path, sa
     kind = "cpu" if "cpu" in config.device else "cuda"
     size, why = fixed.chunk_size if fixed else config.effective_chunk_size(name), None
     if size == "auto":
-        rate = worker_rate(read_events(Layout(config.workdir).events), config.model.name, kind, name)
+        rate = worker_rate(
+            read_with_trials(config.workdir, Layout(config.workdir).events), config.model.name, kind, name
+        )
         proposed = propose(rate, kind)
         size, why = proposed.texts, proposed.reason
     plan = Plan(table.distinct, size)

@@ -25,7 +25,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
-from chunkvisor.events.journal import read_events
+from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
@@ -77,7 +77,7 @@ class _Survey:
         weights = self._weights(model)
         on_cpu, per_gpu = "cpu" in config.device, "cuda" in config.device
         workers = (config.workers.per_device + config.workers.standby) * (1 if per_gpu else len(config.device))
-        rate = last_rate(read_events(self._layout.events))
+        rate = last_rate(read_with_trials(config.workdir, self._layout.events))
         activations = self._activations(outputs.values())
         nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
         computing = config.workers.per_device if on_cpu else 0

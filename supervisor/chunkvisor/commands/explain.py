@@ -1,0 +1,95 @@
+"""The handbook's entry of an outcome or of a rule, as text for a terminal and as Markdown for docs/failures.md."""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from chunkvisor.decide.handbook import ENTRIES
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import did_you_mean
+from chunkvisor_worker.contract.handbook import entry
+from chunkvisor_worker.contract.rules import RULES
+
+_BEGIN = "<!-- Written by `python -m chunkvisor.commands.explain docs/failures.md`, to the next mark. -->\n"
+_END = "<!-- So far. -->\n"
+_WIDTH = 96
+
+
+def names() -> list[str]:
+    """What can be explained: outcomes first, then rules in the order in which they are tried."""
+    return [*map(str, ENTRIES), *(rule.name for rule in RULES)]
+
+
+def explain(name: str) -> str:
+    """The entry, in lines that fit a terminal. Raises Halt (2) for a name that is none, with the nearest."""
+    wanted = name.strip().lower()
+    for rule in RULES:
+        if rule.name == wanted:
+            return _plain(entry(rule))
+    if wanted.replace("-", "_") not in ENTRIES:
+        raise Halt(
+            ExitCode.USAGE,
+            f"the handbook has no entry {name}; {did_you_mean(wanted, names())}",
+            remedy="`chunkvisor explain` without a name lists them all",
+        )
+    found = ENTRIES[wanted.replace("-", "_")]
+    parts = [wanted.replace("-", "_"), "", _wrapped(found.what), ""]
+    parts += [
+        "What the run does by itself",
+        _wrapped(found.then, "  "),
+        "",
+        "What you can do",
+        _wrapped(found.do, "  "),
+    ]
+    if rules := _rules_of(wanted.replace("-", "_")):
+        parts += ["", "Rules with this outcome (chunkvisor explain RULE):", _wrapped(", ".join(rules), "  ")]
+    return "\n".join(parts)
+
+
+def section() -> str:
+    """All outcomes, as Markdown."""
+    parts = []
+    for name, found in ENTRIES.items():
+        rules = ", ".join(f"[`{rule}`](#{rule})" for rule in _rules_of(name))
+        parts += [f"### {name}", "", found.what, "", f"- **By itself:** {found.then}", f"- **Do:** {found.do}"]
+        parts += [f"- Rules: {rules}"] * bool(rules) + [""]
+    return "\n".join(parts)
+
+
+def with_section(page: str) -> str:
+    """The page, with the section written anew between its marks. Raises ValueError where they are missing."""
+    head, begun, rest = page.partition(_BEGIN)
+    _, ended, tail = rest.partition(_END)
+    if not (begun and ended):
+        raise ValueError("the page lacks the marks between which the outcomes stand")
+    return head + _BEGIN + section() + _END + tail
+
+
+def _rules_of(outcome: str) -> list[str]:
+    return [rule.name for rule in RULES if rule.outcome == outcome]
+
+
+def _plain(markdown: str) -> str:
+    """The entry of a rule without its Markdown."""
+    lines = []
+    for line in markdown.strip().splitlines():
+        text = re.sub(r"\*\*(.+?)\*\*", r"\1", line.removeprefix("### "))
+        lines.append(_wrapped(text, "  ") if line.startswith("- ") else _wrapped(text))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  " * text.startswith("- "),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(with_section(path.read_text("utf-8")), "utf-8")

@@ -1,0 +1,43 @@
+"""`chunkvisor explain`: an entry for whatever a failed run can name."""
+
+import pytest
+
+from chunkvisor.commands.explain import explain, names, with_section
+from chunkvisor.decide.handbook import ENTRIES, QUARANTINE
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.rules import RULES
+from harness import ROOT
+
+
+def test_every_outcome_and_rule_has_an_entry() -> None:
+    """Whatever `see:` can name, `explain` prints, in lines that fit a terminal but for one long word."""
+    assert set(ENTRIES) == {*map(str, Outcome), QUARANTINE}
+    assert names() == [*map(str, Outcome), QUARANTINE, *(rule.name for rule in RULES)]
+    for name in names():
+        lines = explain(name).splitlines()
+        assert lines[0] == name
+        assert len(lines) > 3
+        assert all(len(line) <= 96 or len(line.split()) <= 3 for line in lines), name
+
+
+def test_an_outcome_names_its_rules() -> None:
+    """From the outcome one comes to the faults that lead to it."""
+    text = explain("gpu_oom")
+    assert "half of it" in text
+    assert "nvml-assert-allocator" in text
+    assert explain("GPU-OOM") == text
+
+
+def test_a_name_that_is_none() -> None:
+    """The nearest one is named, with code 2."""
+    with pytest.raises(Halt) as caught:
+        explain("gpu-oomm")
+    assert caught.value.code is ExitCode.USAGE
+    assert "did you mean gpu_oom?" in str(caught.value)
+
+
+def test_the_page_has_the_same_entries() -> None:
+    """The outcomes of docs/failures.md are these: `python -m chunkvisor.commands.explain docs/failures.md`."""
+    page = (ROOT / "docs" / "failures.md").read_text("utf-8")
+    assert with_section(page) == page
