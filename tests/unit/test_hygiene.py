@@ -128,6 +128,7 @@ MAY_OPEN = {
     "commands/trial.py": "works in a scratch folder of its own",
     "commands/planning/": "works in a temporary folder of its own",
     "engine/ray/": "reads /proc, and works in a scratch folder of its own",
+    "commands/explain.py": "reads files of the package; as a program, writes a page of docs/",
     "config/load.py": "a config may be a pipe, as in `run <(…)`; it is read up to a limit",
     "cli/setup.py": "`init` makes a new file, by O_EXCL",
     "api.py": "reads results by numpy, and writes to a file of mkstemp's",
