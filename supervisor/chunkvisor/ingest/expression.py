@@ -57,10 +57,10 @@ def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: st
     for name in _named(json.loads(_serialized(connection, sql)), "COLUMN_REF"):
         if name in _VALUES and name not in known:
             raise _no_function_of_the_row(name, sql)
-    if name := next((column for column in columns if column.casefold().startswith(_OURS)), None):
+    if clash := next((column for column in columns if column.casefold().startswith(_OURS)), None):
         raise input_error(
             file.path,
-            f"a column is named {name!r}, and such names are used while the SQL is evaluated.",
+            f"a column is named {clash!r}, and such names are used while the SQL is evaluated.",
             remedy="Rename the column, or use column or template, which can take it.",
         )
 
