@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
-from chunkvisor.config.model import RESERVED_NAMES
+from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 

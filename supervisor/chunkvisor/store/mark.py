@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from chunkvisor.config.model import RESERVED_NAMES
+from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.errors import config_error, no_workdir
 from chunkvisor.events.journal import read_events
 from chunkvisor.store.layout import Layout
