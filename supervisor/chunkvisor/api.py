@@ -18,13 +18,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.manifest import recorded_parts, shards_of
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
@@ -98,14 +100,15 @@ def run(
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     max_rows: int | None = None,
     from_scratch: bool = False,
+    progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
 
     `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a workdir of its own,
-    `<workdir>-first-<max_rows>`. Nothing is printed; `on_event` hears what happens, and
-    `chunkvisor.observe.console.Console()` in its place prints the lines of the command. Rows that cannot be encoded are
-    NaN, listed in the report, and warned of (QuarantineWarning).
+    `<workdir>-first-<max_rows>`. `progress` shows a bar; by default at a terminal and in a notebook,
+    unless `on_event` is given, which hears what happens; `chunkvisor.observe.console.Console()` there prints the lines
+    of the command. Rows that cannot be encoded are NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -113,7 +116,7 @@ def run(
     loaded = load(Path(config_path), tuple(set))
     if max_rows is not None:
         loaded = loaded.trial(max_rows)
-    return _run(Request(loaded, max_rows, from_scratch), on_event)
+    return _run(Request(loaded, max_rows, from_scratch), on_event, progress)
 
 
 def encode(
@@ -137,6 +140,7 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
+    progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
@@ -159,7 +163,7 @@ def encode(
         from_values(values, folder, overrides)
         values["outputs"][_OUTPUT]["source"] = str(_write_texts(texts, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
-        final = _run(Request(loaded, from_scratch=from_scratch), on_event).outputs[_OUTPUT]
+        final = _run(Request(loaded, from_scratch=from_scratch), on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
 
 
@@ -174,12 +178,13 @@ class _Listener(Observer):
         self._on_event(event.name, event.details())
 
 
-def _run(request: Request, on_event: OnEvent | None) -> Report:
+def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> Report:
     config = request.loaded.config
     if not isinstance(on_event, Observer):
+        progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, on_event)
+        run_session(request, Observers(on_event, guarded=[ProgressBar()] if progress else []))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt(str(error)) from error
@@ -195,7 +200,9 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
     manifest = read_sealed(layout.output(name).manifest)
     assert manifest is not None
     keys = ("row", "outcome", "reason", "place")
-    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
+    rows = tuple(
+        QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
+    )
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
     return FinalFile(place_of(layout.output(name), shards_of(manifest)), manifest, rows, files)
 

@@ -23,7 +23,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble.manifest import read_finished, read_manifest, read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest, read_finished, read_manifest
 from chunkvisor.commands.verify import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config, ModelConfig
@@ -427,7 +427,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: _lessons(made.place, layout.lessons)
     for name in ("out", "more"):
         output = layout.output(name)
-        for read in (read_fixed, read_staged, read_facts, read_manifest, read_quarantined):
+        for read in (read_fixed, read_staged, read_facts, read_manifest, read_done_manifest):
             yield partial(read, output)
         yield partial(lambda output: list(read_quarantine(output)), output)
         for look in (table, finished, ledger):

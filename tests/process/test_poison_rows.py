@@ -293,7 +293,8 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert ended.returncode == 75, ended.stderr
     assert len(events_of(place, "attempt_failed", "part_failed")) <= 64
     assert not events_of(place, "quarantined")
-    what, why, remedy, log = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
+    what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
+    (log,) = [line for line in more if "log: " in line]
     assert "not one of its texts can be encoded" in what
     assert "Segmentation fault" in why
     assert "run the same command again" in remedy

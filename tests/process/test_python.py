@@ -164,6 +164,16 @@ def test_run_reports(workplace: Workplace) -> None:
     assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
 
 
+def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    """A bar counts the texts where it is wanted; nothing is drawn where nobody looks on."""
+    workplace.write_source(["one", "two", "three"])
+    workplace.write_config("good:make", chunk__size=1)
+    chunkvisor.run(workplace.config_path, progress=True)
+    assert "3/3" in capfd.readouterr().err
+    chunkvisor.run(workplace.config_path, from_scratch=True)
+    assert capfd.readouterr().err == ""
+
+
 def test_errors_travel_between_processes() -> None:
     """An error keeps all of its parts through a process pool, which pickles it."""
     error = chunkvisor.ChunkvisorError(

@@ -57,6 +57,14 @@ class RecordedProgress:
         """A batch began."""
         self.batches.append((rows or len(indices), tokens))
 
+    leaving = False
+    """See `Progress`."""
+    tokens = 0
+
+    def expect(self, tokens: int) -> None:
+        """All texts have so many tokens."""
+        self.tokens = tokens
+
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch was done."""
         self.advances.append((rows, tokens, padded_tokens))

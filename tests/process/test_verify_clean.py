@@ -126,6 +126,77 @@ def test_verify_of_good_files(place: ScriptedWorkplace) -> None:
     assert (ended.returncode, ended.stdout) == (0, "4 files, all as they were written\n")
 
 
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_damaged_chunk_that_nobody_needs_is_to_be_removed(
+    place: ScriptedWorkplace, damage: Callable[[Path], None]
+) -> None:
+    """D16: where the final file is whole a run computes nothing anew, so verify says what helps; and it does."""
+    damaged = chunk(place)
+    damage(damaged)
+    ended = place.here("verify", str(place.workdir))
+    assert ended.returncode == 74
+    assert "do:  remove them: the final files are whole" in ended.stderr
+    assert "run the same" not in ended.stderr
+
+    damaged.unlink()
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+
+
+def test_what_helps_is_said_of_each_kind_of_damage(place: ScriptedWorkplace) -> None:
+    """A final file is made anew by a run, and so are the chunks that are damaged with it."""
+    flip(chunk(place))
+    flip(final(place))
+    ended = place.here("verify", str(place.workdir))
+    assert "run the same `chunkvisor run` again" in ended.stderr
+    assert "remove" not in ended.stderr
+
+    assert place.run_here().returncode == 0
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+@pytest.fixture
+def quarantined(tmp_path: Path) -> ScriptedWorkplace:
+    """A complete workdir in which t2 has no vector."""
+    place = ScriptedWorkplace.make(tmp_path / "quarantined", TEXTS, chunk__size=2)
+    place.lay("t2", "nan!")
+    assert place.run_here().returncode == 3
+    return place
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, flip])
+def test_a_lost_record_of_bad_texts_is_written_anew(
+    quarantined: ScriptedWorkplace, loss: Callable[[Path], None]
+) -> None:
+    """D16: verify sees it, the next run makes it again from the manifest, and nothing is computed."""
+    place = quarantined
+    (record,) = state(place, "quarantine").iterdir()
+    before, calls = read_sealed(record), len(place.calls())
+    loss(record)
+    assert place.here("verify", str(place.workdir)).returncode == 74
+
+    assert place.run_here().returncode == 3
+    assert read_sealed(record) == before
+    assert len(place.calls()) == calls
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+@pytest.mark.parametrize("lost", ["record", "chunk", "both"])
+def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, lost: str) -> None:
+    """D16: a record that is lost, or a damaged chunk that was removed, leaves no text in quarantine for ever."""
+    place = quarantined
+    (record,) = state(place, "quarantine").iterdir()
+    damaged = next(state(place, "chunks").rglob(f"{record.stem}-*.npy"))
+    for path in {"record": [record], "chunk": [damaged], "both": [record, damaged]}[lost]:
+        path.unlink()
+    place.lift("t2")
+
+    ended = place.here("retry", str(place.workdir))
+    assert ended.stdout.startswith("1 texts are pending again"), ended
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
 def test_clean(place: ScriptedWorkplace) -> None:
     """Chunks, attempts and texts go, final files stay; the run still is complete, and can still mend damage."""
     assert place.run_here().returncode == 0  # it reads the source again, which was copied

@@ -13,6 +13,7 @@ from chunkvisor.decide.steps import Split
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.consequences import Consequences
+from chunkvisor.supervise.draining import Draining
 from chunkvisor.supervise.lessonbook import LessonBook
 from chunkvisor.supervise.runhistory import RunHistory
 from chunkvisor.supervise.scheduler import Scheduler
@@ -27,7 +28,7 @@ _encoded = Blame.encoded
 
 def _go_before_verdict(self: Any, stimulus: Any, now_s: float) -> None:
     worker = self.fleet.workers.get(stimulus.worker)
-    if isinstance(stimulus, on.Ended) and worker is not None and not self._draining:
+    if isinstance(stimulus, on.Ended) and worker is not None and not self._drain.begun:
         _heed_worker(self, on.Freed(stimulus.worker), now_s)
     _heed_worker(self, stimulus, now_s)
 
@@ -74,6 +75,10 @@ def _count_splits(self: Any, end: Any, step: Any) -> None:
     _failed(self, end, step)
 
 
+def _keep_no_grace(_self: Any, _now_s: float) -> None:
+    return None
+
+
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "go before the verdict": (Scheduler, "_heed_worker", _go_before_verdict),
     "a wider lesson replaces a narrower": (LessonBook, "learn", _learn_whatever_comes),
@@ -84,6 +89,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "wait_timeout is summed over workers": (Consequences, "_wait", _wait_by_the_sum),
     "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
+    "nobody is asked to leave, nor ended in time": (Draining, "turn", _keep_no_grace),
     "splits count as fruitless": (RunHistory, "failed", _count_splits),
 }
 """(where, what, the bug)."""

@@ -68,6 +68,100 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "grace: who can be done in time goes on, who cannot leaves, and what it has encoded is kept",
+        {"per_device": 2, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        left 1 12              |
+        left 2 40              |
+        drain 25               | end 3, leave 2
+        stopped 3              |
+        leaves-with 2 5        | keep 2 but 5,6,7
+        wait 12                |
+        ok 1                   | keep 1
+        """,
+    ),
+    (
+        "grace: who turns out slower than forecast leaves as soon as that shows",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        left 1 15              |
+        drain 25               |
+        wait 10                |
+        left 1 11              | leave 1
+        leaves-with 1 4        | keep 1 but 4,5,6,7
+        """,
+    ),
+    (
+        "grace: a first batch is waited for until half of the time is over",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        drain 25               |
+        wait 12                |
+        wait 1                 | leave 1
+        leaves-with 1 8        | keep 1, compose 0, join 0
+        joined 0               |
+        """,
+    ),
+    (
+        "grace: a batch that does not end is given up in time for the rest to be saved, joins as well",
+        {"chunks": 1, "outputs": 2, "done": 1},
+        """
+        join 0                 | join 0, start 1 on 0: 1/0..8
+        ready 1                | go 1: 32
+        left 1 100             |
+        drain 25               | leave 1
+        wait 19                |
+        wait 1                 | end 1, stop joins
+        join-stopped 0         |
+        leaves-with 1 3        | keep 1 but 3,4,5,6,7
+        """,
+    ),
+    (
+        "grace: who writes already is let write, and nothing is kept of who has encoded nothing",
+        {"chunks": 2, "per_device": 2},
+        """
+        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
+        ready 1                | go 1: 32
+        ready 2                | go 2: 32
+        freed 1                |
+        left 2 60              |
+        drain 25               | leave 2
+        stopped 2              |
+        ok 1                   | keep 1
+        """,
+    ),
+    (
+        "grace: a second cause brings the end nearer, not further",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        left 1 100             |
+        drain 600              |
+        drain 25               | leave 1
+        stopped 1              |
+        """,
+    ),
+    (
+        "grace: nobody is asked to leave who is being ended",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        left 1 100             |
+        stop                   | end 1
+        drain 25               |
+        stopped 1              |
+        """,
+    ),
+    (
         "a run that is stopped ends all",
         {"standby": 1},
         """
@@ -561,6 +655,41 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         hung 1 8x10            |
         wait 0.5               | start 2 on 0: 0..8
         """,
+    ),
+    (
+        "a worker that begins no batch in time is ended; another chunk goes first",
+        {"chunks": 2},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        overdue 1              | end 1 hung
+        hung 1 cuda_init       |
+        wait 0.5               | start 2 on 0: 8..16
+        """,
+    ),
+    (
+        "what a worker has held settles: nobody gets the GPU before, and it is nobody's fault",
+        {"chunks": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        crashed 1              |
+        wait 0.5               | start 2 on 0: 0..8
+        ready 2                | look 0
+        looked 0 settling      |
+        wait 2                 | look 0
+        looked 0 good          | go 2: 32
+        """,
+    ),
+    (
+        "twenty attempts in a row that repeat what failed end the run: it is not the texts",
+        {"chunks": 30, "attempts": 30},
+        "join 0 look none | start 1 on 0: 0..8\n"
+        + "".join(
+            f"ready {last} | go {last}: 32\nsigterm {last} | start {last + 1} on 0: {8 * last}..{8 * last + 8}\n"
+            for last in range(1, 20)
+        )
+        + "ready 20 | go 20: 32\nsigterm 20 | halt 75",
     ),
     (
         "a warm worker that would not begin is replaced by a fresh one, uncharged",

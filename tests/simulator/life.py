@@ -59,6 +59,8 @@ class Process:
     told_freed: bool = False
     ending: bool = False
     go_step: int = 0
+    gone_s: float = 0.0
+    """When it got its device."""
     alone: bool = True
     """Whether nobody else held memory of its device when it got its `go`."""
     phase: Phase = Phase.START
@@ -70,8 +72,17 @@ class Process:
     saved: frozenset[int] = frozenset()
     """Texts of batches that are written, however it ends."""
     under_way: frozenset[int] = frozenset()
+    batch_ends_s: list[float] = field(default_factory=list)
+    """When each of those is done."""
+    left_after: int | None = None
+    """Batches after which it has left, asked to."""
     result: Verdict | None = None
     """What it leaves if nobody ends it before it has written everything."""
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until its last batch is done, by the batches that are done; None before the first is."""
+        done = sum(at_s <= now_s for at_s in self.batch_ends_s)
+        return (self.batch_ends_s[done - 1] - self.gone_s) / done * (len(self.batches) - done) if done else None
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +195,11 @@ class _Run:
         self.sequence = 0
         self.todo: deque[do.Instruction] = deque()
         self.set_aside = 0
-        self.draining = self.stopping = False
+        self.draining = self.stopping = self.joins_stopped = False
+        self.damaged_turn = 0
+        """The turn in which a part turned out damaged last: its texts are due from the next on."""
+        self.over_s = NEVER
+        """When all has to be over."""
         self.paused_until_s = 0.0
         self.last_halt: Halt | None = None
         self.without_s: float | None = None
@@ -198,7 +213,7 @@ class _Run:
             do.Quarantine: self._quarantine, do.Compose: self._compose, do.Cut: self._cut, do.Join: self._join,
             do.SaveLessons: self._save_lessons, do.DropDevice: self._drop, do.DropNode: self._drop_node,
             do.HaltRun: self._halt, do.HaltByBadRows: self._halt_by_bad_rows, do.TellWaiting: self._waiting,
-            do.SetAside: self._aside,
+            do.SetAside: self._aside, do.Leave: self._leave_soon, do.StopJoins: self._stop_joins,
         }  # fmt: skip
 
     # --- Capacity
@@ -210,6 +225,11 @@ class _Run:
     def has_room(self, device: int) -> bool:
         """See Capacity."""
         return True
+
+    def left_s(self, worker: int) -> float | None:
+        """See Forecast: as a rate so far would tell it, rightly or not."""
+        process = self.processes.get(worker)
+        return process.left_s(self.life.now_s) if process is not None else None
 
     # --- the loop
 
@@ -235,7 +255,7 @@ class _Run:
             self._tell(time_passed)
             self.watchdog.after_turn(self)
             self.ended.clear()
-            step_s = 0.25 if busy else min(step_s * 4, 16.0)
+            step_s = 0.25 if busy or self.over_s != NEVER else min(step_s * 4, 16.0)
             idle = 0 if busy else idle + 1
             if idle > IDLE_TURNS:
                 raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
@@ -256,9 +276,11 @@ class _Run:
         """All that has happened since the last turn."""
         life, events, busy = self.life, self.events, False
         while life.stops and life.stops[-1][0] <= life.now_s:
-            _, at_once = life.stops.pop()
-            self.draining, self.stopping = True, self.stopping or at_once
-            self._tell(on.Stop() if at_once else on.Drain())
+            _, grace_s = life.stops.pop()
+            self.draining, self.stopping = True, self.stopping or grace_s == 0
+            if grace_s:
+                self.over_s = min(self.over_s, life.now_s + grace_s)
+            self._tell(on.Drain(self.over_s if self.over_s != NEVER else None) if grace_s else on.Stop())
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
@@ -427,6 +449,7 @@ class _Run:
         process = self.processes[go.worker]
         self.watchdog.goes(self, process)
         process.gone, process.limits, process.go_step = True, go.limits, self.life.steps
+        process.gone_s = self.life.now_s
         gpu, now_s = process.device.gpu, self.life.now_s
         process.phase = Phase.CUDA_INIT
         fails = now_s >= gpu.fails_from_s
@@ -461,6 +484,7 @@ class _Run:
             process.batch, process.rows_done = (rows, rows * longest), at
             process.batches.append(order[at : at + rows])
             took_s += 0.1 + rows * longest / 4000
+            process.batch_ends_s.append(self.life.now_s + took_s)
             if rows * longest > room:
                 self._fail(process, took_s, Failure.OOM)
                 return
@@ -549,6 +573,24 @@ class _Run:
             process.result = verdict(Failure.STOPPED)
         self._at(0.3, self._failed, process)
 
+    def _leave_soon(self, leave: do.Leave) -> None:
+        """It ends after the batch under way, unless it fails or is done before."""
+        process = self.processes[leave.worker]
+        self.watchdog.leaves(self, process)
+        if process.result is None or not process.batch_ends_s:
+            return  # it hangs, or fails before its first batch: the end of the time ends it
+        now_s = self.life.now_s
+        ends = [number for number, at_s in enumerate(process.batch_ends_s) if at_s > now_s]
+        if not ends or ends[0] + 1 >= len(process.batches):
+            return  # the batch under way is the last one, or the one that fails
+        process.plan += 1
+        process.left_after = ends[0] + 1
+        process.result = verdict(Failure.STOPPED)
+        self._at(process.batch_ends_s[ends[0]] - now_s, self._failed, process)
+
+    def _stop_joins(self, _stop: do.StopJoins) -> None:
+        self.joins_stopped = True
+
     def _stuck(self, process: Process) -> None:
         """Even SIGKILL has not ended it: its machine is done without."""
         halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
@@ -576,8 +618,9 @@ class _Run:
         if not batches or task.control or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
             return
         at = self.chance.randrange(len(batches)) if judged.asked_for or judged.outcome is Outcome.LOST else -1
+        at = process.left_after if process.left_after is not None and judged.asked_for else at
         poison = self.world.poison[task.output]
-        if judged.phase is Phase.FORWARD:
+        if judged.phase is Phase.FORWARD and at < len(batches):
             process.under_way = frozenset(batches[at])
         done = [text for batch in batches[:at] for text in batch]
         if judged.outcome is not Outcome.LOST and not any(poison.get(text) is Failure.DIMENSION for text in done):
@@ -645,6 +688,7 @@ class _Run:
             return on.NotStored(task, full)
         if output.parts.get(task.chunk) and self.life.mishap("damaged part"):
             output.lose_part(task.chunk, self.chance.choice(output.parts[task.chunk]))
+            self.damaged_turn = self.turns
             return on.PartsDamaged(task.output, task.chunk)
         output.compose(task.chunk)
         return on.Stored(task, whole=True)
@@ -662,7 +706,7 @@ class _Run:
 
     def _joined(self, output: Output) -> None:
         number = self.outputs.index(output)
-        if self.stopping:
+        if self.stopping or self.joins_stopped:
             self._tell(on.JoinStopped(number))
         elif within(self.world.disk_full, self.life.now_s):
             self._tell(on.JoinWaits(number, Halt(ExitCode.DISK, "no space to join")))

@@ -62,6 +62,7 @@ class Play:
         self.disk_full = self.host_oom = self.halted = False
         self.limits: dict[int, Limits] = {}
         self.began_s: dict[int, float] = {}
+        self.left: dict[int, float] = {}
         self.scheduler = Scheduler(self.outputs, settings, {}, self, lambda: self.now_s)
 
     def holding(self, device: int) -> bool:
@@ -71,6 +72,10 @@ class Play:
     def has_room(self, device: int) -> bool:
         """See Capacity."""
         return True
+
+    def left_s(self, worker: int) -> float | None:
+        """See Forecast: as a line `left WORKER SECONDS` said, less the time since."""
+        return self.left[worker] - self.now_s if worker in self.left else None
 
     def line(self, line: str) -> list[str]:
         """What is said to the line, in words."""
@@ -130,6 +135,11 @@ class Play:
                 return [on.PartsDamaged(int(output), int(chunk))]
             case "drain", []:
                 return [on.Drain()]
+            case "drain", [seconds]:
+                return [on.Drain(self.now_s + float(seconds))]
+            case "left", [worker, seconds]:
+                self.left[int(worker)] = self.now_s + float(seconds)
+                return []
             case "stop", []:
                 return [on.Stop()]
             case _:
@@ -153,6 +163,10 @@ class Play:
                 return [on.Freed(worker), on.Ended(worker, verdict(Failure.NAN, limits=limits, bad_rows=bad))]
         company = Company(rest.pop()) if rest and rest[-1] in COMPANIES else Company.UNTOLD
         phase = Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
+        if verb == "leaves-with":  # its first texts are encoded
+            task = self.scheduler.fleet.workers[worker].task
+            saved = frozenset(task.wanted[: int(rest[0])])
+            return [on.Ended(worker, verdict(Failure.STOPPED), saved=saved)]
         # "8x10": rows and longest text of the batch; "8x10+8": eight texts were done before it.
         rows, longest, done = map(int, re.split("[x+]", f"{rest[0]}+0")[:3]) if rest else (0, 0, 0)
         judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=done)
@@ -199,6 +213,10 @@ class Play:
                 return f"go {worker}: {limits.of_length(10**6)[0]}"
             case do.End(worker=worker, by=by):
                 return f"end {worker}" + (" hung" if by is EndedBy.HANG else "")
+            case do.Leave(worker=worker):
+                return f"leave {worker}"
+            case do.StopJoins():
+                return "stop joins"
             case do.Look(device=device):
                 return f"look {device}"
             case do.Refuse(worker=worker):

@@ -135,6 +135,11 @@ class Watchdog:
         if device.opinion.health is Health.BUSY:
             raise Broken("no go on a device that was seen busy", f"worker {process.number}")
 
+    def leaves(self, run: "_Run", process: "Process") -> None:
+        """A worker is to end after its batch."""
+        if not run.draining or run.over_s == NEVER or not process.gone or process.ending:
+            raise Broken("who is asked to leave has its device, in a run that has to end", f"worker {process.number}")
+
     def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
@@ -227,8 +232,11 @@ class Watchdog:
     # --- liveness
 
     def after_turn(self, run: "_Run") -> None:
-        """No device waits while work is due."""
-        if run.draining or (len(run.devices) > 100 and run.turns % 50):
+        """No device waits while work is due; a run that has to end does."""
+        # A worker needs 0.3 s to end, which the loop sees within two turns.
+        if run.life.now_s > run.over_s + 1.0 and run.processes and not self._fails:
+            raise Broken("a run with a grace has ended by then", f"{len(run.processes)} workers are left")
+        if run.draining or run.damaged_turn == run.turns or (len(run.devices) > 100 and run.turns % 50):
             return
         idle = [
             each

@@ -73,8 +73,8 @@ class World:
     """Of small mishaps, each time that there is occasion for one."""
     deaths: list[int] = field(default_factory=list)
     """After how many instructions the supervisor dies."""
-    stops: list[tuple[float, bool]] = field(default_factory=list)
-    """(when, whether at once): somebody ends the run, and begins it again later."""
+    stops: list[tuple[float, float]] = field(default_factory=list)
+    """(when, seconds that what is under way may take): somebody ends the run, and begins it again later."""
     warm: bool = False
     """Whether first tries start from a template."""
 
@@ -253,7 +253,7 @@ def _stops(world: World, chance: random.Random) -> None:
     at_s = 0.0
     for _ in range(chance.choice((1, 1, 2, 4))):
         at_s += chance.uniform(0, 20)
-        world.stops.append((at_s, chance.random() < 0.5))
+        world.stops.append((at_s, chance.choice((0.0, 0.0, NEVER, 2.0, 25.0))))
 
 
 def _mishaps(world: World, chance: random.Random) -> None:

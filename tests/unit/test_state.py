@@ -69,10 +69,13 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
         ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model, once for all workers"),
         (BEGUN, "computing"),
         ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
-        ([*BEGUN, (120, "draining", {"signal": "SIGINT"})], "stopping: the chunks under way are finished first"),
+        (
+            [*BEGUN, (120, "draining", {"signal": "SIGINT"})],
+            "stopping: the chunks under way are finished or saved first",
+        ),
         (
             [*BEGUN, (120, "draining", {"signal": "SIGINT"}), (121, "go", {**SECOND, "rows": 1})],
-            "stopping: the chunks under way are finished first",
+            "stopping: the chunks under way are finished or saved first",
         ),
         ([*BEGUN, (120, "run_ended", {"code": 0})], "finished"),
         ([*BEGUN, (120, "halted", {"code": 75, "what": "no"})], "ended"),

@@ -15,6 +15,10 @@ Indices = npt.NDArray[np.int64]
 class Progress(Protocol):
     """Where an encoder says what it is doing; each call is a sign of life."""
 
+    @property
+    def leaving(self) -> bool:
+        """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
+
     def phase(self, phase: Phase) -> None:
         """A new phase begins."""
 
@@ -23,6 +27,9 @@ class Progress(Protocol):
 
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """The texts at these positions begin, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
+
+    def expect(self, tokens: int) -> None:
+        """All texts together have so many tokens, without padding."""
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """The batch is done: rows, tokens without padding, tokens with padding (0 = unknown)."""
@@ -50,7 +57,7 @@ class Encoder(Protocol):
         """Vectors of all texts, a batch at a time.
 
         Yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once
-        over the whole iteration; float32 of shape (n, dimension).
+        over the whole iteration; float32 of shape (n, dimension). It ends before that where `progress.leaving` says so.
         """
 
     def facts(self) -> Facts:

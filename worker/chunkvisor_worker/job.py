@@ -104,12 +104,16 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     encoder.tokenize(read_texts(files.texts, spec), progress)
     progress.phase(Phase.READY)
     limits = gate.wait_for_go().limits if gate else spec.limits
+    if gate:
+        progress.leave_when(lambda: gate.leaving)
     encoder.start(progress)
     progress.phase(Phase.FORWARD)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.tell_begun(vectors.begin)
     for indices, block in encoder.encode(limits, progress):
         vectors.add(indices, block)
+    if progress.leaving and vectors.left:
+        leave(WorkerExit.ORPHANED, "told to leave after the batch under way; what is encoded stays in this folder")
     facts = encoder.facts()
     progress.know(freed=_release(encoder))
     progress.phase(Phase.WRITE)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.messages import Go, from_json
+from chunkvisor_worker.contract.messages import Go, Leave, from_json
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500
@@ -24,11 +24,15 @@ CALL = b"!"
 class Gate:
     """Standard input, read by a thread of its own: a line opens the gate, the end of file ends the worker.
 
+    Another line asks it to leave after the batch under way.
+
     It is a socket, so that the worker can call on it.
     """
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[Go] = queue.SimpleQueue()
+        self.leaving = False
+        """Whether no batch more is to be begun."""
         threading.Thread(target=self._read, name="lifeline", daemon=True).start()
 
     def wait_for_go(self) -> Go:
@@ -47,6 +51,8 @@ class Gate:
                 go = from_json(Go, line)
                 if go is not None:
                     self._lines.put(go)
+                elif from_json(Leave, line) is not None:
+                    self.leaving = True
         end_orphan()
 
 

@@ -77,6 +77,8 @@ class PluginEncoder:
         alone = rows == 1 < limits.rows  # one by one is how a text that fails is looked for
         step = 1 if alone else rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
+            if progress.leaving:
+                return
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)
             progress.batch(indices, 0, min(rows, len(texts)))

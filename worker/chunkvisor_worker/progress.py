@@ -23,6 +23,7 @@ class BeatWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._begun: Callable[[Indices], None] | None = None
+        self._told_to_leave: Callable[[], bool] = bool
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
         self._go_s: float | None = None
@@ -34,6 +35,15 @@ class BeatWriter:
     def tell_begun(self, begun: Callable[[Indices], None]) -> None:
         """Have it called with the texts of each batch that begins, before anything else."""
         self._begun = begun
+
+    def leave_when(self, told: Callable[[], bool]) -> None:
+        """Have it asked whether no batch more is to be begun."""
+        self._told_to_leave = told
+
+    @property
+    def leaving(self) -> bool:
+        """See `Progress.leaving`."""
+        return self._told_to_leave()
 
     def know(self, **news: Any) -> None:
         """Take fields of the beat, to be written with the next."""
@@ -68,6 +78,10 @@ class BeatWriter:
             self._write(time.monotonic())
         else:
             self.tick()
+
+    def expect(self, tokens: int) -> None:
+        """See `Progress.expect`."""
+        self.know(tokens_total=tokens)
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch is done."""

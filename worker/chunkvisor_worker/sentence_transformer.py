@@ -115,7 +115,11 @@ class SentenceTransformerEncoder:
         """
         ahead = 0 if self._device == "cpu" else 1
         launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
+        if self._tokens:
+            progress.expect(int(self._lengths.sum()))
         for indices in self._batches(limits):
+            if progress.leaving:
+                break
             padded = padded_tokens(self._lengths, indices) if self._tokens else 0
             progress.batch(indices, padded)
             self._pinned.next_batch()

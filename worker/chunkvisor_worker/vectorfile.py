@@ -58,14 +58,18 @@ class VectorFile:
         self._filled[indices] = True
         self._log.written(xxhash.xxh3_64_hexdigest(block.data))
 
+    @property
+    def left(self) -> int:
+        """Texts that have no vector yet."""
+        return len(self._filled) - int(self._filled.sum())
+
     def finish(self) -> tuple[str, int]:
         """Give the file its name; returns (xxh3-128 of it, its size in bytes).
 
         Raises BadOutputError where a text has no vector; OSError.
         """
-        if self._file is None or not self._filled.all():
-            left = len(self._filled) - int(self._filled.sum())
-            raise BadOutputError(f"the encoder left {left} of {len(self._filled)} texts without a vector")
+        if self._file is None or self.left:
+            raise BadOutputError(f"the encoder left {self.left} of {len(self._filled)} texts without a vector")
         digest, size_bytes = xxhash.xxh3_128(), 0
         for block in _blocks(self._file):
             digest.update(block)

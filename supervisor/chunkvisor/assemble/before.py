@@ -29,7 +29,7 @@ def keep_before(layout: OutputLayout) -> Path:
     if layout.before.is_symlink() or not layout.before.is_dir():
         set_aside(layout.before, files_too=True)
         layout.before.mkdir(mode=0o700)
-    for path in (*finals, layout.manifest):
+    for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
     for path in (layout.partial, layout.partial_shards):

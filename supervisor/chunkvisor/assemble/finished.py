@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import place_of, remove_final, strays
 from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.assemble.manifest import (
@@ -71,7 +72,7 @@ def _cut_anew(
         for block in _rows(layout, manifest):
             not_finite += len(writer.write(block))
             on_block()
-        if not_finite != len(manifest["quarantined"]):
+        if not_finite != badrows.count_of(manifest):
             raise BadVectorsError("has other rows without a vector than its manifest says")
         if new != old:
             set_aside(new, files_too=True)  # after the next line, what is there counts as ours
@@ -140,6 +141,7 @@ def _set_damaged_aside(layout: OutputLayout, shards: int | None, emit: Emit) -> 
         set_aside(aside, files_too=place.is_dir())
         place.replace(aside)
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
+    badrows.forget(layout, recorded)
     for path in (layout.done, layout.manifest):
         set_aside(path)
         path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
 from chunkvisor.assemble.join import Final
 from chunkvisor.store.layout import OutputLayout
@@ -66,6 +67,9 @@ class _Needed:
     quarantined: tuple[_Row, ...]
     shards: tuple[_Shard, ...] | None = None
     """None = the final is one file."""
+    quarantined_rows: int | None = None
+    """None = all of them are in `quarantined`, as in earlier versions."""
+    quarantined_in: badrows.ListFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +93,16 @@ def build_manifest(
     model: ModelSpec,
     encode: EncodeSpec,
     origin: Origin,
-    quarantined: list[dict[str, Any]],
+    quarantined: dict[str, Any],
 ) -> dict[str, Any]:
-    """The manifest as plain values; sizes and counts are plain numbers."""
+    """The manifest as plain values; sizes and counts are plain numbers. `quarantined` is what `badrows.record` says."""
     return {
         "rows": origin.rows,
         "dimension": final.dimension,
         "dtype": "float32",
         **describe_files(layout, shards, origin.rows, final.stamps),
         "fingerprint": fingerprint,
-        "quarantined": quarantined,
+        **quarantined,
         "distinct_texts": origin.distinct_texts,
         "zero_rows": final.zero_rows,
         "model": {
@@ -167,7 +171,7 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
     if len(stamps) != len(files):
         return None
     stamped = [(stamp, part.path) for stamp, (part, _) in zip(stamps, files, strict=True)]
-    if not all(stamp.holds(path) for stamp, path in stamped):
+    if not all(stamp.holds(path) for stamp, path in stamped) or not badrows.mend(layout, record):
         return None
     if manifest != record or done is None or not all(stamp.untouched(path) for stamp, path in stamped):
         publish_manifest(layout, record, [stamp_as(path, stamp.digest) for stamp, path in stamped])
@@ -188,15 +192,15 @@ def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     return content
 
 
-def read_quarantined(layout: OutputLayout) -> list[dict[str, Any]] | None:
-    """The quarantined rows of a finished output; None where it is not finished. Raises DamagedError, OSError.
+def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
+    """The manifest of a finished output; None where it is not finished. Raises DamagedError, OSError.
 
     Its files are not looked at, but something has to be in their place.
     """
     done = _read_done(layout)
     if done is None or not place_of(layout, shards_of(done.manifest)).exists():
         return None
-    return list(done.manifest["quarantined"])
+    return done.manifest
 
 
 def _read_done(layout: OutputLayout) -> _DoneRecord | None:

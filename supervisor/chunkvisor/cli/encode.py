@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from chunkvisor.cli.parameters import set_option, show_options
+from chunkvisor.cli.parameters import set_option, show_options, stop_after_option
 from chunkvisor.errors import ExitCode, config_error
 
 
@@ -32,6 +32,7 @@ from chunkvisor.errors import ExitCode, config_error
 @click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
 @click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
+@stop_after_option()
 @show_options
 def encode(
     source: str,
@@ -42,6 +43,7 @@ def encode(
     workdir: Path | None,
     keep: bool,
     from_scratch: bool,
+    stop_after_s: float | None,
     quiet: bool,
     log_format: str,
     **options_given: str | None,
@@ -71,7 +73,7 @@ def encode(
     with shown(quiet, log_format) as observer:
         if not text:
             _require_text(source)
-        code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch), observer)
+        code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s), observer)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
 

@@ -34,6 +34,17 @@ def set_option(help_text: str) -> Callable[[_Function], _Function]:
     )
 
 
+def stop_after_option() -> Callable[[_Function], _Function]:
+    """--stop-after TIME, as `stop_after_s`: seconds, or None."""
+    return click.option(
+        "--stop-after",
+        "stop_after_s",
+        metavar="TIME",
+        callback=_in_seconds,
+        help="Be over by then (90m, 3h, or seconds), with exit code 75 where work is left.",
+    )
+
+
 def show_options(function: _Function) -> _Function:
     """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
     quiet = click.option(
@@ -46,6 +57,19 @@ def show_options(function: _Function) -> _Function:
         help="json: one object for each event on standard error, the last words included.",
     )
     return quiet(log_format(function))
+
+
+def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    from chunkvisor.config.values import Seconds
+
+    try:
+        return TypeAdapter(Seconds).validate_python(text)
+    except ValidationError:
+        raise click.BadParameter(f'{text!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:

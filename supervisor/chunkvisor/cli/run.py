@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options, stop_after_option
 from chunkvisor.errors import ExitCode
 from chunkvisor.printing import confirmed, may_ask
 
@@ -41,6 +41,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
 )
 @click.option("--from-scratch", is_flag=True, help="Begin anew; what is there goes once new files are.")
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
+@stop_after_option()
 @show_options
 def run(
     config: Path,
@@ -49,6 +50,7 @@ def run(
     of_slice: "Slice | None",
     from_scratch: bool,
     yes: bool,
+    stop_after_s: float | None,
     quiet: bool,
     log_format: str,
 ) -> None:
@@ -78,6 +80,6 @@ def run(
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
         observers = Observers(observer, guarded=[service_manager()])
-        code = run(Request(loaded, max_rows, from_scratch, slice=of_slice), observers)
+        code = run(Request(loaded, max_rows, from_scratch, slice=of_slice, stop_after_s=stop_after_s), observers)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

@@ -79,16 +79,22 @@ def verify(workdir: Path) -> None:
     """
     from chunkvisor.commands.verify import verify as findings_of
 
-    good = bad = 0
+    good = bad = needless = 0
     for finding in findings_of(workdir):
         if finding.problem is None:
             good += 1
         else:
             bad += 1
-            say((f"{finding.path}: {finding.problem}"), err=True)
+            needless += finding.needless
+            say(f"{finding.path}: {finding.problem}", err=True)
     if bad:
         what = f"{bad} of {good + bad} files are not as they were written"
-        raise Halt(ExitCode.DISK, what, remedy="run the same `chunkvisor run` again: it computes anew what is damaged")
+        remedy = "run the same `chunkvisor run` again: it computes anew what is damaged"
+        if needless:
+            also = "; remove the chunk files that are: " if needless < bad else "remove them: "
+            remedy = (remedy if needless < bad else "") + also
+            remedy += "the final files are whole and do not need them, and `chunkvisor retry` has anew what it needs"
+        raise Halt(ExitCode.DISK, what, remedy=remedy)
     if not good:
         raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run commit some chunks first")
     say(f"{good} files, all as they were written")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.model import ModelConfig
@@ -114,7 +115,7 @@ def _of_output(
             why=str(error),
             remedy="`chunkvisor clean` removes them; audit before it",
         ) from None
-    bad = {each["row"] for each in manifest["quarantined"]}
+    bad = {each["row"] for each in every_row(output, manifest)}
     # Not the same rows each time: every audit looks at others.
     candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])

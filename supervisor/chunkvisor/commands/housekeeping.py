@@ -1,10 +1,12 @@
 """`chunkvisor retry` and `chunkvisor clean`: what is changed in a workdir between two runs."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from chunkvisor.assemble.manifest import read_finished
+from chunkvisor.assemble import badrows
+from chunkvisor.assemble.badtexts import bad_texts
+from chunkvisor.assemble.manifest import read_finished, read_recorded
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.layout import OutputLayout
@@ -58,24 +60,29 @@ def _reopen(layout: OutputLayout) -> int:
         raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
     if ledger is None:
         return 0
+    manifest = read_finished(layout)
+    known = bad_texts(layout, manifest) if manifest is not None else {}
     ledger.load()
     pending = [chunk for chunk in ledger.taken_apart() if ledger.parts(chunk).bad]
-    count = len(ledger.bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
+    # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
+    bad = known.keys() | ledger.bad.keys()
+    count = len(bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
     if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
+    badrows.forget(layout, read_recorded(layout))
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)
     for chunk in pending:
         ledger.parts(chunk).forgive()
-    _reopen_committed(ledger)
+    _reopen_committed(ledger, bad)
     return count
 
 
-def _reopen_committed(ledger: Ledger) -> None:
+def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
     """Have chunks that are done but for some texts taken apart, with their file as the part that is done."""
     texts_of: dict[int, list[int]] = {}
-    for text in sorted(ledger.bad):
+    for text in sorted(bad):
         texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)
     for chunk, path in ledger.chunk_files():
         if chunk in texts_of:

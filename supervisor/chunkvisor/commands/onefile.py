@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
@@ -56,6 +57,8 @@ class OneFile:
     """Keep the state, chunks included, once the file is complete."""
     from_scratch: bool = False
     """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
 
     @property
     def manifest(self) -> Path:
@@ -79,7 +82,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
-        bad = len(manifest["quarantined"])
+        bad = badrows.count_of(manifest)
         observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
@@ -88,7 +91,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch), observer)
+        run(Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -149,7 +152,11 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
             manifest = read_sealed(output.manifest)
             if manifest is None:
                 raise FileNotFoundError(output.manifest)
-            more = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                badrows.copy(output.quarantined, rows)
+                more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more, RESULT)
             _move(output.final, wanted.out)
     except (FileNotFoundError, DamagedError):
@@ -185,7 +192,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         remove_folder(output.state)
-        for path in (output.manifest, output.final, output.partial):
+        for path in (output.manifest, output.final, output.partial, output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:

@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
+from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import strays
 from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts, shards_of
 from chunkvisor.errors import no_workdir
@@ -33,6 +35,8 @@ class Finding:
     path: Path
     problem: str | None
     """None = it is as recorded."""
+    needless: bool = False
+    """Whether a run would not make it anew: a chunk of an output whose final file is whole."""
 
 
 def verify(workdir: Path) -> Iterator[Finding]:
@@ -43,8 +47,10 @@ def verify(workdir: Path) -> Iterator[Finding]:
     if not with_state | alone and not is_workdir(layout):
         raise no_workdir(workdir)
     for name in sorted(with_state | alone):
-        yield from _final(layout.output(name))
-        yield from _chunks(layout.output(name))
+        output = layout.output(name)
+        finals = list(_final(output))
+        yield from finals
+        yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
 
 
 def _is_manifest(path: Path) -> bool:
@@ -65,18 +71,25 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     if manifest is None:
         return
     parts = recorded_parts(layout, manifest)
+    try:
+        bad_rows = np.fromiter((row["row"] for row in badrows.every_row(layout, manifest)), dtype=np.int64)
+    except DamagedError:
+        bad_rows = None
+    if "quarantined_in" in manifest:
+        whole = badrows.holds(layout.quarantined, manifest)
+        yield Finding(layout.quarantined, None if whole else "is missing, or is not what was written")
     zero_rows = 0
     for part, digest in parts:
         found, problem = _inspected(part.path, hashlib.sha256)
         if found is not None:
             zero_rows += found.zero_count
             shape, dimension = found.shape, manifest["dimension"]
-            bad = sum(part.start <= row["row"] < part.stop for row in manifest["quarantined"])
+            bad = None if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
             if (shape.rows, shape.dimension) != (part.rows, dimension):
                 problem = f"has {shape.rows} x {shape.dimension}, its manifest says {part.rows} x {dimension}"
             elif found.digest != digest:
                 problem = "has another digest than its manifest says: it was changed or damaged"
-            elif found.not_finite_count != bad:
+            elif bad is not None and found.not_finite_count != bad:
                 problem = f"has NaN or infinity in {found.not_finite_count} rows"
             elif part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
                 problem = f"is zero throughout in {zero_rows} rows"
@@ -86,7 +99,8 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
             yield Finding(path, "is none of the shards, and readers take it for one")
 
 
-def _chunks(layout: OutputLayout) -> Iterator[Finding]:
+def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
+    """`whole`: the final file is there, and is as recorded."""
     try:
         ledger = ledger_of(layout)
     except DamagedError as error:
@@ -99,16 +113,17 @@ def _chunks(layout: OutputLayout) -> Iterator[Finding]:
     bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
     for number, path in ledger.chunk_files():
         if number >= ledger.plan.count:
-            yield Finding(path, "is the file of no chunk")
+            yield Finding(path, "is the file of no chunk", needless=whole)
             continue
         found, problem = _inspected(path, xxhash.xxh3_128)
+        needless = whole and problem is not None
         if found is not None:
             key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)
             if not path.stem.endswith(key):
-                problem = "does not have the digest in its name: it was changed or damaged"
+                problem, needless = "does not have the digest in its name: it was changed or damaged", whole
             elif found.not_finite_count != bad.get(number, 0):
                 problem = f"has NaN or infinity in {found.not_finite_count} rows"
-        yield Finding(path, problem)
+        yield Finding(path, problem, needless)
 
 
 def _inspected(path: Path, digest_by: Callable[[bytes], Hash]) -> tuple[Inspection | None, str | None]:

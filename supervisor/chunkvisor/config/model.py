@@ -93,7 +93,8 @@ def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConf
         raise refused("at least one output is needed")
     owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
     for name, output in outputs.items():
-        for file in (f"{name}.json", f"{name}.npy" if output.shards is None else name):
+        final = f"{name}.npy" if output.shards is None else name
+        for file in (f"{name}.json", f"{name}.quarantined.jsonl", final):
             if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":
                 raise refused(f"{name} would need the name {file} in the workdir, which {owner} has; rename it")
     return outputs
@@ -238,6 +239,8 @@ class RecoveryConfig(Section):
     """Seconds without progress after which a worker is ended."""
     wait_timeout: values.Seconds = 600.0
     """Seconds to wait for a busy GPU, a full disk or the hub."""
+    grace: values.Seconds = 25.0
+    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are."""
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
     """quarantine = the row becomes NaN and is listed; fail = the run halts."""
     max_bad_rows: values.NotNegative = 100

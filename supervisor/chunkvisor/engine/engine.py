@@ -43,6 +43,9 @@ class Worker(Protocol):
     def go(self, limits: Limits) -> None:
         """Open the gate. A worker that has just died is no error: its end is seen anyway."""
 
+    def leave(self) -> None:
+        """Have it end after the batch under way, with what it has encoded in its folder."""
+
     def poll(self) -> int | None:
         """The return code once it has ended, as subprocess gives it; its group is then ended as well.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor_worker.contract.files import descriptor_of, open_log
-from chunkvisor_worker.contract.messages import Go, Limits, to_json
+from chunkvisor_worker.contract.messages import Go, Leave, Limits, to_json
 
 LOG_LIMIT_BYTES = 64 << 20
 """Beyond this a log is emptied while its process lives."""
@@ -125,6 +125,11 @@ class LocalWorker:
         self._quiet = True
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(to_json(Go(limits)))
+
+    def leave(self) -> None:
+        """See Worker."""
+        with contextlib.suppress(OSError):  # it has just died; its end is seen anyway
+            self._ours.sendall(to_json(Leave(leave=True)))
 
     def oom_kills(self) -> int:
         """See Worker."""

@@ -63,6 +63,11 @@ class WorkerEnded(AttemptEvent):
     """Without padding; 0 where the encoder cannot count them."""
 
 
+@event("{output} chunk {chunk} cannot be finished in time: what is encoded is saved after the batch under way")
+class WorkerLeaving(AttemptEvent):
+    """The worker was asked to end early."""
+
+
 @event()
 class AttemptRefused(AttemptEvent):
     """A worker would not run from its template: a fresh one makes the attempt."""
@@ -131,9 +136,9 @@ class PartCommitted(ChunkEvent):
     stop: int = 0
 
 
-@event("{output} chunk {chunk}: {texts:,} texts were encoded before the attempt failed, and are kept")
+@event("{output} chunk {chunk}: {texts:,} texts were encoded before the attempt ended, and are kept")
 class BatchesKept(ChunkEvent):
-    """What a failed attempt had encoded was taken over."""
+    """What an attempt without a result had encoded was taken over."""
 
     texts: int = 0
 

@@ -99,9 +99,13 @@ class LimitsWidened(LimitsEvent):
     """After a time without a fault."""
 
 
-@event("{signal}: finishing the chunks under way; once more stops at once")
+@event("{signal}: {how}; once more stops at once")
 class Draining(Event):
+    """Nothing new is started."""
+
     signal: str = ""
+    """Or the option that ends the run."""
+    how: str = "finishing the chunks under way"
 
 
 @event(

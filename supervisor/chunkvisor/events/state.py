@@ -15,7 +15,7 @@ from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, Outp
 from chunkvisor_worker.contract.exits import Outcome
 
 COMPUTING = "computing"
-STOPPING = "stopping: the chunks under way are finished first"
+STOPPING = "stopping: the chunks under way are finished or saved first"
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
 _LAST_LINES = 5

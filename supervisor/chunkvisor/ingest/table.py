@@ -128,6 +128,12 @@ class StagedTable:
         _check_range(start, stop, self.rows)
         return _read_array(TableFiles(self.folder).row_text, "<i8", start, stop).astype(np.int64)
 
+    def texts_of_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the texts of those rows, in that order; shape (len(rows),)."""
+        if len(rows):
+            _check_range(int(rows.min()), int(rows.max()) + 1, self.rows)
+        return pick_rows(TableFiles(self.folder).row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64)
+
     def row_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         """Numbers of the texts of all rows, in order, a million rows at a time."""
         for start in range(0, self.rows, _ROWS_AT_ONCE):

@@ -1,6 +1,7 @@
 """Tells people elsewhere when a run ends, stalls, or meets the first text that cannot be encoded.
 
-Nobody waits for a notifier while the run lives, and ten seconds at most at its end. Addresses hold passwords.
+Nobody waits for a notifier while the run lives, and ten seconds at most at its end, three after SIGTERM. Addresses hold
+passwords.
 """
 
 import json
@@ -24,6 +25,8 @@ from chunkvisor.units import human_time
 
 END_S = 10.0
 """How long the end of a run may take longer for its notices."""
+HURRIED_S = 3.0
+"""The same after SIGTERM, which has something stronger behind it."""
 _KILL_S = 1.0
 _COMMAND = (sys.executable, "-P", "-m", "chunkvisor.observe.messenger")
 
@@ -38,6 +41,7 @@ class Notices(Observer):
         self._under_way: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._pace = Pace()
         self._stalled = False
+        self._end_s = END_S
 
     def event(self, event: Event, state: RunState) -> None:
         """Send a notice, if it is worth one."""
@@ -59,6 +63,7 @@ class Notices(Observer):
                 self._send(what, "\n".join([*rows, f"after {human_time(state.told_s - state.began_s)}"]))
             # Who pressed Ctrl-C knows.
             case Halted() if event.code != ExitCode.INTERRUPTED:
+                self._end_s = HURRIED_S if event.code == ExitCode.TERMINATED else END_S
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def tick(self) -> None:
@@ -73,7 +78,7 @@ class Notices(Observer):
 
     def close(self) -> None:
         """Wait a little for what is under way, and end the rest."""
-        deadline_s = time.monotonic() + END_S
+        deadline_s = time.monotonic() + self._end_s
         for _, child in self._under_way:
             try:
                 child.wait(max(0.0, deadline_s - time.monotonic()))

@@ -8,7 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.follow import RunFollower
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
@@ -163,15 +164,15 @@ def _last_words(run: RunFollower) -> list[str]:
 def read_output(layout: OutputLayout) -> OutputStatus:
     """How far one output is, by its records and the names of its chunks."""
     try:
-        quarantined, fixed, record = read_quarantined(layout), read_fixed(layout), read_staged(layout)
+        manifest, fixed, record = read_done_manifest(layout), read_fixed(layout), read_staged(layout)
     except DamagedError:
         return OutputStatus()
     if fixed is None or record is None:
         return OutputStatus()
     rows, distinct = record.staged.rows, record.staged.distinct
     plan = Plan(distinct, fixed.chunk_size)
-    if quarantined is not None:
-        count = len(quarantined)
+    if manifest is not None:
+        count = count_of(manifest)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
     chunks = committed_chunks(layout, plan)
     done = rows * plan.texts_in(chunks) // max(1, distinct)

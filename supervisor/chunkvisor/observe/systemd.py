@@ -38,7 +38,7 @@ _STATUS: dict[type[Event], str] = {
     WaitingToJoin: "{0.output}: waiting for disk space: {0.reason}",
     Assembling: "{0.output}: joining {0.chunks:,} chunks",
     OutputComplete: "{0.output}: complete",
-    Draining: "{0.signal}: finishing the chunks under way",
+    Draining: "{0.signal}: {0.how}",
     Halted: "{0.what}",
 }
 

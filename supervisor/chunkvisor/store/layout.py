@@ -18,6 +18,7 @@ Nothing is created, read or deleted here.
       slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
       slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
+      <output>.quarantined.jsonl        the rows without a vector, where they are too many for the manifest
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
       .<output>.before/                 what was there before --from-scratch, until the new final file is
       outputs/<output>/
@@ -32,6 +33,7 @@ Nothing is created, read or deleted here.
         attempts/000012/003/            one attempt at a chunk; removed once the chunk is committed
         published.json                  how to know a final file of ours again, written just before it appears
         done.json                       the final file's stamp and the manifest once more
+        quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
 
 import os
@@ -82,6 +84,7 @@ class OutputLayout:
     attempts = Entry("state", "attempts")
     published = Entry("state", "published.json")
     done = Entry("state", "done.json")
+    quarantined_twin = Entry("state", "quarantined.jsonl")
 
     @property
     def state(self) -> Path:
@@ -102,6 +105,11 @@ class OutputLayout:
     def manifest(self) -> Path:
         """The final file's description, for people and programs."""
         return self.workdir / f"{self.name}.json"
+
+    @property
+    def quarantined(self) -> Path:
+        """The rows without a vector, one a line, where they are too many for the manifest."""
+        return self.workdir / f"{self.name}.quarantined.jsonl"
 
     @property
     def partial(self) -> Path:

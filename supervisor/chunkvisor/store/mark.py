@@ -140,7 +140,15 @@ def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
     """What has a name of ours in a folder that is not ours, but for what is empty: an interrupted start, say."""
     taken = {layout.workdir / name for name in RESERVED_NAMES}
     for output in map(layout.output, outputs):
-        taken |= {output.final, output.shards, output.manifest, output.partial, output.partial_shards, output.before}
+        taken |= {
+            output.final,
+            output.shards,
+            output.manifest,
+            output.quarantined,
+            output.partial,
+            output.partial_shards,
+            output.before,
+        }
     yield from (path for path in sorted(taken) if os.path.lexists(path) and not _is_empty(path))
 
 

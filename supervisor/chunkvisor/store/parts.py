@@ -115,8 +115,7 @@ class Parts:
     def settle(self) -> None:
         """Write the record of the bad texts, which has to be there before the chunk is committed. Raises OSError."""
         if self.bad:
-            make_folder(self._layout.quarantine)
-            write_sealed(self._layout.quarantine_of(self._chunk), asdict(_Quarantine(tuple(self.bad))))
+            write_quarantine(self._layout, self._chunk, self.bad)
 
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed, or is begun anew."""
@@ -147,6 +146,12 @@ class Parts:
         if not all(start <= text.text < stop for text in index.bad):
             return [], [], []
         return [part for part in index.parts if self._path(part).exists()], list(index.bad), list(index.cuts)
+
+
+def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:
+    """Write the record of the texts of a committed chunk that have no vector. Raises OSError."""
+    make_folder(layout.quarantine)
+    write_sealed(layout.quarantine_of(chunk), asdict(_Quarantine(tuple(texts))))
 
 
 def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:

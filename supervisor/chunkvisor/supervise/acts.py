@@ -23,6 +23,7 @@ from chunkvisor.events.attempt import (
     ChunkSplit,
     Go,
     PartFailed,
+    WorkerLeaving,
 )
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
@@ -106,12 +107,18 @@ class Acts:
                 self._go(self.running[instruction.worker], instruction.limits)
             case do.End() if instruction.worker in self.running:
                 self.running[instruction.worker].end(instruction.by, instruction.why, time.monotonic())
+            case do.Leave() if instruction.worker in self.running:
+                slot = self.running[instruction.worker]
+                slot.leave(instruction.why)
+                self._emit(WorkerLeaving(*_named_of(slot)))
             case do.Look():
                 self._stations.ask(instruction.device)
             case do.GetUsedTo():
                 self._stations[instruction.device].gate.get_used_to(instruction.others_bytes)
             case do.Join():
                 self._joiner.begin(instruction.output)
+            case do.StopJoins():
+                self._joiner.stop()
             case do.DropDevice():
                 self._stations.leave(instruction.device, instruction.halt)
             case do.DropNode():

@@ -28,7 +28,7 @@ from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
 from chunkvisor.supervise.adopt import adopt, forget_unsure
-from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
+from chunkvisor.supervise.endings import GivenUp, cannot_be_killed, how_drained
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
@@ -77,7 +77,10 @@ class Driver:
         self._news: list[on.Stimulus] = []
         """What became of devices since the last turn."""
         self._todo: deque[do.Instruction] = deque()
-        self._draining = False
+        self._looked_s = time.monotonic()
+        """When a worker was looked at last."""
+        self._drains: tuple[str, float | None] | None = None
+        """(why, until when) the run ends before its work is done, as was told last."""
 
     def run(self) -> list[GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
@@ -128,6 +131,11 @@ class Driver:
         workers = [slot.worker for slot in self._acts.running.values()]
         return self._engine.has_room(self._stations[device], workers)
 
+    def left_s(self, worker: int) -> float | None:
+        """See Forecast."""
+        slot = self._acts.running.get(worker)
+        return slot.left_s(time.monotonic()) if slot is not None else None
+
     # --- what becomes of devices
 
     def joined(self, station: Station, opinion: Opinion | None) -> None:
@@ -152,8 +160,11 @@ class Driver:
         news, self._news = self._news, []
         for stimulus in news:
             self._tell(stimulus)
+        self._forgive(time.monotonic())
         for slot in list(self._acts.running.values()):
-            self._attend(slot, time.monotonic())
+            now_s = time.monotonic()
+            self._forgive(now_s)
+            self._attend(slot, now_s)
         for stimulus in self._joiner.collect():
             self._tell(stimulus)
         self._tick()
@@ -162,10 +173,10 @@ class Driver:
 
     def _heed_signals(self) -> None:
         signals = self._signals
-        if signals.draining and not self._draining:
-            self._draining = True
-            self._emit(Draining(signals.first.name if signals.first else ""))
-            self._tell(on.Drain())
+        if signals.draining and self._drains != (drains := (signals.why, signals.until_s)):
+            self._drains = drains
+            self._emit(Draining(signals.why, how_drained(signals.until_s, time.monotonic())))
+            self._tell(on.Drain(signals.until_s))
         if signals.stopping:
             self._tell(on.Stop())
 
@@ -174,10 +185,14 @@ class Driver:
         began_s = time.monotonic()
         self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
         if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
-            # A container that was frozen, a machine that was asleep: the workers stood still as well.
+            # A container that was frozen, a machine that was asleep.
             self._emit(StoodStill(round(gap_s, 1)))
-            for slot in self._acts.running.values():
-                slot.pulse = slot.pulse.forgive(gap_s)
+
+    def _forgive(self, now_s: float) -> None:
+        """Time in which nobody looked counts against no worker: it may have stood still as well."""
+        gap_s, self._looked_s = gap(_PAUSE_S, now_s - self._looked_s), now_s
+        for slot in self._acts.running.values() if gap_s else ():
+            slot.pulse = slot.pulse.forgive(gap_s)
 
     def _tell(self, stimulus: on.Stimulus) -> None:
         """Have the scheduler hear of it, and do what it says, to the end."""
@@ -236,6 +251,8 @@ class Driver:
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
             slot.ended_by, slot.ended_why = EndedBy.ITSELF, f"{slot.station} was lost"
+        elif returncode == WorkerExit.ORPHANED and slot.leave_why:
+            slot.left()
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))

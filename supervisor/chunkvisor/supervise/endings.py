@@ -3,16 +3,18 @@
 Pure: it never decides that a run ends. `lastwords` has those about workers and texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.badrows import count_of
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
+from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.files import AttemptFiles
 
 
@@ -27,24 +29,37 @@ class GivenUp:
 
 
 def stopped(signals: Signals) -> Halt:
-    """The end of a run that was asked to stop."""
-    assert signals.first is not None
+    """The end of a run that was asked to stop, by a signal or because its time is over."""
+    remedy = "run the same command again to go on; nothing is lost"
+    if signals.first is None:
+        assert signals.stop_after_s is not None
+        after = human_time(signals.stop_after_s)
+        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
-    return Halt(code, f"stopped by {signals.first.name}", remedy="run the same command again to go on; nothing is lost")
+    return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
 
 
-def with_bad_rows(layout: Layout, quarantined: dict[str, list[dict[str, Any]]]) -> Halt:
-    """The end of a run whose outputs have these rows without a vector, as their manifests list them."""
-    rows = [f"{name} row {each['row']} ({each['place']})" for name, found in quarantined.items() for each in found]
-    more = f" and {len(rows) - 10} more" if len(rows) > 10 else ""
-    first = next(each for found in quarantined.values() for each in found)
+def how_drained(until_s: float | None, now_s: float) -> str:
+    """What becomes of the chunks under way when a run drains, in words."""
+    if until_s is None:
+        return "finishing the chunks under way"
+    return f"finishing what can be done within {human_time(max(0.0, until_s - now_s))}, and saving the rest as it is"
+
+
+def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
+    """The end of a run whose outputs, by name, have rows without a vector."""
+    listed = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
+    rows = [f"{name} row {each['row']} ({each['place']})" for name, each in listed[:10]]
+    count = sum(map(count_of, manifests.values()))
+    more = f" and {count - 10:,} more" if count > 10 else ""
+    _, first = listed[0]
+    beside = any("quarantined_in" in manifest for manifest in manifests.values())
+    where = "the manifests and the files .quarantined.jsonl beside them" if beside else "the manifests"
     return Halt(
         ExitCode.QUARANTINED,
-        f"finished, but {len(rows)} row{'s' * (len(rows) != 1)} could not be encoded and are NaN: "
-        + ", ".join(rows[:10])
-        + more,
+        f"finished, but {counted(count, 'row')} could not be encoded and are NaN: " + ", ".join(rows) + more,
         why=f"{first['outcome']}: {first['reason']}",
-        remedy=f"the manifests list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
+        remedy=f"{where} list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
         "a mended source needs --from-scratch instead",
         see="quarantine",
     )

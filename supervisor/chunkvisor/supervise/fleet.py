@@ -30,6 +30,8 @@ class Worker:
     """When it got its device."""
     ready: bool = False
     ending: bool = False
+    leaving: bool = False
+    """Whether it has been asked to end after the batch under way."""
 
     @property
     def seat(self) -> Seat:

@@ -37,6 +37,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Have the worker end after the batch under way; its end is heard of as `Ended`."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Have the device looked at; answered by `Looked`."""
 
@@ -120,6 +128,11 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class StopJoins:
+    """Give up what is being joined: the next run begins it anew; answered by `JoinStopped` where there was anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveLessons:
     """Keep what out-of-memory faults have taught about devices of this kind, for later runs."""
 
@@ -198,6 +211,7 @@ Instruction = (
     Start
     | Go
     | End
+    | Leave
     | Look
     | GetUsedTo
     | Record
@@ -208,6 +222,7 @@ Instruction = (
     | Quarantine
     | Compose
     | Join
+    | StopJoins
     | SaveLessons
     | TellWaiting
     | TellSplit

@@ -27,7 +27,7 @@ class Joiner:
         self._emit = emit
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
         self._under_way: dict[int, Future[dict[str, Any]]] = {}
-        self._closed = False
+        self._stopped = False
 
     def begin(self, number: int) -> None:
         """Join the output: all its chunks are committed."""
@@ -58,11 +58,15 @@ class Joiner:
                 self._emit(WaitingToJoin(output.name, str(error)))
                 yield JoinWaits(number, disk_halt(error, output.ledger.layout.workdir))
 
+    def stop(self) -> None:
+        """Give up what is under way; a half-made file is begun anew by the next run."""
+        self._stopped = True
+
     def close(self) -> None:
-        """Stop what is under way; a half-made file is begun anew by the next run."""
-        self._closed = True
+        """Stop, and wait for it."""
+        self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _still_wanted(self) -> None:
-        if self._closed or self._signals.stopping:
+        if self._stopped or self._signals.stopping:
             raise InterruptedError("stopped while joining chunks")

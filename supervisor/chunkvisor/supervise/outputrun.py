@@ -56,6 +56,11 @@ class OutputRun:
         return self.ledger.complete
 
     @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do: of a slice, its chunks are committed; of the whole, the output is joined."""
+        return not self.left and (not self.complete or self.ledger.layout.done.exists())
+
+    @property
     def whole(self) -> bool:
         """See Progress."""
         return len(self.ledger.share) == self.ledger.plan.count

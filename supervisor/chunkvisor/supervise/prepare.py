@@ -4,11 +4,13 @@ What an earlier run has fixed stays as it was.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble import badrows
+from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalwriter import clear_partial
@@ -41,6 +43,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folder, remove_folder
 
 _MAX_LINES = 100
@@ -99,6 +102,8 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
     if manifest is not None:
         drop_before(layout)
+        if mended := mend_records(layout, manifest, fixed.chunk_size):
+            opening.emit(Note(f"{name}: {counted(mended, 'lost record')} of texts without a vector written anew"))
         if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
             remove_folder(layout.chunks)
         return manifest
@@ -144,7 +149,7 @@ def _finish(
             opening.source.local.check()
         final = assemble(ledger, table, on_block, shards)
         assert ledger.facts is not None
-        bad = _quarantined_rows(ledger, table, final)
+        bad = badrows.record(layout, _quarantined_rows(ledger, table, final))
         manifest = build_manifest(
             layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
@@ -154,7 +159,7 @@ def _finish(
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not config.chunk.keep and not bad:
+        if not config.chunk.keep and not final.bad_rows:
             ledger.remove_chunks()
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
 
@@ -269,14 +274,12 @@ def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedT
         return StagedTable.open(layout.table)
 
 
-def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> list[dict[str, Any]]:
-    found = []
+def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
     for number, (row, text) in enumerate(final.bad_rows):
         bad = ledger.bad[text]
         # To find a line, the source is read up to it.
         place = table.place_of(row, with_line=number < _MAX_LINES)
-        found.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
-    return found
+        yield {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

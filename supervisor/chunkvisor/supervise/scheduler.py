@@ -7,6 +7,7 @@ without a process, and a simulator plays hundreds of lives a second.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.outcome import EndedBy
@@ -19,6 +20,7 @@ from chunkvisor.supervise.assignment import Assignment, Capacity
 from chunkvisor.supervise.backlog import Backlog, Progress
 from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.consequences import Consequences
+from chunkvisor.supervise.draining import Draining, Forecast
 from chunkvisor.supervise.fleet import Device, Fleet, Gate
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.leaving import Leaving
@@ -38,6 +40,10 @@ class Settings:
     bad_rows: lastwords.BadRows = field(default_factory=lastwords.BadRows)
 
 
+class View(Capacity, Forecast, Protocol):
+    """What the scheduler asks while it decides."""
+
+
 class Scheduler:
     """Runs the pending chunks of all outputs on all devices."""
 
@@ -46,7 +52,7 @@ class Scheduler:
         outputs: Sequence[Progress],
         settings: Settings,
         lessons: Recall,
-        capacity: Capacity,
+        view: View,
         clock: Callable[[], float],
     ) -> None:
         """`lessons` are those of earlier runs, by kind of device; `clock` never jumps."""
@@ -74,10 +80,10 @@ class Scheduler:
             say,
         )
         self._assignment = Assignment(
-            outputs, settings.per_device, self.fleet, self._backlog, book, self._joins, capacity, say
+            outputs, settings.per_device, self.fleet, self._backlog, book, self._joins, view, say
         )
         self._standby = settings.standby
-        self._draining = False
+        self._drain = Draining(self.fleet, self._leaving, view, say)
         self._unfit: Halt | None = None
         """Why the last device that could not be used when it joined was so."""
         for number in range(len(outputs)):
@@ -88,7 +94,7 @@ class Scheduler:
         """Whether nothing is under way, and nothing is left to do in this run."""
         if self.fleet.workers or self._joins.working:
             return False
-        return self._draining or (self._backlog.empty and not self._joins.waiting and not self._blame.undecided)
+        return self._drain.begun or (self._backlog.empty and not self._joins.waiting and not self._blame.undecided)
 
     def handle(self, stimulus: on.Stimulus) -> list[do.Instruction]:
         """What is to be done now that this has happened, in order."""
@@ -105,7 +111,7 @@ class Scheduler:
             case on.Joined() | on.ChunkDamaged() | on.JoinWaits() | on.JoinStopped():
                 self._joins.heed(stimulus, now_s)
             case on.Drain() | on.Stop():
-                self._heed_signal(stimulus)
+                self._heed_signal(stimulus, now_s)
         said = self._out[:]
         self._out.clear()
         return said
@@ -115,7 +121,8 @@ class Scheduler:
 
     def _turn(self, now_s: float) -> None:
         self._joins.turn(now_s)
-        if self._draining:
+        if self._drain.begun:
+            self._drain.turn(now_s)
             return
         if self._unfit is not None and not self.fleet.alive:
             self._say(do.HaltRun(self._unfit))
@@ -139,7 +146,7 @@ class Scheduler:
             return
         match stimulus:
             case on.Started():
-                if worker.device.left or self._draining:
+                if worker.device.left or self._drain.begun:
                     why = "its device was dropped" if worker.device.left else "the run is draining"
                     self._leaving.end(worker, why)
             case on.Ready():
@@ -154,16 +161,16 @@ class Scheduler:
             case on.Ended() | on.NotStarted():
                 self.fleet.forget(worker)
                 self._consequences.heed_end(worker, stimulus, now_s)
-        if not self._draining:
+        if not self._drain.begun:
             self._assignment.open_gates(worker.device, now_s)
 
-    def _heed_signal(self, stimulus: on.Drain | on.Stop) -> None:
-        self._draining = True
+    def _heed_signal(self, stimulus: on.Drain | on.Stop, now_s: float) -> None:
+        if isinstance(stimulus, on.Drain):
+            self._drain.begin(stimulus.until_s, now_s)
+            return
         for worker in self.fleet.workers.values():
-            if isinstance(stimulus, on.Stop):
-                self._leaving.end(worker, "the run was stopped")
-            elif worker.gate is Gate.SHUT:
-                self._leaving.end(worker, "the run is draining")
+            self._leaving.end(worker, "the run was stopped")
+        self._drain.begin(None, now_s)
 
     # --- devices
 
@@ -197,5 +204,5 @@ class Scheduler:
                 self._leaving.drop(device, lastwords.busy_gpu(device.name, waited_s, opinion.why))
         elif opinion.health is not Health.SETTLING:
             device.suspected_s = None
-            if not self._draining:
+            if not self._drain.begun:
                 self._assignment.open_gates(device, now_s)

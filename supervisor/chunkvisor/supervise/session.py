@@ -43,7 +43,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
-        signals = stack.enter_context(Signals().listen())
+        signals = Signals(config.recovery.grace, request.stop_after_s)
+        stack.enter_context(signals.listen())
         stack.callback(observers.close)
 
         def emit(event: Event, /) -> None:

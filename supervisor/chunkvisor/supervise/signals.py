@@ -1,6 +1,8 @@
-"""Signals to the supervisor: the first SIGINT or SIGTERM drains the run, the second stops it at once.
+"""What ends a run before its work is done: signals to the supervisor, and the time that --stop-after gives it.
 
-It never does anything inside a handler but note the signal.
+The first SIGINT or SIGTERM drains the run, the second stops it at once. SIGINT comes from a person, who can wait and
+send another; after SIGTERM something stronger may follow, so the run has ended within `recovery.grace`. It never does
+anything inside a handler but note the signal.
 """
 
 import contextlib
@@ -8,6 +10,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -15,20 +18,40 @@ from types import FrameType
 class Signals:
     """Signals received while the context of `listen` lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None) -> None:
+        """`stop_after_s` counts from now. None: nothing has to be over at any time."""
         self.first: signal.Signals | None = None
         self.count = 0
+        self.stop_after_s = stop_after_s
+        self._first_s = 0.0
+        self._grace_s = grace_s
+        self._over_s = self._drain_s = float("inf")
+        if stop_after_s is not None:
+            self._over_s = time.monotonic() + stop_after_s
+            self._drain_s = self._over_s - min(grace_s or 0.0, stop_after_s / 2)
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
     def draining(self) -> bool:
         """Whether nothing new is to be started."""
-        return self.count >= 1
+        return self.count >= 1 or time.monotonic() >= self._drain_s
 
     @property
     def stopping(self) -> bool:
         """Whether everything is to end at once."""
         return self.count >= 2
+
+    @property
+    def why(self) -> str:
+        """What ends the run: the name of the first signal, or the option."""
+        return self.first.name if self.first is not None else "--stop-after"
+
+    @property
+    def until_s(self) -> float | None:
+        """When a run that drains has to be over, by the clock that never jumps; None = whenever it is."""
+        graceful = self.first is signal.SIGTERM and self._grace_s is not None
+        until_s = min(self._over_s, self._first_s + (self._grace_s or 0.0)) if graceful else self._over_s
+        return None if until_s == float("inf") else until_s
 
     def wake(self) -> None:
         """End the sleep under way, from any thread."""
@@ -73,5 +96,6 @@ class Signals:
                 signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.first = self.first or signal.Signals(number)
+        if self.first is None:
+            self.first, self._first_s = signal.Signals(number), time.monotonic()
         self.count += 1

@@ -47,6 +47,8 @@ class Slot:
     gate: Gate = Gate.SHUT
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
+    leave_why: str = ""
+    """Why it was asked to end after the batch under way, in words; empty where it was not."""
     go_s: float = 0.0
     freed_s: float | None = None
     """When it needed the device no longer."""
@@ -136,6 +138,25 @@ class Slot:
         self.limits, self.gate = limits, Gate.OPEN
         self.worker.go(limits)
 
+    def leave(self, why: str) -> None:
+        """Ask it to end after the batch under way."""
+        self.leave_why = why
+        self.worker.leave()
+
+    def left(self) -> None:
+        """It has ended because it was asked to."""
+        if self.ended_by is EndedBy.ITSELF:
+            self.ended_by, self.ended_why = EndedBy.STOP, self.leave_why
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until it has its last vector, at the rate so far; None = it has done no batch yet."""
+        beat = self.pulse.beat
+        if beat is None or not beat.rows_done:
+            return None
+        in_tokens = beat.tokens_total and beat.tokens_done
+        done, total = (beat.tokens_done, beat.tokens_total) if in_tokens else (beat.rows_done, beat.rows_total)
+        return (now_s - self.go_s - beat.opening_s) * max(0, total - done) / done
+
     def overdue(self, now_s: float, patience: Patience) -> str:
         """Why it is to be ended, in words; empty where there is no reason, or its end has begun."""
         if self.ended_by is not EndedBy.ITSELF:
@@ -146,7 +167,8 @@ class Slot:
         """Begin to end it, politely first; or take the next step of an end that has begun."""
         if self.ended_by is EndedBy.ITSELF:
             self.ended_by, self.ended_why = by, why
-            self._signals = list(_LADDER[by])
+            # Who was asked to leave, and has not, has had its politeness.
+            self._signals = [signal.SIGKILL] if self.leave_why else list(_LADDER[by])
             self._next_signal_s = now_s
         self.next_signal(now_s)
 

@@ -174,7 +174,10 @@ class JoinStopped:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Start nothing new; what is under way may finish."""
+    """Start nothing new; what is under way may finish. A second one may bring the end nearer."""
+
+    until_s: float | None = None
+    """When all has to be over, by the scheduler's clock; None = what is under way may take as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)

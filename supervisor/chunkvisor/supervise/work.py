@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start
 from chunkvisor.decide.lastwords import BadRows
@@ -70,6 +71,8 @@ class Request:
     """The command line of an attempt."""
     slice: Slice | None = None
     """The slice that this run works on; None = the whole."""
+    stop_after_s: float | None = None
+    """So long it may take, at most; None = as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,9 @@ class Work:
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
-        quarantined = {name: read_quarantined(self._layout.output(name)) or [] for name in config.outputs}
-        if any(quarantined.values()):
+        found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
+        quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
+        if quarantined:
             raise with_bad_rows(self._layout, quarantined)
         return ExitCode.COMPLETE
 
@@ -179,7 +183,7 @@ class Work:
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
-        if run.signals.draining:
+        if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)

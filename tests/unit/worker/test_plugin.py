@@ -14,6 +14,8 @@ from chunkvisor_worker.plugin import PluginEncoder, PluginError
 class Silent:
     """A progress that nobody looks at."""
 
+    leaving = False
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 

@@ -133,6 +133,13 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """The line that asks for an early end: what is encoded stays, and no batch more is begun."""
+
+    leave: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Sign of progress."""
 
@@ -143,6 +150,8 @@ class Beat:
     rows_done: int = 0
     rows_total: int = 0
     tokens_done: int = 0
+    tokens_total: int = 0
+    """Of all its texts, without padding; 0 = unknown."""
     batch_rows: int = 0
     """Of the batch under way."""
     batch_tokens: int = 0

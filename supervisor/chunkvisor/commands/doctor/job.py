@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
@@ -146,7 +146,7 @@ def _known_size(layout: Layout, names: list[str]) -> tuple[int | None, int]:
     dimension = 0
     for output in map(layout.output, names):
         try:
-            if read_quarantined(output) is not None:
+            if read_done_manifest(output) is not None:
                 continue
             record, facts = read_staged(output), read_facts(output)
         except (DamagedError, OSError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
@@ -202,7 +202,7 @@ class _Survey:
         if not sample.ours:
             return bytearray(sample.plan.count)
         try:
-            finished = read_quarantined(layout) is not None
+            finished = read_done_manifest(layout) is not None
         except DamagedError:
             finished = False  # a run may mend it
         return bytearray(b"\1") * sample.plan.count if finished else committed_chunks(layout, sample.plan)

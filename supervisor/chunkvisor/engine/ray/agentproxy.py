@@ -118,7 +118,9 @@ class AgentProxy:
         if not self._terms.shared:
             try:
                 async with _TRAVELLING:
-                    for path in (files.log, files.beat, files.fault, files.vectors, files.result):  # the result last
+                    # What a worker that failed had encoded comes along; the result is the last.
+                    of_batches = (files.batches, files.partial) if ended.returncode else ()
+                    for path in (files.log, files.beat, files.fault, *of_batches, files.vectors, files.result):
                         await self._fetch(worker, path)
             except OSError:
                 # The disk here cannot take it; the supervisor knows what that means.

@@ -130,6 +130,10 @@ class RayWorker:
         """See Worker."""
         self._send(Order(self._node, self._number, gate=limits))
 
+    def leave(self) -> None:
+        """See Worker."""
+        self._send(Order(self._node, self._number, leave=True))
+
     def poll(self) -> int | None:
         """See Worker."""
         return self._returncode

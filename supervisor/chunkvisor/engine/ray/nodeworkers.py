@@ -151,6 +151,8 @@ class NodeWorkers(threading.Thread):
             self._launch(order.worker, order.launch)
         elif order.gate is not None and running is not None:
             running.worker.go(order.gate)
+        elif order.leave and running is not None:
+            running.worker.leave()
         elif order.signal is not None and running is not None:
             running.worker.signal(signal.Signals(order.signal))
         elif order.look is not None and order.look in self._sensors:

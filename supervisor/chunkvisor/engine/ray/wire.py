@@ -87,6 +87,8 @@ class Order:
     launch: Launch | None = None
     gate: Limits | None = None
     """Open the worker's gate."""
+    leave: bool = False
+    """Have the worker end after the batch under way."""
     signal: int | None = None
     """Send it to the worker and to all that it has started."""
     look: int | None = None

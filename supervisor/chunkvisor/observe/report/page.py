@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_quarantined
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.journal import Entry, read_events
 from chunkvisor.observe.report.attempts import kind_of
 from chunkvisor.observe.report.bars import duration, lengths_of, outcome_bars, phase_bars
@@ -135,10 +135,12 @@ def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[
     """Rows in quarantine: from the record of a finished output, else from the journal."""
     for name in outputs:
         try:
-            found = read_quarantined(layout.output(name))
+            manifest = read_done_manifest(layout.output(name))
         except (DamagedError, OSError):
-            found = None
-        if found is None:
+            manifest = None
+        if manifest is not None:
+            found = manifest["quarantined"]
+        else:
             found = [event.details() for event in history.quarantined.values() if event.output == name]
         yield from ({**row, "output": name} for row in found)
 

@@ -1,0 +1,163 @@
+"""A stop that gives little notice: SIGTERM leaves `recovery.grace`, --stop-after what is left of its time.
+
+The encoder does a call of 32 texts as soon as a file lets it, so that tests decide how far a chunk is.
+"""
+
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import expected, kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = [f"text {number}" for number in range(320)]
+"""One chunk, ten calls."""
+
+
+Begun = tuple[ScriptedWorkplace, subprocess.Popen[str]]
+
+
+def begun(folder: Path, **changes: Any) -> Begun:
+    """A run that is in its fifth call, and waits in it."""
+    place = made(folder, **changes)
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 5)
+    return place, process
+
+
+def made(folder: Path, **changes: Any) -> ScriptedWorkplace:
+    """A workplace whose fifth call waits until it is released."""
+    changes = {"chunk__size": len(TEXTS), "encode__batch_size": 8, **changes}
+    place = ScriptedWorkplace.make(folder, TEXTS, **changes)
+    place.lay("text 128", "wait_for_release")
+    return place
+
+
+def told(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
+    """Events of these names."""
+    return [event for event in place.events() if event["event"] in names]
+
+
+def release(place: ScriptedWorkplace) -> None:
+    """Let the call go on."""
+    (place.folder / "release").touch()
+
+
+def check_resume(place: ScriptedWorkplace, *, lost: set[str]) -> None:
+    """The next run ends well, with no text encoded twice but for these."""
+    release(place)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    counts = Counter(text for call in place.calls() for text in call)
+    assert {text for text, count in counts.items() if count > 1} <= lost
+
+
+def end_of(process: subprocess.Popen[str]) -> str:
+    """What it said on standard error; it ends by itself."""
+    _, stderr = process.communicate(timeout=120)
+    return stderr
+
+
+def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path) -> None:
+    """A worker that cannot finish its chunk in time leaves after the batch under way: no text is encoded twice."""
+    place, process = begun(tmp_path / "place", recovery__grace="25s")
+    process.terminate()
+    # While its call lasts the forecast gets worse, until the rest of the chunk does not fit any more.
+    wait_for(lambda: told(place, "worker_leaving"))
+    release(place)
+    said = end_of(process)
+
+    assert process.returncode == 143, said
+    assert "Traceback" not in said
+    assert "160 texts were encoded before the attempt ended, and are kept" in said
+    assert not told(place, "attempt_failed")
+    assert len(place.calls()) == 5
+    assert place.status()["state"] == "stopped"
+    check_resume(place, lost=set())
+    assert len(place.calls()) == 10
+
+
+def test_a_chunk_that_can_end_within_the_grace_does(tmp_path: Path) -> None:
+    """Nothing is cut short that fits: the chunk under way is committed whole, and nothing new is begun."""
+    place, process = begun(tmp_path / "place", recovery__grace="600s", chunk__size=160)
+    process.terminate()
+    wait_for(lambda: told(place, "draining"))
+    release(place)
+    said = end_of(process)
+
+    assert process.returncode == 143, said
+    assert len(told(place, "chunk_committed")) == 1
+    assert not told(place, "batches_kept", "worker_leaving")
+    check_resume(place, lost=set())
+
+
+def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) -> None:
+    """The run has ended by then; it loses the batch under way, and no other."""
+    place, process = begun(tmp_path / "place", recovery__grace=1)
+    process.terminate()
+    said = end_of(process)  # nobody lets the call go on
+
+    assert process.returncode == 143, said
+    assert [event["texts"] for event in told(place, "batches_kept")] == [128]
+    assert not told(place, "attempt_failed")
+    check_resume(place, lost=set(TEXTS[128:160]))
+
+
+def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
+    """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch but one."""
+    place, process = begun(tmp_path / "place", recovery__grace=6)
+    process.terminate()
+    wait_for(lambda: told(place, "worker_leaving"))
+    kill(process)
+
+    check_resume(place, lost=set(TEXTS[128:160]))
+
+
+def test_sigint_has_no_grace(tmp_path: Path) -> None:
+    """A person at a terminal can wait, and can send another: the chunk under way is finished however long it takes."""
+    place, process = begun(tmp_path / "place", recovery__grace=0.01, chunk__size=160)
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: told(place, "draining"))
+    release(place)
+    said = end_of(process)
+
+    assert process.returncode == 130, said
+    assert len(told(place, "chunk_committed")) == 1
+    assert not told(place, "batches_kept")
+
+
+def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> None:
+    """Its time being over, it saves what is under way as a SIGTERM would, and says that running again goes on."""
+    place = made(tmp_path / "place")
+    ended = place.run("--stop-after", "3s")
+
+    assert ended.returncode == 75, ended.stderr
+    assert "stopped after 3 s, as --stop-after asks" in ended.stderr
+    assert "run the same command again to go on" in ended.stderr
+    assert [event["signal"] for event in told(place, "draining")] == ["--stop-after"]
+    # How far it came within its time is the machine's affair.
+    check_resume(place, lost=set(TEXTS[128:160]))
+
+
+def test_stop_after_does_not_stop_what_is_done_in_time(tmp_path: Path) -> None:
+    """A job that is complete before its time is over ends with 0."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS[:8])
+
+    assert place.run("--stop-after", "10m").returncode == 0
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "3 weeks"])
+def test_stop_after_wants_a_time(tmp_path: Path, text: str) -> None:
+    """What is no time is a usage error that says what one looks like."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS[:8])
+
+    ended = place.run("--stop-after", text)
+
+    assert ended.returncode == 2
+    assert '"90s", "10m" or "3h"' in ended.stderr
