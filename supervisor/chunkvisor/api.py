@@ -20,8 +20,12 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.manifest import recorded_parts, shards_of
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.manifest import recorded_parts
+from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.model import FinalFormat
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -46,7 +50,7 @@ _LOG_LINES = 20
 
 
 class QuarantineWarning(UserWarning):
-    """Some rows could not be encoded; they are NaN."""
+    """Some rows could not be encoded; they are NaN, or what the form of the final has instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +70,26 @@ class FinalFile:
     """One complete output."""
 
     path: Path
-    """The .npy, float32, rows x dimension; or the folder of its shards."""
+    """The .npy or .parquet, rows x dimension; or the folder of its shards."""
     manifest: dict[str, Any]
     """What <output>.json says: rows, dimension, model, versions, …"""
     quarantined: tuple[QuarantinedRow, ...]
     files: tuple[Path, ...]
-    """The .npy itself, or its shards in the order of their rows."""
+    """The file itself, or its shards in the order of their rows."""
 
-    def vectors(self) -> npt.NDArray[np.float32]:
-        """The vectors, of shape (rows, dimension): mapped, read-only; of shards, read into memory. Raises OSError."""
-        mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
-        array: npt.NDArray[np.float32] = mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
-        return array
+    def vectors(self) -> npt.NDArray[Any]:
+        """The vectors, of shape (rows, dimension); of ubinary, eight dimensions share a byte.
+
+        Mapped, read-only; of shards and of parquet, read into memory. Raises OSError.
+        """
+        form = form_of(self.manifest)
+        if form.format is FinalFormat.NPY:
+            mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
+            return mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
+        read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
+        counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
+        parts = zip(self.files, counts, strict=True)
+        return np.concatenate([rows for path, count in parts for rows, _ in read(path, count, numbers, None)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +98,12 @@ class Report:
 
     workdir: Path
     outputs: dict[str, FinalFile]
-    """By name, in the order of the config."""
+    """By name, in the order of the config; combined ones at the end."""
 
     @property
     def quarantined(self) -> int:
-        """Rows without a vector, in all outputs."""
-        return sum(len(output.quarantined) for output in self.outputs.values())
+        """Rows without a vector, in all outputs; combined ones do not count again."""
+        return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
 
 
 def run(
@@ -120,9 +132,10 @@ def run(
 
 
 def encode(
-    texts: Iterable[str | None],
+    texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
     *,
     model: str,
+    column: str | None = None,
     workdir: StrPath | None = None,
     chunk_size: int | str = 1000,
     device: str | list[str] = "cuda",
@@ -145,15 +158,18 @@ def encode(
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
-    None counts as an empty text. With `workdir` the array is mapped from a file there, the work survives any end, and
-    the same call goes on with it; without, it is done in a temporary folder and the array is in memory. The other
-    arguments are the config's keys, and `set` has those that are not named here, such as "recovery.attempts=5".
+    None counts as an empty text. With `column`, the texts are rows of which that column is taken, such as those of a
+    `datasets.Dataset`; whatever can be iterated once will do. With `workdir` the array is mapped from a file there, the
+    work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
+    in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
+    "recovery.attempts=5".
     Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
     no string is refused by its index (code 78).
     """
     given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
+    wanted: Iterable[object] = texts if column is None else _column(texts, column)
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
     folder, overrides = Path.cwd(), tuple(set)
     with _workdir(workdir) as place:
@@ -161,7 +177,7 @@ def encode(
         # Validated before the texts are written: a typing error costs nothing then.
         values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
         from_values(values, folder, overrides)
-        values["outputs"][_OUTPUT]["source"] = str(_write_texts(texts, place))
+        values["outputs"][_OUTPUT]["source"] = str(_write_texts(wanted, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
         final = _run(Request(loaded, from_scratch=from_scratch), on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
@@ -190,7 +206,8 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
             raise KeyboardInterrupt(str(error)) from error
         if error.code is not ExitCode.QUARANTINED:
             raise
-    report = Report(config.workdir, {name: _final_file(Layout(config.workdir), name) for name in config.outputs})
+    names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
+    report = Report(config.workdir, {name: _final_file(layout, name) for name in names})
     if report.quarantined:
         warnings.warn(_in_words(report), QuarantineWarning, stacklevel=3)
     return report
@@ -204,11 +221,12 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
         QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
     )
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
-    return FinalFile(place_of(layout.output(name), shards_of(manifest)), manifest, rows, files)
+    return FinalFile(place_of(layout.output(name), form_of(manifest)), manifest, rows, files)
 
 
 def _in_words(report: Report) -> str:
-    rows = [(name, each) for name, output in report.outputs.items() for each in output.quarantined]
+    own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
+    rows = [(name, each) for name, output in own.items() for each in output.quarantined]
     words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
     return f"{len(rows):,} rows have no vector and are NaN: {listed(words, 3)}"
 
@@ -237,7 +255,16 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
             raise
 
 
-def _write_texts(texts: Iterable[str | None], folder: Path) -> Path:
+def _column(rows: Iterable[object], column: str) -> Iterator[object]:
+    """That column of each row. Raises ChunkvisorError (78) where it has none."""
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping) or column not in row:
+            has = f"has the columns {listed(list(row), 20)}" if isinstance(row, Mapping) else f"is {type(row).__name__}"
+            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it {has}")
+        yield row[column]
+
+
+def _write_texts(texts: Iterable[object], folder: Path) -> Path:
     """Write the texts as JSON lines under a name made of their digest: equal texts are the same untouched file.
 
     Raises ChunkvisorError (78) for what is no text, OSError.

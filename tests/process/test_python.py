@@ -44,10 +44,12 @@ def test_in_memory(tmp_path: Path) -> None:
 
 
 def test_in_a_workdir(tmp_path: Path) -> None:
-    """With a workdir the array is mapped from a file; the same call again computes nothing."""
+    """With a workdir the array is mapped; the same texts again, as a column of rows, compute nothing."""
     events: list[str] = []
-    for call in range(2):
-        vectors = encode(TEXTS, workdir="cache/mine", on_event=lambda name, _details: events.append(name))
+    rows = ({"id": number, "text": text} for number, text in enumerate(TEXTS))
+    for call, (texts, column) in enumerate([(TEXTS, None), (rows, "text")]):
+        listen = lambda name, _details: events.append(name)  # noqa: E731 - it stands in one line
+        vectors = encode(texts, column=column, workdir="cache/mine", on_event=listen)
         assert isinstance(vectors, np.memmap)
         np.testing.assert_array_equal(vectors, expected(TEXTS))
         assert events.count("chunk_committed") == 1, call
@@ -103,13 +105,14 @@ def test_interrupted_work_goes_on() -> None:
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
         ([], "there are no texts"),
         ("a single string", "texts is a single string"),
+        ([{"t": "a"}, {"txt": "b"}], r"texts\[1\] has no column 't'\nwhy: it has the columns txt"),
     ],
-    ids=["int", "nan", "bytes", "surrogate", "none", "str"],
+    ids=["int", "nan", "bytes", "surrogate", "none", "str", "column"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is no text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
-        encode(texts, workdir="w")
+        encode(texts, column="t" if "column" in words else None, workdir="w")
     assert caught.value.code == 78
     assert list((tmp_path / "w").iterdir()) == []
 

@@ -10,6 +10,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.assemble.finalfiles import parts_of
+from chunkvisor.assemble.form import Form
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide
@@ -62,7 +63,7 @@ def visible(place: ScriptedWorkplace) -> set[str]:
 )
 def test_even_split(rows: int, count: int, sizes: list[int] | None) -> None:
     """Rows are split evenly and in order, names sort as they follow each other, and no shard is empty."""
-    parts = parts_of(Path("out"), rows, count)
+    parts = parts_of(Path("out"), rows, Form(count))
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, rows)
     assert sorted(parts, key=lambda part: str(part.path)) == parts

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from chunkvisor.assemble import chunkreader
 from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
+from chunkvisor.assemble.finalfiles import all_partials
+from chunkvisor.assemble.form import Form
 from chunkvisor.ingest.table import StagedTable, TableFiles, TableSource, write_record
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
@@ -98,7 +100,7 @@ def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shard
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
-        final = assemble.assemble(ledger, table, lambda: blocks.append(None), shards)
+        final = assemble.assemble(ledger, table, lambda: blocks.append(None), Form(shards))
         layout = ledger.layout
         paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
         assert len(paths) == (1 if shards is None else min(shards, len(rows)))
@@ -113,8 +115,7 @@ def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shard
             reference = layout.workdir / "reference.npy"
             np.save(reference, part)
             assert path.read_bytes() == reference.read_bytes()
-        assert not layout.partial.exists()
-        assert not layout.partial_shards.exists()
+        assert not any(path.exists() for path in all_partials(layout))
     assert len(blocks) == -(-len(rows) // block_rows)
 
 

@@ -6,8 +6,10 @@ It never removes a finished file while no other one is in its place.
 import os
 from pathlib import Path
 
-from chunkvisor.assemble.finalfiles import is_ours, place_of, remove_final
-from chunkvisor.assemble.manifest import read_recorded, shards_of
+from chunkvisor.assemble.finalfiles import all_partials, all_places, is_ours, place_of, remove_final
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.manifest import read_recorded
+from chunkvisor.assemble.sides import side_files
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor_worker.contract.files import remove_folder, set_aside
 
@@ -32,7 +34,7 @@ def keep_before(layout: OutputLayout) -> Path:
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
-    for path in (layout.partial, layout.partial_shards):
+    for path in all_partials(layout):
         remove_final(path)
     state = layout.before / "state"
     if state.exists():
@@ -59,7 +61,11 @@ def drop_before(layout: OutputLayout) -> None:
 def _finals(layout: OutputLayout) -> list[Path]:
     """What there is of final files, in whatever form, as they are and while they are replaced by another form."""
     recorded = read_recorded(layout)
-    found = [layout.final, layout.replaced(None)]
-    if is_ours(layout, layout.shards) or (recorded is not None and shards_of(recorded) is not None):
-        found += [place_of(layout, 1), layout.replaced(1)]
+    found = [layout.final, layout.replaced(layout.final)]
+    for place in all_places(layout):
+        of_ours = is_ours(layout, place) or (recorded is not None and place_of(layout, form_of(recorded)) == place)
+        if of_ours and place != layout.final:
+            found += [place, layout.replaced(place)]
+    if recorded is not None:
+        found += [path for path, _ in side_files(layout, recorded)]
     return [path for path in found if os.path.lexists(path)]

@@ -22,10 +22,12 @@ _READ_BYTES = 1 << 20
 
 
 class CheckedFile:
-    """A new file of a size that is known, as a context; hashing lets go of the interpreter's lock."""
+    """A new file, as a context; hashing lets go of the interpreter's lock. To pyarrow it is a file to write into."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        """Reserve the space. Raises OSError."""
+    closed = False
+
+    def __init__(self, path: Path, size_bytes: int | None) -> None:
+        """Reserve the space, where its size is known. Raises OSError."""
         self._path = path
         self._size_bytes = size_bytes
         self._written_bytes = self._synced_bytes = self._read_bytes = 0
@@ -36,7 +38,8 @@ class CheckedFile:
         self._sync: Future[None] | None = None
         self._fd = open_kept(path, os.O_RDWR | os.O_TRUNC)
         try:
-            os.posix_fallocate(self._fd, 0, size_bytes)
+            if size_bytes is not None:
+                os.posix_fallocate(self._fd, 0, size_bytes)
         except BaseException:
             # ext4 keeps what it could reserve: whoever waits for space would wait for this.
             with contextlib.suppress(OSError):
@@ -54,6 +57,20 @@ class CheckedFile:
         for pool in (self._reader, self._syncer):  # before the descriptor's number may be another file's
             pool.shutdown(cancel_futures=True)
         os.close(self._fd)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes that are written."""
+        return self._written_bytes
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The context does it, once the file is read back."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Append. Raises OSError, also for what was written before; EIO where that reads otherwise."""
@@ -76,7 +93,8 @@ class CheckedFile:
             self._to_read.popleft()[1].result()
         assert self._sync is not None
         self._sync.result()
-        if os.fstat(self._fd).st_size != self._size_bytes or self._given.digest() != self._got.digest():
+        wanted_bytes = self._written_bytes if self._size_bytes is None else self._size_bytes
+        if os.fstat(self._fd).st_size != wanted_bytes or self._given.digest() != self._got.digest():
             raise self._unlike()
         return self._hash.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Which files hold the rows of a final: one .npy, or a folder of shards whose sorted names give their order."""
+"""Which files hold the rows of a final: one file, or a folder of shards whose sorted names give their order."""
 
 import contextlib
 import os
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_sealed
 
-_SHARD_NAME = re.compile(r"\d{4}\.npy")
+_SHARD_NAME = re.compile(r"\d{4}\.(" + "|".join(each.suffix for each in FORMATS.values()) + ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +31,39 @@ class FinalPart:
         return self.stop - self.start
 
 
-def place_of(layout: OutputLayout, shards: int | None) -> Path:
+def place_of(layout: OutputLayout, form: Form) -> Path:
     """The file, or the folder of the shards."""
-    return layout.final if shards is None else layout.shards
+    return layout.shards if form.shards is not None else layout.file(FORMATS[form.format].suffix)
 
 
-def partial_of(layout: OutputLayout, shards: int | None) -> Path:
+def partial_of(layout: OutputLayout, form: Form) -> Path:
     """The same while it is being made; in the same folder, so that one rename publishes it."""
-    return layout.partial if shards is None else layout.partial_shards
+    return layout.partial_shards if form.shards is not None else layout.partial(FORMATS[form.format].suffix)
 
 
-def parts_of(place: Path, rows: int, shards: int | None) -> list[FinalPart]:
+def all_places(layout: OutputLayout) -> list[Path]:
+    """Where a final may be, whatever its form."""
+    return [*(layout.file(each.suffix) for each in FORMATS.values()), layout.shards]
+
+
+def all_partials(layout: OutputLayout) -> list[Path]:
+    """What may be there of a final that is not complete."""
+    files = [layout.partial(each.suffix) for each in FORMATS.values()]
+    return [*files, layout.partial_shards, layout.partial_rows]
+
+
+def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
     """The files of a final at `place`, in the order of their rows.
 
     Rows are split evenly: no shard has more than one row more than another. There are no empty shards, so that fewer
     rows than shards make fewer shards.
     """
-    if shards is None:
+    count = form.of(rows).shards
+    if count is None:
         return [FinalPart(place, 0, rows)]
-    count = min(shards, rows)
+    suffix = FORMATS[form.format].suffix
     bounds = [rows * number // count for number in range(count + 1)]
-    return [FinalPart(place / f"{number:04d}.npy", *bounds[number : number + 2]) for number in range(count)]
+    return [FinalPart(place / f"{number:04d}.{suffix}", *bounds[number : number + 2]) for number in range(count)]
 
 
 def remove_final(place: Path) -> None:
@@ -85,9 +99,9 @@ def strays(place: Path, parts: list[FinalPart]) -> Iterator[Path]:
 
     embedding-reader takes every `**/*.npy`, in the order of their paths (its get_file_list.py).
     """
-    own = {part.path for part in parts}
+    own, suffixes = {part.path for part in parts}, tuple({part.path.suffix for part in parts})
     for root, folders, names in os.walk(place):
         for name in (*folders, *names):
             path = Path(root, name)
-            if name.endswith(".npy") and path not in own:
+            if name.endswith(suffixes) and path not in own:
                 yield path

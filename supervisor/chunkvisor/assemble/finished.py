@@ -1,87 +1,129 @@
-"""What becomes of the final files of an earlier run: kept, cut anew where another form is asked for, or set aside.
+"""What becomes of the final files of an earlier run: kept, made anew where another form is asked for, or set aside.
 
 A final file is removed only when another one with the same rows is in its place.
 """
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.finalfiles import place_of, remove_final, strays
-from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.finalfiles import all_places, is_ours, place_of, remove_final, strays
+from chunkvisor.assemble.finalwriter import clear_partial
+from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import (
+    FILE_KEYS,
     describe_files,
     publish_manifest,
     read_finished,
     read_recorded,
     recorded_parts,
-    shards_of,
 )
+from chunkvisor.assemble.reform import Source, reform, rows_of_parts
+from chunkvisor.assemble.sides import damaged_sides, find_rows_table, ranges_of, remove_sides, side_files, write_sides
+from chunkvisor.config.model import FinalFormat
+from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Note
-from chunkvisor.store.artifact import BadVectorsError, Vectors, blocks, read_shape
+from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import descriptor_of, set_aside
+from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.stamp import stamp_as
+from chunkvisor_worker.contract.files import set_aside
 
 
 def keep_finished(
-    layout: OutputLayout, fingerprint: str, shards: int | None, emit: Emit, on_block: Callable[[], None]
+    layout: OutputLayout, fingerprint: str, form: Form, emit: Emit, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
-    """The manifest of the complete output, in as many shards (None = one file); None where there is work to do.
+    """The manifest of the complete output, in that form; None where there is work to do.
 
     Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
-    to stop. Raises OSError.
+    to stop. Raises OSError; Halt (78) where the form cannot be made of what is there.
     """
-    _finish_cutting(layout)
+    _finish_reforming(layout)
     manifest = read_finished(layout)
     if manifest is not None and manifest.get("fingerprint") == fingerprint:
-        as_asked = _as_many(manifest["rows"], shards)
-        if shards_of(manifest) != as_asked:
-            emit(Note(f"{layout.name}: cutting its rows anew, into {_words(as_asked)}"))
+        as_asked = form.of(manifest["rows"])
+        if form_of(manifest) != as_asked:
+            if not form_of(manifest).can_become(as_asked):
+                _forget_rounded(layout, manifest, as_asked)
+                return None
+            emit(Note(f"{layout.name}: cutting its rows anew, into {as_asked}"))
             try:
-                manifest = _cut_anew(layout, manifest, as_asked, on_block)
+                manifest = _reform_finished(layout, manifest, as_asked, on_block)
             except BadVectorsError:
                 manifest = None  # it was damaged beneath the file system, which its stamp does not show
         if manifest is not None:
+            write_sides(layout, manifest)
             _set_strays_aside(layout, manifest, emit)
             return manifest
-    _set_damaged_aside(layout, shards, emit)
+    _set_damaged_aside(layout, form, emit)
     return None
 
 
-def _as_many(rows: int, shards: int | None) -> int | None:
-    return shards if shards is None else min(rows, shards)
+def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
+    """Whether the rows table that the form carries has to be staged again, because it is needed and is gone."""
+    recorded = read_recorded(layout)
+    if form.carried is None or (recorded is None and not layout.table.exists()):
+        return False  # the whole table is staged again
+    whole = recorded is not None and form_of(recorded) == form.of(recorded["rows"])
+    if whole and recorded is not None and not any(problem for _, problem in damaged_sides(layout, recorded)):
+        return False
+    return find_rows_table(layout, form.carried) is None
 
 
-def _words(shards: int | None) -> str:
-    return "one file" if shards is None else counted(shards, "shard")
+def _forget_rounded(layout: OutputLayout, manifest: dict[str, Any], asked: Form) -> None:
+    """Have the rows joined again from their chunks; the file stays until then. Raises Halt (78) without chunks."""
+    there, ledger = form_of(manifest).dtype, ledger_of(layout)
+    if ledger is not None:
+        ledger.load()
+    if ledger is None or not ledger.complete:
+        raise config_error(
+            f"output {layout.name} is complete in {there}, and {asked.dtype} cannot be made of that",
+            why="what is rounded cannot be made exact again, and the chunk files are not kept",
+            remedy=f"write dtype: {there}, or encode it once more: --from-scratch (what is there stays until then)",
+        )
+    layout.done.unlink(missing_ok=True)
+    layout.manifest.unlink(missing_ok=True)
+    remove_sides(layout, manifest)
 
 
-def _cut_anew(
-    layout: OutputLayout, manifest: dict[str, Any], shards: int | None, on_block: Callable[[], None]
+def _reform_finished(
+    layout: OutputLayout, manifest: dict[str, Any], form: Form, on_block: Callable[[], None]
 ) -> dict[str, Any]:
-    """Copy the rows into files of another number. Raises BadVectorsError where they are not what was written."""
-    before = shards_of(manifest)
-    old, new, hidden = place_of(layout, before), place_of(layout, shards), layout.replaced(before)
-    with FinalWriter(layout, manifest["rows"], manifest["dimension"], shards) as writer:
-        not_finite = 0
-        for block in _rows(layout, manifest):
-            not_finite += len(writer.write(block))
-            on_block()
-        if not_finite != badrows.count_of(manifest):
-            raise BadVectorsError("has other rows without a vector than its manifest says")
+    """Make the other form of its rows. Raises BadVectorsError where they are not what was written."""
+    parts, before = recorded_parts(layout, manifest), form_of(manifest)
+    missing = sorted(each["row"] for each in badrows.every_row(layout, manifest))
+    source = Source(layout, manifest["rows"], manifest["dimension"], before, missing, ranges_of(manifest))
+    old, new = place_of(layout, before), place_of(layout, form)
+    if before.format is FinalFormat.NPY and replace(form, carried=before.carried) == before:
+        return _with_other_table(layout, manifest, form)  # the array itself stays as it is
+    hidden = layout.replaced(old)
+    clear_partial(layout)
+    with reform(source, lambda compare: rows_of_parts(parts, source, compare=compare), form, on_block) as reformed:
         if new != old:
             set_aside(new, files_too=True)  # after the next line, what is there counts as ours
         old.replace(hidden)
-        stamps = writer.publish()
-    values = {name: value for name, value in manifest.items() if name not in ("digest", "shards")}
-    values |= describe_files(layout, shards, manifest["rows"], stamps)
+        stamps = reformed.publish()
+    values = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
+    values |= describe_files(layout, form, manifest["rows"], stamps, reformed.ranges)
+    remove_sides(layout, manifest, [path for path, _ in side_files(layout, values)])
+    write_sides(layout, values)
     publish_manifest(layout, values, stamps)
     _remove(hidden, old)
+    return values
+
+
+def _with_other_table(layout: OutputLayout, manifest: dict[str, Any], form: Form) -> dict[str, Any]:
+    """Carry other columns along beside the same array."""
+    stamps = [stamp_as(part.path, digest) for part, digest in recorded_parts(layout, manifest)]
+    values = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
+    values |= describe_files(layout, form, manifest["rows"], stamps, ranges_of(manifest))
+    remove_sides(layout, manifest, [layout.ranges])
+    write_sides(layout, values)
+    publish_manifest(layout, values, stamps)
     return values
 
 
@@ -94,48 +136,35 @@ def _remove(hidden: Path, place: Path) -> None:
         hidden.replace(kept)
 
 
-def _finish_cutting(layout: OutputLayout) -> None:
+def _finish_reforming(layout: OutputLayout) -> None:
     """Clear up after a run that was killed while it replaced final files by others: forwards, or back to the old."""
-    for hidden, old in ((layout.replaced(None), layout.final), (layout.replaced(1), layout.shards)):
+    for old in all_places(layout):
+        hidden = layout.replaced(old)
         if not hidden.exists():
             continue
         if read_finished(layout) is not None:
             _remove(hidden, old)
             continue
-        for new in (layout.final, layout.shards):
-            remove_final(new)
+        for new in all_places(layout):
+            if is_ours(layout, new):
+                remove_final(new)
         set_aside(old, files_too=True)
         hidden.replace(old)
 
 
-def _rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Vectors]:
-    for part, recorded in recorded_parts(layout, manifest):
-        with open(descriptor_of(part.path), "rb", buffering=0) as file:
-            shape = read_shape(file)
-            if (shape.rows, shape.dimension) != (part.rows, manifest["dimension"]):
-                raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
-            file.seek(0)
-            digest = hashlib.sha256(file.read(shape.offset_bytes))
-            for block in blocks(file, shape):
-                digest.update(block.data.cast("B"))
-                yield block
-        if digest.hexdigest() != recorded:
-            raise BadVectorsError("has another digest than its manifest says")
-
-
 def _set_strays_aside(layout: OutputLayout, manifest: dict[str, Any], emit: Emit) -> None:
     """What lies among the shards as if it were one of them would shift the rows of every reader."""
-    if shards_of(manifest) is None:
+    if form_of(manifest).shards is None:
         return
     for path in list(strays(layout.shards, [part for part, _ in recorded_parts(layout, manifest)])):
         if (aside := set_aside(path, files_too=True)) is not None:
             emit(Note(f"{path} is none of the shards; it is now {aside.name}"))
 
 
-def _set_damaged_aside(layout: OutputLayout, shards: int | None, emit: Emit) -> None:
+def _set_damaged_aside(layout: OutputLayout, form: Form, emit: Emit) -> None:
     """A final file that does not hold any more is kept under another name; it is computed again."""
     recorded = read_recorded(layout)
-    place = place_of(layout, shards_of(recorded) if recorded is not None else shards)
+    place = place_of(layout, form_of(recorded) if recorded is not None else form)
     if layout.done.exists() and place.exists():
         aside = place.with_name(f"{place.name}.damaged")
         set_aside(aside, files_too=place.is_dir())

@@ -1,23 +1,27 @@
-"""Joins the chunks of an output into its final file or its shards, in bounded memory."""
+"""Joins the chunks of an output into its final, in bounded memory.
 
+The rows are put together in float32. A final of another form is made from a file of them that nobody gets to see.
+"""
+
+import errno
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.assemble.chunkreader import ChunkDamagedError, ChunkReader
-from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
+from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.numbers import Positions, Ranges
+from chunkvisor.assemble.reform import Source, reform, rows_of
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.artifact import BLOCK_BYTES
+from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.stamp import Stamp
 
 _ROWS_AT_ONCE = 1 << 18
 _BLOCKS_AT_ONCE = 64
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +34,61 @@ class Final:
     zero_rows: int
     """Rows that are zero throughout; only blank texts have such vectors."""
     bad_rows: list[tuple[int, int]]
-    """(row, number of its text) of every row that has no vector and is NaN, in order."""
+    """(row, number of its text) of every row that has no vector, in order."""
+    ranges: Vectors | None = None
+    """Of an int8 final, float32, shape (2, dimension)."""
 
 
-def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], shards: int | None = None) -> Final:
-    """Write, verify and publish the final file, or `shards` of it.
+def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], form: Form | None = None) -> Final:
+    """Write, verify and publish the final, as one .npy of float32 unless another form is asked for.
 
-    Row i gets the vector of text `row_text[i]`. Texts are numbered in the order of their first row, so the chunks are
-    read once, from the first to the last; a row whose text came before gets its vector from what is already
-    written. Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError.
+    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, OSError; Halt (78) where the numbers
+    do not go into the form.
     """
     assert ledger.facts is not None
-    layout, dimension = ledger.layout, ledger.facts.dimension
-    per_block = max(1, BLOCK_BYTES // (4 * dimension))
-    with FinalWriter(layout, table.rows, dimension, shards) as writer, ChunkReader(ledger) as chunks:
+    layout, dimension, form = ledger.layout, ledger.facts.dimension, form or Form()
+    clear_partial(layout)
+    if form.is_of_rows:
+        with FinalWriter(layout, table.rows, dimension, form) as writer:
+            joined = _join(ledger, table, writer, on_block)
+            return Final(writer.publish(), dimension, joined.zero_rows, joined.bad_rows)
+    ranges = Ranges(dimension)
+    with FinalWriter(layout, table.rows, dimension, Form(), layout.partial_rows) as writer:
+        joined = _join(ledger, table, writer, on_block, ranges)
+        assert writer.complete
+    source = Source(layout, table.rows, dimension, Form(), [row for row, _ in joined.bad_rows], ranges.values)
+    try:
+        with reform(source, lambda _: rows_of(layout.partial_rows, source), form, on_block) as reformed:
+            stamps = reformed.publish()
+    except BadVectorsError as error:
+        raise OSError(errno.EIO, f"does not hold what was written to it: {error}", str(layout.partial_rows)) from None
+    clear_partial(layout)
+    return Final(stamps, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """See Final."""
+
+    zero_rows: int
+    bad_rows: list[tuple[int, int]]
+
+
+def _join(
+    ledger: Ledger,
+    table: StagedTable,
+    writer: FinalWriter,
+    on_block: Callable[[], None],
+    ranges: Ranges | None = None,
+) -> _Joined:
+    """Write the rows; row i gets the vector of text `row_text[i]`.
+
+    Texts are numbered in the order of their first row, so the chunks are read once, from the first to the last; a row
+    whose text came before gets its vector from what is already written.
+    """
+    dimension = writer.numbers.dimension
+    per_block, zero_rows = max(1, BLOCK_BYTES // (4 * dimension)), 0
+    with ChunkReader(ledger) as chunks:
         bad, nan_rows = np.fromiter(ledger.bad, dtype=np.int64), list[tuple[int, int]]()
         room, spare = (np.empty((per_block, dimension), dtype="<f4") for _ in range(2))
         for rows in _blocks(table, per_block, writer.expect):
@@ -58,13 +103,17 @@ def assemble(ledger: Ledger, table: StagedTable, on_block: Callable[[], None], s
                 block[rows.old] = writer.read(rows.old_from)
             hits = np.flatnonzero(np.isin(rows.ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
             nan_rows += [(rows.first + int(row), int(rows.ids[row])) for row in hits]
-            if len(others := np.setxor1d(writer.write(block), hits)):
+            not_finite, zero = bad_rows(block)
+            if len(others := np.setxor1d(not_finite, hits)):
                 chunk = int(rows.ids[others[0]]) // ledger.plan.chunk_size
                 raise ChunkDamagedError(chunk, "has other rows without a vector than its record says")
+            zero_rows += len(zero)
+            if ranges is not None:
+                ranges.take(block, hits)
+            writer.write(block, hits)
             on_block()
         assert chunks.at_end
-        stamps = writer.publish()
-    return Final(stamps, dimension, writer.zero_rows, nan_rows)
+    return _Joined(zero_rows, nan_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +122,19 @@ class _Block:
 
     first: int
     """Its first row."""
-    ids: Numbers
+    ids: Positions
     """Of the rows' texts."""
     seen: int
     """Texts that have a row before the block."""
     fresh: int
     """Texts that have their first row in it."""
-    old: Numbers
+    old: Positions
     """Positions of the rows whose text came before the block."""
-    old_from: Numbers
+    old_from: Positions
     """First rows of those texts."""
 
 
-def _blocks(table: StagedTable, per_block: int, expect: Callable[[Numbers], None]) -> Iterator[_Block]:
+def _blocks(table: StagedTable, per_block: int, expect: Callable[[Positions], None]) -> Iterator[_Block]:
     """All rows, in blocks of `per_block`; what is read back for a block is expected long before."""
     before: list[_Block] = []
     for blocks in _stretches(table, per_block):

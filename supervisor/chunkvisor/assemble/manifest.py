@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
+from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.join import Final
+from chunkvisor.assemble.sides import describe_ranges, ranges_of
+from chunkvisor.config.model import FinalDtype, FinalFormat
+from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
@@ -65,6 +69,8 @@ class _Needed:
     fingerprint: str
     zero_rows: int
     quarantined: tuple[_Row, ...]
+    format: FinalFormat = FinalFormat.NPY
+    dtype: FinalDtype = FinalDtype.FLOAT32
     shards: tuple[_Shard, ...] | None = None
     """None = the final is one file."""
     quarantined_rows: int | None = None
@@ -86,7 +92,7 @@ def is_manifest(head: bytes) -> bool:
 
 def build_manifest(
     layout: OutputLayout,
-    shards: int | None,
+    form: Form,
     fingerprint: str,
     final: Final,
     facts: Facts,
@@ -99,8 +105,7 @@ def build_manifest(
     return {
         "rows": origin.rows,
         "dimension": final.dimension,
-        "dtype": "float32",
-        **describe_files(layout, shards, origin.rows, final.stamps),
+        **describe_files(layout, form, origin.rows, final.stamps, final.ranges),
         "fingerprint": fingerprint,
         **quarantined,
         "distinct_texts": origin.distinct_texts,
@@ -124,29 +129,39 @@ def build_manifest(
     }
 
 
-def describe_files(layout: OutputLayout, shards: int | None, rows: int, stamps: Sequence[Stamp]) -> dict[str, Any]:
-    """The manifest's `digest`, and `shards` where there are any; `digest` is then that of the list of theirs."""
+FILE_KEYS = ("format", "dtype", "digest", "shards", "ranges", "carried")
+"""Keys of a manifest that `describe_files` gives."""
+
+
+def describe_files(
+    layout: OutputLayout, form: Form, rows: int, stamps: Sequence[Stamp], ranges: Vectors | None
+) -> dict[str, Any]:
+    """The manifest's `format`, `dtype` and `digest`; `shards`, `ranges` and `carried` where there are any.
+
+    With shards, `digest` is that of the list of theirs.
+    """
+    said = {"format": str(form.format), "dtype": str(form.dtype)}
+    beside = {} if ranges is None else {"ranges": describe_ranges(layout, ranges)}
+    if form.carried is not None:
+        beside["carried"] = {"digest": f"sha256:{form.carried}"}
+        if form.has_rows_table:
+            beside["carried"]["file"] = layout.rows_table.name
     digests = [f"sha256:{stamp.digest}" for stamp in stamps]
-    if shards is None:
-        return {"digest": digests[0]}
-    parts = parts_of(place_of(layout, shards), rows, shards)
+    if form.shards is None:
+        return said | {"digest": digests[0]} | beside
+    parts = parts_of(place_of(layout, form), rows, form)
     listed = [
         {"file": str(part.path.relative_to(layout.workdir)), "rows": part.rows, "digest": digest}
         for part, digest in zip(parts, digests, strict=True)
     ]
-    return {"digest": f"sha256:{digest_of(digests)}", "shards": listed}
-
-
-def shards_of(manifest: dict[str, Any]) -> int | None:
-    """Number of the shards that the manifest describes; None = one file."""
-    return len(manifest["shards"]) if "shards" in manifest else None
+    return said | {"digest": f"sha256:{digest_of(digests)}", "shards": listed} | beside
 
 
 def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
     """(file, its sha256 in hex) of all that the manifest describes."""
-    shards = shards_of(manifest)
-    records = [manifest] if shards is None else manifest["shards"]
-    parts = parts_of(place_of(layout, shards), manifest["rows"], shards)
+    form = form_of(manifest)
+    records = [manifest] if form.shards is None else manifest["shards"]
+    parts = parts_of(place_of(layout, form), manifest["rows"], form)
     return [(part, record["digest"].removeprefix("sha256:")) for part, record in zip(parts, records, strict=True)]
 
 
@@ -198,7 +213,7 @@ def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     Its files are not looked at, but something has to be in their place.
     """
     done = _read_done(layout)
-    if done is None or not place_of(layout, shards_of(done.manifest)).exists():
+    if done is None or not place_of(layout, form_of(done.manifest)).exists():
         return None
     return done.manifest
 
@@ -212,14 +227,23 @@ def _read_done(layout: OutputLayout) -> _DoneRecord | None:
 
 def _check(manifest: dict[str, Any], path: Path) -> None:
     needed = from_json(_Needed, json.dumps(manifest))
-    if needed is None or ("shards" in manifest and not _cut_evenly(needed)):
+    if needed is None or ("shards" in manifest and not _cut_evenly(needed)) or not _with_ranges(manifest):
         raise DamagedError(str(path))
+
+
+def _with_ranges(manifest: dict[str, Any]) -> bool:
+    """Whether there are ranges just where they belong."""
+    try:
+        return (ranges_of(manifest) is not None) == (form_of(manifest).dtype is FinalDtype.INT8)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def _cut_evenly(manifest: _Needed) -> bool:
     """Whether the shards are those that we would make: paths come from us, not from a file."""
     shards = manifest.shards or ()
-    parts = parts_of(Path(), manifest.rows, len(shards)) if shards and manifest.rows > 0 else []
+    form = Form(len(shards), manifest.format, manifest.dtype)
+    parts = parts_of(Path(), manifest.rows, form) if shards and manifest.rows > 0 else []
     named = [(Path(shard.file).name, shard.rows) for shard in shards]
     return bool(parts) and named == [(part.path.name, part.rows) for part in parts]
 

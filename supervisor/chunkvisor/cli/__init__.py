@@ -27,6 +27,7 @@ _MODULES = {
     **dict.fromkeys(("plan", "doctor", "drill"), "checks"),
     **dict.fromkeys(("status", "report", "verify"), "workdir"),
     "audit": "audit",
+    "tune": "tune",
     **dict.fromkeys(("retry", "clean"), "workdir"),
     **dict.fromkeys(("init", "explain", "schema", "completion"), "setup"),
 }

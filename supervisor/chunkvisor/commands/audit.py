@@ -15,21 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import read_finished, recorded_parts
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.commands.trial import Conditions, try_texts
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.model import FinalDtype, ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.artifact import read_exactly, read_shape
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
@@ -37,6 +39,9 @@ _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
 
 float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model: docs/audit.md
 has what was measured."""
+
+_ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
+"""How much more, by the type of numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension."""
 
 _ALLOWED_ELSE = 0.15
 """Of weights that are quantised, or of which the dtype is not known (plug-ins)."""
@@ -104,6 +109,8 @@ def _of_output(
     conditions: Conditions,
     on_wait: Callable[[], None],
 ) -> Audit:
+    if form_of(manifest).dtype is FinalDtype.UBINARY:
+        return Audit(output.name, str(manifest["model"]["dtype"]), 0, (), "bits alone cannot be compared: not audited")
     try:
         fixed = read_fixed(output)
         if fixed is None:
@@ -124,7 +131,7 @@ def _of_output(
     again = _encode(output.name, model, _encode_spec(fixed.identity), texts, conditions, on_wait)
     dtype = str(manifest["model"]["dtype"])
     quantised = "quantization_config" in model.kwargs
-    allowed = _ALLOWED_ELSE if quantised else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    allowed = _ROUNDED[form_of(manifest).dtype] + (_ALLOWED_ELSE if quantised else _ALLOWED.get(dtype, _ALLOWED_ELSE))
     compared = []
     for row, stored, made in zip(sample, _stored(output, manifest, sample), again, strict=True):
         difference, cosine = _compare(stored, made)
@@ -211,12 +218,16 @@ def _encode(
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
     """The vectors of these rows, which rise, from the final files."""
-    left = list(rows)
+    form, left = form_of(manifest), list(rows)
+    numbers, ranges = Numbers(form.dtype, manifest["dimension"]), ranges_of(manifest)
     for part, _ in recorded_parts(output, manifest):
-        with open_regular(part.path) as file:
-            shape = read_shape(file)
-            while left and left[0] < part.stop:
-                file.seek(shape.offset_bytes + (left.pop(0) - part.start) * 4 * shape.dimension)
-                vector = np.empty((1, shape.dimension), dtype="<f4")
-                read_exactly(file, vector)
-                yield vector[0]
+        if not left or left[0] >= part.stop:
+            continue
+        first = part.start
+        for block, _ in FORMATS[form.format].read(part.path, part.rows, numbers, None):
+            while left and left[0] < first + len(block):
+                row = left.pop(0) - first
+                yield numbers.back(block[row : row + 1], ranges)[0]
+            if not left or left[0] >= part.stop:
+                break
+            first += len(block)

@@ -7,6 +7,7 @@ from pathlib import Path
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded
+from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.layout import OutputLayout
@@ -70,7 +71,10 @@ def _reopen(layout: OutputLayout) -> int:
     if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
-    badrows.forget(layout, read_recorded(layout))
+    recorded = read_recorded(layout)
+    badrows.forget(layout, recorded)
+    if recorded is not None:
+        remove_sides(layout, recorded)
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)
     for chunk in pending:

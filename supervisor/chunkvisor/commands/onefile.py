@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble import badrows
+from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
@@ -76,8 +77,11 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     chunk = {**wanted.values.get("chunk", {}), **({"keep": True} if wanted.keep else {})}
     values = {**wanted.values, "workdir": str(wanted.workdir), "chunk": chunk}
     config = from_values(values, wanted.folder, wanted.overrides)
-    if config.outputs[OUTPUT].shards is not None:
-        raise config_error(f"outputs.{OUTPUT}.shards is for `chunkvisor run`", why="`encode` makes the one file of -o")
+    for key in (*FORM_KEYS, "where"):
+        output = config.outputs[OUTPUT]
+        if getattr(output, key) != type(output).model_fields[key].default:
+            why = "`encode` makes the one .npy of -o, of float32"
+            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)
@@ -192,7 +196,7 @@ def _remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         remove_folder(output.state)
-        for path in (output.manifest, output.final, output.partial, output.quarantined):
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:

@@ -1,10 +1,10 @@
-"""One worker on some texts, each in a batch of its own, outside of any run: for the doctor and for audit."""
+"""One worker on some texts, outside of any run: for the doctor, for audit and for tune."""
 
 import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,10 @@ class Trial:
     """Of shape (texts, dimension); None where it failed."""
     log_line: str
     """The last of its log."""
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that it spent in each phase."""
+    dtype: str = ""
+    """Of the weights as loaded."""
 
 
 def try_texts(
@@ -57,11 +61,15 @@ def try_texts(
     conditions: Conditions,
     folder: Path,
     on_wait: Callable[[], None] = lambda: None,
+    limits: Limits = _ONE_ROW,
 ) -> Trial:
-    """Run the worker in the existing empty folder. Raises OSError, and what `on_wait` raises."""
+    """Run the worker in the existing empty folder; without `limits`, each text is a batch of its own.
+
+    Raises OSError, and what `on_wait` raises.
+    """
     files = AttemptFiles(folder)
     job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
-    spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, _ONE_ROW)
+    spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
     command, kills, ended_why, returncode = worker_command(files, spec), KillCount(), "", None
     try:
         returncode = run_child(command, files.log, on_wait, conditions.environment, conditions.timeout_s)
@@ -76,12 +84,14 @@ def try_texts(
         ended_by=EndedBy.HANG if ended_why else EndedBy.ITSELF,
         ended_why=ended_why,
         oom_kills=kills.rise(),
-        limits=_ONE_ROW,
+        limits=limits,
     )
     verdict = judge(evidence)
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
-    return Trial(verdict, vectors, last[:300])
+    if evidence.result is None:
+        return Trial(verdict, vectors, last[:300])
+    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, evidence.result.facts.dtype)
 
 
 def environment_of(base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str]) -> dict[str, str]:

@@ -8,13 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.finalfiles import strays
-from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts, shards_of
+from chunkvisor.assemble.finalfiles import FinalPart, strays
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts
+from chunkvisor.assemble.numbers import Numbers, Positions
+from chunkvisor.assemble.sides import damaged_sides
+from chunkvisor.config.model import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -44,6 +50,7 @@ def verify(workdir: Path) -> Iterator[Finding]:
     layout = Layout(workdir)
     with_state = {folder.name for folder in layout.outputs.glob("*/")} if is_workdir(layout) else set()
     alone = {path.stem for path in workdir.glob("*.json") if _is_manifest(path)}
+    alone -= {folder.name for folder in layout.all_combined.glob("*/")}
     if not with_state | alone and not is_workdir(layout):
         raise no_workdir(workdir)
     for name in sorted(with_state | alone):
@@ -51,6 +58,8 @@ def verify(workdir: Path) -> Iterator[Finding]:
         finals = list(_final(output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
+    for folder in sorted(layout.all_combined.glob("*/")):
+        yield from _final(layout.combined(folder.name))
 
 
 def _is_manifest(path: Path) -> bool:
@@ -70,7 +79,6 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     yield Finding(layout.manifest, None if manifest is not None else "is missing")
     if manifest is None:
         return
-    parts = recorded_parts(layout, manifest)
     try:
         bad_rows = np.fromiter((row["row"] for row in badrows.every_row(layout, manifest)), dtype=np.int64)
     except DamagedError:
@@ -78,25 +86,40 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     if "quarantined_in" in manifest:
         whole = badrows.holds(layout.quarantined, manifest)
         yield Finding(layout.quarantined, None if whole else "is missing, or is not what was written")
-    zero_rows = 0
+    parts, zero_rows = recorded_parts(layout, manifest), 0
     for part, digest in parts:
-        found, problem = _inspected(part.path, hashlib.sha256)
-        if found is not None:
-            zero_rows += found.zero_count
-            shape, dimension = found.shape, manifest["dimension"]
-            bad = None if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
-            if (shape.rows, shape.dimension) != (part.rows, dimension):
-                problem = f"has {shape.rows} x {shape.dimension}, its manifest says {part.rows} x {dimension}"
-            elif found.digest != digest:
-                problem = "has another digest than its manifest says: it was changed or damaged"
-            elif bad is not None and found.not_finite_count != bad:
-                problem = f"has NaN or infinity in {found.not_finite_count} rows"
-            elif part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
-                problem = f"is zero throughout in {zero_rows} rows"
+        zero, problem = _looked_at(part, digest, manifest, bad_rows)
+        zero_rows += zero
+        exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero where the vector was not
+        if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
+            problem = f"is zero throughout in {zero_rows} rows"
         yield Finding(part.path, problem)
-    if shards_of(manifest) is not None:
+    for path, damage in damaged_sides(layout, manifest):
+        yield Finding(path, damage)
+    if form_of(manifest).shards is not None:
         for path in strays(layout.shards, [part for part, _ in parts]):
             yield Finding(path, "is none of the shards, and readers take it for one")
+
+
+def _looked_at(
+    part: FinalPart, digest: str, manifest: dict[str, Any], bad_rows: Positions | None
+) -> tuple[int, str | None]:
+    """(rows that are zero throughout, what is wrong with the file; None = it is as recorded)."""
+    form, found = form_of(manifest), hashlib.sha256()
+    numbers, zero, missing = Numbers(form.dtype, manifest["dimension"]), 0, 0
+    told = bad_rows is not None
+    try:
+        for rows, without in FORMATS[form.format].read(part.path, part.rows, numbers, found):
+            told, missing = told and without is not None, missing + (0 if without is None else len(without))
+            zero += int(np.count_nonzero(~rows.any(axis=1)))
+    except BadVectorsError as error:
+        return zero, str(error)
+    except OSError as error:
+        return zero, f"cannot be read: {error.strerror}"
+    bad = 0 if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
+    if found.hexdigest() != digest:
+        return zero, "has another digest than its manifest says: it was changed or damaged"
+    return zero, f"has NaN or infinity in {missing} rows" if told and missing != bad else None
 
 
 def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ errors of `values` beside pydantic's own for missing and unknown keys.
 
 import os
 import re
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -83,6 +84,24 @@ class OnBadRow(StrEnum):
     FAIL = "fail"
 
 
+class FinalFormat(StrEnum):
+    """How the rows of a final are written; `assemble.formats` has one module for each."""
+
+    NPY = "npy"
+    PARQUET = "parquet"
+
+
+class FinalDtype(StrEnum):
+    """Of the numbers in a final."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    """Each dimension's range over the whole output in 256 steps."""
+    UBINARY = "ubinary"
+    """One bit a dimension, eight in a byte: whether it is greater than 0."""
+
+
 def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConfig"]:
     seen: dict[str, str] = {}
     for name in outputs:
@@ -93,11 +112,18 @@ def _distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConf
         raise refused("at least one output is needed")
     owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
     for name, output in outputs.items():
-        final = f"{name}.npy" if output.shards is None else name
-        for file in (f"{name}.json", f"{name}.quarantined.jsonl", final):
+        for file in _files_of(name, output):
             if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":
                 raise refused(f"{name} would need the name {file} in the workdir, which {owner} has; rename it")
     return outputs
+
+
+def _files_of(name: str, output: "OutputConfig") -> list[str]:
+    """What the output has in the workdir itself, see `store.layout`."""
+    files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.{output.format}" if output.shards is None else name]
+    files += [f"{name}.ranges.npy"] * (output.dtype is FinalDtype.INT8)
+    carries = output.format is FinalFormat.NPY and (output.columns or output.where is not None)
+    return files + [f"{name}.rows.parquet"] * bool(carries)
 
 
 class Section(BaseModel):
@@ -265,7 +291,7 @@ class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
     source: values.Sources
-    """File, glob pattern or list of them: .csv .tsv .jsonl .ndjson .parquet .txt, plain or .gz or .zst."""
+    """File, glob or list of them: .csv .tsv .jsonl .ndjson .txt, plain or .gz or .zst; .parquet .arrow .feather."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
     """Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text."""
     sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
@@ -277,8 +303,16 @@ class OutputConfig(Section):
     """Column whose text is encoded; a .txt source has one, called text."""
     skip_blank: values.Flag = False
     """Blank lines of a .txt source are no rows."""
+    where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
+    """SQL condition over the columns; rows for which it does not hold are left out, the others are numbered anew."""
+    columns: values.Columns = ()
+    """Columns that are carried along: in parquet beside the vector, with npy in <output>.rows.parquet."""
     shards: values.Shards = None
     """Number of files to spread the rows over, in a folder of the output's name; null = one file."""
+    format: Annotated[FinalFormat, expected('"npy" or "parquet"')] = FinalFormat.NPY
+    """Of the final file: npy = an array; parquet = a table with the columns row and vector."""
+    dtype: Annotated[FinalDtype, expected("float32, float16, int8 or ubinary")] = FinalDtype.FLOAT32
+    """Of the final file: int8 = 256 steps over the range of each dimension; ubinary = a bit for each."""
     encode: EncodeConfig = EncodeConfig()
     """Overrides of encode.* for this output."""
     chunk: OutputChunkConfig = OutputChunkConfig()
@@ -332,6 +366,28 @@ class Config(Section):
     """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each."""
+    combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = {}
+    """More final files: the vectors of several outputs side by side, for the same rows."""
+
+    @model_validator(mode="after")
+    def _possible_combinations(self) -> Self:
+        taken = {file.casefold(): name for name, output in self.outputs.items() for file in _files_of(name, output)}
+        taken |= dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
+        for name, members in self.combine.items():
+            for file in (f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.npy"):
+                if (owner := taken.setdefault(file.casefold(), f"combine.{name}")) != f"combine.{name}":
+                    raise refused(f"combine.{name} would need the name {file}, which {owner} has; rename it")
+            for member in members:
+                if member not in self.outputs:
+                    near = get_close_matches(member, self.outputs, 1)
+                    hint = f"; the nearest is {near[0]}" if near else ""
+                    raise refused(f"combine.{name}: there is no output {member}{hint}")
+                if (dtype := self.outputs[member].dtype) is not FinalDtype.FLOAT32:
+                    raise refused(f"combine.{name}: {member} is of {dtype}; only float32 can be put side by side")
+            conditions = {self.outputs[member].where for member in members}
+            if len(conditions) > 1:
+                raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
+        return self
 
     @model_validator(mode="after")
     def _possible_for_a_plugin(self) -> Self:

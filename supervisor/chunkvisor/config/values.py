@@ -36,6 +36,8 @@ SENTENCE_TRANSFORMERS = "sentence-transformers"
 MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
 
+_OWN_COLUMNS = ("row", "source_row", "vector")
+
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _LONGEST_S = 30 * 86_400
 _SMALLEST_MEMORY_BYTES = 64 << 20  # less is a mistyped unit, not a limit
@@ -169,6 +171,23 @@ def _encoder_shape(text: str) -> str:
     return text
 
 
+def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
+    seen: set[str] = set()
+    for name in names:
+        if name.casefold() in _OWN_COLUMNS:
+            raise refused(f"{name} is a column that chunkvisor writes itself; rename it in the source")
+        if name.casefold() in seen:
+            raise refused(f"{name} is there twice, and readers do not tell upper from lower case")
+        seen.add(name.casefold())
+    return names
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError(names)
+    return names
+
+
 def _env_name(name: str) -> str:
     if name in _OWNED_ENV:
         raise refused(_OWNED_ENV[name])
@@ -269,6 +288,12 @@ Sources = Annotated[
     BeforeValidator(list_of_one),
     expected("a file, a pattern, or a list of them", text=True),
 ]
+Columns = Annotated[
+    tuple[Name, ...],
+    AfterValidator(_carried),
+    BeforeValidator(list_of_one),
+    expected("the name of a column, or a list of them", text=True),
+]
 EnvName = Annotated[
     StrictStr,
     Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
@@ -285,4 +310,10 @@ OutputName = Annotated[
     StrictStr,
     Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$"),
     expected("a name of letters, digits, _ - and . (at most 100, not starting with a dot)"),
+]
+OutputNames = Annotated[
+    tuple[StrictStr, ...],
+    Field(min_length=2),
+    AfterValidator(_distinct),
+    expected("a list of two outputs or more, each of them once"),
 ]

@@ -72,6 +72,21 @@ def sql_rows(
             yield line, text
 
 
+def relations(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, limit: int | None, *, skip_blank: bool
+) -> Iterator[tuple[str, list[str], int]]:
+    """The first `limit` rows, batch by batch: SQL that can stand after FROM, its columns, the first row's number.
+
+    Raises Halt (exit 78) for bad input.
+    """
+    types = _column_types(file, skip_blank=skip_blank)
+    first = 0
+    for batch in _batches(read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
+        _register(connection, batch, len(types))
+        yield _relation(types), list(types), first
+        first += len(batch)
+
+
 def _evaluate(
     connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str, batch: _Batch
 ) -> Iterator[tuple[int, str | None]]:

@@ -56,7 +56,7 @@ def columns_in_words(file: SourceFile, scratch: Path) -> str:
     `scratch` is an existing folder to work in. Raises Halt for bad input, OSError.
     """
     match file.format:
-        case Format.PARQUET:
+        case Format.PARQUET | Format.ARROW:
             try:
                 stage_table(IngestRequest((str(file.path),), column=_NO_COLUMN), scratch / "columns", lambda: None)
             except Halt as halt:

@@ -29,21 +29,21 @@ _FAILING = frozenset({"error", "assert_true"})
 _STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
 
 
-def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+def check_expression(connection: duckdb.DuckDBPyConnection, sql: str, key: str = "sql") -> None:
     """Raise Halt (exit 78) for what is no expression over one row, as far as the text alone can tell."""
     tree = json.loads(_serialized(connection, sql))
     if tree["error"]:
-        raise config_error(f"`sql` cannot be parsed: {tree['error_message']}", why=f"It is: {sql}")
+        raise config_error(f"`{key}` cannot be parsed: {tree['error_message']}", why=f"It is: {sql}")
     node = tree["statements"][0]["node"]
     if len(tree["statements"]) != 1 or len(node.get("select_list", ())) != 1 or node["from_table"]["type"] != "EMPTY":
-        raise config_error(f"`sql` is not one expression: {sql}")
+        raise config_error(f"`{key}` is not one expression: {sql}")
     if other := _other_rows(tree):
         raise config_error(
-            f"`sql` has {other}: {sql}",
-            why="A text is made of the columns of its own row; only that can be told to be unchanged at a resume.",
+            f"`{key}` has {other}: {sql}",
+            why="It may look at the columns of its own row; only that can be told to be unchanged at a resume.",
             remedy="Compute it beforehand and write it to a parquet file.",
         )
-    unstable = _unstable(connection)
+    unstable = _unstable(connection) if key == "sql" else frozenset()  # `condition` has words of its own
     if name := next((name for name in _named(tree, "FUNCTION") if name in unstable), None):
         raise _no_function_of_the_row(f"{name}()", sql)
 
@@ -134,7 +134,7 @@ def _unfit(connection: duckdb.DuckDBPyConnection, file: SourceFile, relation: st
     described = connection.execute(f"DESCRIBE SELECT * EXCLUDE {ROW} FROM {relation}").fetchall()  # noqa: S608 - of quoted names
     columns = [name for name, *_ in described]
     if message.startswith("Binder Error: Referenced column ") and '"' in message:
-        return missing_column(file.path, message.split('"')[1], columns, why="`sql` asks for it.")
+        return missing_column(file.path, message.split('"')[1], columns, why="`sql` or `where` asks for it.")
     if "GROUP BY" in message:
         message = "it has an aggregate, but a text is made of one row."
     return input_error(

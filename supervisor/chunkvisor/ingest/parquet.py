@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 
 from chunkvisor.errors import Halt
+from chunkvisor.ingest.condition import folded
 from chunkvisor.ingest.database import literal, quoted
 from chunkvisor.ingest.expression import ROW, check_names, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
@@ -32,14 +33,14 @@ def parquet_rows(
 
     Raises Halt (exit 78) for bad input.
     """
-    # read_parquet takes every name for a glob pattern, so the file gets a name without any.
-    link = folder / "source.parquet"
-    link.unlink(missing_ok=True)
-    link.symlink_to(file.path.absolute())
+    link = _link(file, folder)
     rows_in_file, columns = _open(connection, file, link)
     wanted = rows_in_file if limit is None else min(limit, rows_in_file)
-    sql = _expression(connection, file, request, columns)
-    found = 0
+    sql = columns_expression(connection, file, request, columns)
+    if request.where is not None:
+        refuse_case_twins(file.path, columns)
+        sql = folded(request.where, sql)
+    found, by_sql = 0, request.sql is not None or request.where is not None
     try:
         for row, text in evaluate(connection, file, sql, _relation(link, wanted), lambda row: {"row": row}):
             found += 1
@@ -47,9 +48,34 @@ def parquet_rows(
     except duckdb.Error as error:
         if not is_about_data(error):
             raise
-        raise _located(connection, file, link, sql, (found, wanted), error, by_sql=request.sql is not None) from error
+        raise _located(
+            connection,
+            file,
+            link,
+            sql,
+            (found, wanted),
+            error,
+            by_sql=by_sql,
+        ) from error
     if found != wanted:
         raise input_error(file.path, f"`sql` gives {found} texts for {wanted} rows: {sql}")
+
+
+def parquet_relation(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, limit: int | None, folder: Path
+) -> tuple[str, list[str]]:
+    """The first `limit` rows as SQL that can stand after FROM, and its columns. Raises as `parquet_rows`."""
+    link = _link(file, folder)
+    rows_in_file, columns = _open(connection, file, link)
+    return _relation(link, rows_in_file if limit is None else min(limit, rows_in_file)), list(columns)
+
+
+def _link(file: SourceFile, folder: Path) -> Path:
+    """A name for the file without any glob character: read_parquet takes every name for a pattern."""
+    link = folder / "source.parquet"
+    link.unlink(missing_ok=True)
+    link.symlink_to(file.path.absolute())
+    return link
 
 
 def _open(
@@ -95,9 +121,13 @@ def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
     return names
 
 
-def _expression(
+def columns_expression(
     connection: duckdb.DuckDBPyConnection, file: SourceFile, request: IngestRequest, columns: dict[str, tuple[str, str]]
 ) -> str:
+    """SQL for the text of a row; for each column, by its own name, DuckDB's name for it and its type.
+
+    Raises Halt (exit 78) where the request does not fit the columns.
+    """
     if request.sql is not None:
         refuse_case_twins(file.path, columns)
         check_names(connection, file, request.sql, columns)

@@ -34,8 +34,8 @@ def read_rows(
             return read_jsonl(file, columns, skip_blank=skip_blank, limit=limit)
         case Format.TXT:
             return islice(_read_txt(file, columns, skip_blank=skip_blank), limit)
-        case Format.PARQUET:
-            raise AssertionError("parquet has no lines")
+        case Format.PARQUET | Format.ARROW:
+            raise AssertionError(f"{file.format} has no lines")
 
 
 def csv_columns(file: SourceFile) -> list[str]:

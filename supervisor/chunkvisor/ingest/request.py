@@ -25,10 +25,19 @@ class IngestRequest:
     """SQL expression over the columns, of type VARCHAR."""
     skip_blank: bool = False
     """Blank lines of a source are no rows."""
+    where: str | None = None
+    """SQL condition over the columns; rows for which it does not hold are left out."""
+    columns: tuple[str, ...] = ()
+    """Columns that are carried along."""
     max_rows: int | None = None
     """Rows from the start of the concatenated sources; None = all."""
     memory_limit_bytes: int = DEFAULT_MEMORY_BYTES
     """Of the child process, about."""
+
+    @property
+    def has_rows_table(self) -> bool:
+        """Whether something is to be known of each row beside its text."""
+        return self.where is not None or bool(self.columns)
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 1:

@@ -1,6 +1,7 @@
 """Sources: what the person wrote, as a list of files with their formats."""
 
 import glob
+import json
 import os
 import re
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from chunkvisor.errors import Halt, config_error
+from chunkvisor_worker.contract.files import read_bounded
 
 Signature: TypeAlias = list[list[str | int]]
 
@@ -22,7 +24,13 @@ class Format(StrEnum):
     TSV = "tsv"
     JSONL = "jsonl"
     PARQUET = "parquet"
+    ARROW = "arrow"
     TXT = "txt"
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a row can be named by the line on which it starts."""
+        return self not in (Format.PARQUET, Format.ARROW)
 
 
 class Compression(StrEnum):
@@ -39,8 +47,13 @@ _FORMATS = {
     ".jsonl": Format.JSONL,
     ".ndjson": Format.JSONL,
     ".parquet": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".feather": Format.ARROW,
     ".txt": Format.TXT,
 }
+_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""By these, a folder that `datasets` has written is known (its arrow_dataset.py, dataset_dict.py)."""
+
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
@@ -80,6 +93,8 @@ def _state(path: Path) -> list[str | int]:
 
 
 def _paths(source: str) -> list[Path]:
+    if (Path(source) / _SAVED_STATE).is_file() or (Path(source) / _SAVED_SPLITS).is_file():
+        return _saved_files(Path(source))
     if Path(source).exists() or not glob.has_magic(source):
         return [Path(source)]
     found: dict[object, Path] = {}
@@ -120,6 +135,22 @@ def _inode(path: Path) -> object:
     return found.st_dev, found.st_ino
 
 
+def _saved_files(folder: Path) -> list[Path]:
+    """The files of a folder that `save_to_disk` of HF `datasets` has written, in their order."""
+    splits = read_bounded(folder / _SAVED_SPLITS)
+    try:
+        if splits is not None:
+            names = ", ".join(f"{folder}/{name}" for name in json.loads(splits)["splits"])
+            raise config_error(f"{folder} holds several datasets.", remedy=f"Name those to be encoded: {names}.")
+        state = json.loads(read_bounded(folder / _SAVED_STATE) or b"")
+        return [folder / Path(each["filename"]).name for each in state["_data_files"]]
+    except (ValueError, KeyError, TypeError):
+        raise config_error(
+            f"{folder} looks like a saved dataset, but its {_SAVED_STATE} or {_SAVED_SPLITS} cannot be read.",
+            remedy="Save it again, or name its .arrow files.",
+        ) from None
+
+
 def _source_file(path: Path) -> SourceFile:
     try:
         mode = path.stat().st_mode
@@ -134,17 +165,17 @@ def _source_file(path: Path) -> SourceFile:
     compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
     bare = path.with_suffix("") if compression is not Compression.NONE else path
     form = _FORMATS.get(bare.suffix.lower())
-    if form is Format.PARQUET and compression is not Compression.NONE:
+    if form in (Format.PARQUET, Format.ARROW) and compression is not Compression.NONE:
         raise config_error(
-            f"{path}: a parquet file in {compression} is not read.",
-            why="Parquet is compressed inside.",
+            f"{path}: a {form} file in {compression} is not read.",
+            why="It is compressed inside, or can be.",
             remedy="Unpack it.",
         )
     if form is None:
         raise config_error(
             f"{path}: the suffix tells no format that is read.",
             remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
-            f"and all but .parquet also with {' or '.join(_COMPRESSIONS)} behind.",
+            f"and all but .parquet, .arrow and .feather also with {' or '.join(_COMPRESSIONS)} behind.",
         )
     return SourceFile(path, form, compression)
 

@@ -70,6 +70,11 @@ class Spool:
         for file in self._files:
             file.close()
 
+    @property
+    def rows_added(self) -> int:
+        """Rows so far, whether or not they are written."""
+        return self.rows + len(self._pending)
+
     def add(self, text: bytes) -> None:
         """Append the text of the next row, in UTF-8."""
         self._pending.append(text)

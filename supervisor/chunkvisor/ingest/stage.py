@@ -10,14 +10,19 @@ import shutil
 import signal
 import sys
 import traceback
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import duckdb
 
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
+from chunkvisor.ingest.condition import check_condition, folded, question
 from chunkvisor.ingest.database import connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
@@ -25,6 +30,7 @@ from chunkvisor.ingest.parquet import parquet_rows
 from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, too_deep, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.rowstable import RowsTable
 from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
@@ -33,6 +39,7 @@ from chunkvisor_worker.contract.files import sync_folder, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _PR_SET_PDEATHSIG = 1
+_PLACES_AT_ONCE = 1 << 16
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
@@ -47,26 +54,35 @@ def stage(request: IngestRequest, folder: Path) -> None:
     with connect(request.memory_limit_bytes, scratch) as reader, Spool(paths, spooled) as spool:
         if request.sql is not None:
             check_expression(reader, request.sql)
-        for source in sources:
-            left = None if request.max_rows is None else request.max_rows - first
-            if left == 0:
-                break
-            count = 0
-            for text in _texts(reader, source, request, left, scratch):
-                spool.add(text)
-                count += 1
-            files.append(TableSource(source.path, first, count))
-            first += count
-    if not spool.rows:
-        raise config_error(
-            f"The sources have no rows: {', '.join(str(source.path) for source in sources[:10])}",
-            remedy="Correct the sources, or remove the output.",
-        )
+        if request.where is not None:
+            check_condition(reader, request.where)
+        table = RowsTable(reader, request, scratch) if request.has_rows_table else None
+        with open(paths.places, "wb") as places:
+            read = 0
+            for source in sources:
+                left = None if request.max_rows is None else request.max_rows - read
+                if left == 0:
+                    break
+                count = _spool(spool, _texts(reader, source, request, left, scratch), places)
+                if table is not None:
+                    table.add(source, left, count)
+                files.append(TableSource(source.path, first, spool.rows_added - first))
+                first, read = spool.rows_added, read + count
+        if not first:
+            where = f" for which `where` holds ({request.where})" if request.where is not None else ""
+            raise config_error(
+                f"The sources have no rows{where}: {', '.join(str(source.path) for source in sources[:10])}",
+                remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
+            )
+        if table is not None:
+            table.write(paths.rows, first)
+    if request.where is None:
+        paths.places.unlink()
     distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
     drop_repeats(paths, spooled, spool.batches)
     shutil.rmtree(scratch)
     _check_unchanged(sources, state)
-    for path in paths.arrays:
+    for path in (*paths.arrays, *paths.there):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     write_record(
@@ -80,18 +96,50 @@ def stage(request: IngestRequest, folder: Path) -> None:
     sync_folder(folder)
 
 
+def _spool(spool: Spool, texts: Iterator[bytes | None], places: BinaryIO) -> int:
+    """Add what is not left out, and note where in the file it stands; returns the number of rows that were read."""
+    read, kept = 0, array("q")
+    for text in texts:
+        if text is not None:
+            spool.add(text)
+            kept.append(read)
+        read += 1
+        if len(kept) >= _PLACES_AT_ONCE:
+            kept = _write_places(kept, places)
+    _write_places(kept, places)
+    return read
+
+
+def _write_places(kept: "array[int]", places: BinaryIO) -> "array[int]":
+    """Write them, and return an empty array."""
+    if sys.byteorder == "big":
+        kept.byteswap()
+    places.write(kept.tobytes())
+    return array("q")
+
+
 def _texts(
     reader: duckdb.DuckDBPyConnection, file: SourceFile, request: IngestRequest, limit: int | None, scratch: Path
-) -> Iterator[bytes]:
-    """UTF-8 of the first `limit` rows of the file. Raises Halt (exit 78) for bad input, saying where."""
+) -> Iterator[bytes | None]:
+    """UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
+
+    Raises Halt (exit 78) for bad input, saying where.
+    """
     if file.format is Format.PARQUET:
         rows = parquet_rows(reader, file, request, limit, scratch)
+    elif file.format is Format.ARROW:
+        rows = arrow_rows(reader, file, request, limit)
     elif request.sql is not None:
-        rows = sql_rows(reader, file, request, limit)
+        sql = request.sql if request.where is None else folded(request.where, request.sql)
+        rows = sql_rows(reader, file, replace(request, sql=sql), limit)
     else:
-        rows = _composed(file, request, limit)
-    unit = "row" if file.format is Format.PARQUET else "line"
+        held = None if request.where is None else sql_rows(reader, file, question(request), limit)
+        rows = _composed(file, request, limit, held)
+    unit = "line" if file.format.has_lines else "row"
     for place, text in rows:
+        if text is None and request.where is not None:
+            yield None
+            continue
         try:
             data = (text or "").encode()
         except UnicodeEncodeError as error:
@@ -107,10 +155,16 @@ def _texts(
         yield data
 
 
-def _composed(file: SourceFile, request: IngestRequest, limit: int | None) -> Iterator[tuple[int, str | None]]:
+def _composed(
+    file: SourceFile, request: IngestRequest, limit: int | None, held: Iterator[tuple[int, str | None]] | None
+) -> Iterator[tuple[int, str | None]]:
+    """Line and text of each row; None for the text of one of which `held` has none."""
     columns, compose = composer(request)
     rows = read_rows(file, columns, skip_blank=request.skip_blank, limit=limit)
     for line, cells in rows:
+        if held is not None and next(held)[1] is None:
+            yield line, None
+            continue
         try:
             yield line, compose(cells)
         except RecursionError as error:

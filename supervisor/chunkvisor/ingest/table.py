@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
-from chunkvisor.ingest.sources import Format, Signature, resolve, signature
+from chunkvisor.ingest.sources import Signature, resolve, signature
 from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
@@ -43,6 +43,10 @@ class TableFiles:
     """int64, little-endian: number of each row's text."""
     first_row = Entry("folder", "first_row.bin")
     """int64, little-endian: first row of each text."""
+    rows = Entry("folder", "rows.parquet")
+    """Where columns are carried along or rows are left out: what is to be known of each row, see `rowstable`."""
+    places = Entry("folder", "places.bin")
+    """int64, little-endian, where rows are left out: number of each row in its file."""
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
     error = Entry("folder", "error.json")
@@ -50,8 +54,13 @@ class TableFiles:
 
     @property
     def arrays(self) -> tuple[Path, ...]:
-        """The files that `record` has stamps of."""
+        """The files that every table has."""
         return self.texts, self.offsets, self.row_text, self.first_row
+
+    @property
+    def there(self) -> tuple[Path, ...]:
+        """The files that some tables have, and this one has."""
+        return tuple(path for path in (self.rows, self.places) if path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,10 @@ class StagedTable:
     """State of all source files when they were read, see `sources.signature`."""
     skip_blank: bool
     """Whether blank lines were taken for no rows."""
+    carried: str | None = None
+    """sha256 of the rows table, where there is one."""
+    leaves_out: bool = False
+    """Whether rows of the sources are left out."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
@@ -90,7 +103,8 @@ class StagedTable:
             record = read_sealed(paths.record)
             if record is None or record["version"] != _VERSION:
                 raise DamagedError(f"{folder} holds no table of this version")
-            stamps = {path: Stamp(**record["stamps"][path.name]) for path in paths.arrays}
+            named = {path.name: path for path in (*paths.arrays, paths.rows, paths.places)}
+            stamps = {named[name]: Stamp(**stamp) for name, stamp in record["stamps"].items()}
             table = cls(
                 folder=folder,
                 rows=record["rows"],
@@ -99,6 +113,8 @@ class StagedTable:
                 files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
                 signature=record["signature"],
                 skip_blank=record["skip_blank"],
+                carried=stamps[paths.rows].digest if paths.rows in stamps else None,
+                leaves_out=paths.places in stamps,
             )
             _check(table, [stamps[path].size_bytes for path in paths.arrays[1:]])
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -156,6 +172,8 @@ class StagedTable:
         _check_range(row, row + 1, self.rows)
         # The last file that begins at or before the row: files without rows begin where the next one does.
         file = self.files[bisect_right(self.files, row, key=lambda source: source.first_row) - 1]
+        if self.leaves_out:
+            return file.path, int(_read_array(TableFiles(self.folder).places, "<i8", row, row + 1)[0])
         return file.path, row - file.first_row
 
     def line_of(self, row: int) -> tuple[Path, int | None]:
@@ -167,7 +185,7 @@ class StagedTable:
         path, row_in_file = self.locate(row)
         try:
             (file,) = resolve([str(path)])
-            if file.format is Format.PARQUET or signature([file])[0] not in self.signature:
+            if not file.format.has_lines or signature([file])[0] not in self.signature:
                 return path, None
             found = next(itertools.islice(read_rows(file, (), skip_blank=self.skip_blank), row_in_file, None), None)
         except (Halt, OSError):
@@ -189,7 +207,7 @@ def write_record(
 ) -> None:
     """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
-    stamps = {path.name: stamp_file(path) for path in paths.arrays}
+    stamps = {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there)}
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
         "version": _VERSION,
@@ -218,7 +236,7 @@ def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
 
 
 def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
-    fresh = {path.name: stamp_file(path) for path in paths.arrays}
+    fresh = {name: stamp_file(paths.folder / name) for name in record["stamps"]}
     if any(fresh[name].digest != old["digest"] for name, old in record["stamps"].items()):
         raise DamagedError(f"{paths.folder} is being altered")
     write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})

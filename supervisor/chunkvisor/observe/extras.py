@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.config.model import Config, EngineKind
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
@@ -32,6 +33,10 @@ def require_extras(config: Config) -> None:
             )
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")
+    for name, output in config.outputs.items():
+        form = FORMATS[output.format]
+        if form.package is not None:
+            _require(f"outputs.{name}.format: {output.format}", form.package, form.extra)
     if config.notify:
         _require("notify", "apprise", "notify")
         if wrong := _not_understood([url.get_secret_value() for url in config.notify]):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from chunkvisor_worker.contract.files import open_regular
 
 BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""
+
+FLOAT32 = "<f4"
+"""The type of everything but some final files."""
 
 Vectors = npt.NDArray[np.float32]
 
@@ -86,29 +89,29 @@ def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def read_shape(file: BinaryIO) -> Shape:
+def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
     """Parse the header of an .npy file at its start and check the file's size against it.
 
-    Raises BadVectorsError unless it is a 2-D, C-ordered, little-endian float32 array, complete to the byte.
+    Raises BadVectorsError unless it is a 2-D, C-ordered array of that dtype, complete to the byte.
     """
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
         elif version == (2, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
+            shape, fortran_order, found = np.lib.format.read_array_header_2_0(file)
         else:
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
     # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several exceptions
     except (ValueError, TypeError, SyntaxError, EOFError, RecursionError, MemoryError, TokenError) as error:
         raise BadVectorsError(f"not an .npy file: {error}") from None
-    if dtype != np.dtype("<f4"):
-        raise BadVectorsError(f"holds {dtype}, not float32")
+    if found != (wanted_type := np.dtype(dtype)):
+        raise BadVectorsError(f"holds {found}, not {wanted_type}")
     if len(shape) != 2 or fortran_order or any(type(size) is not int or size < 0 for size in shape):
         raise BadVectorsError(f"holds an array of shape {shape}, not rows x dimension in C order")
     rows, dimension = shape
     offset = file.tell()
-    size, wanted = os.fstat(file.fileno()).st_size, offset + rows * dimension * 4
+    size, wanted = os.fstat(file.fileno()).st_size, offset + rows * dimension * wanted_type.itemsize
     if size != wanted:
         raise BadVectorsError(f"has {size:,} bytes where {rows:,} rows x {dimension:,} need {wanted:,}")
     if dimension == 0:
@@ -116,26 +119,26 @@ def read_shape(file: BinaryIO) -> Shape:
     return Shape(rows, dimension, offset)
 
 
-def npy_header(rows: int, dimension: int) -> bytes:
+def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
     """The header of a final or chunk file; numpy pads it to a multiple of 64 bytes."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (rows, dimension)})
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)})
     return buffer.getvalue()
 
 
-def blocks(file: BinaryIO, shape: Shape) -> Iterator[Vectors]:
+def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.NDArray[Any]]:
     """The vectors in blocks of at most BLOCK_BYTES (or one row), from the file's position on.
 
     Raises BadVectorsError where the file ends early: it was changed under our hands.
     """
     per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
     for first in range(0, shape.rows, per_block):
-        block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype="<f4")
+        block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype=dtype)
         read_exactly(file, block)
         yield block
 
 
-def read_exactly(file: BinaryIO | io.FileIO, room: Vectors) -> None:
+def read_exactly(file: BinaryIO | io.FileIO, room: npt.NDArray[Any]) -> None:
     """Fill the room, which is contiguous, from the file's position on; raises as `blocks` does."""
     view = room.data.cast("B")
     while view.nbytes:

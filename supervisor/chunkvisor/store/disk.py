@@ -14,9 +14,12 @@ RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
 
 
-def need_bytes(rows: int, texts_left: int, dimension: int) -> int:
-    """Bytes of the chunks that are still to come and of the final file, which is written beside them."""
-    return 4 * dimension * (texts_left + rows) + RESERVE_BYTES
+def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
+    """Bytes of the chunks that are still to come and of the final file, which is written beside them.
+
+    A final of another form, of `row_bytes` a row, is made beside one of float32.
+    """
+    return 4 * dimension * (texts_left + rows) + row_bytes * rows + RESERVE_BYTES
 
 
 def check_disk(output: str, need: int, free: int | None, place: str) -> None:

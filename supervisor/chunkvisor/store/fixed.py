@@ -71,6 +71,8 @@ class Staged:
     digest: str
     """Of the texts and their order."""
     files: tuple[str, ...]
+    carried: str | None = None
+    """Digest of the rows table, where columns are carried along or rows are left out."""
 
     def __post_init__(self) -> None:
         if not 0 < self.distinct <= self.rows:

@@ -88,6 +88,8 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
+    if output.where is not None:  # without it the identity is that of a version that did not know it
+        values["where"] = output.where
     return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
 
 

@@ -20,7 +20,11 @@ Nothing is created, read or deleted here.
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>.quarantined.jsonl        the rows without a vector, where they are too many for the manifest
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
+      <output>.parquet                  instead of the .npy, where the config asks for it
+      <output>.ranges.npy               beside an int8 final: least and greatest value of each dimension
+      <output>.rows.parquet             beside an array: the columns that are carried along
       .<output>.before/                 what was there before --from-scratch, until the new final file is
+      combined/<name>/                  of finals put side by side: published.json and done.json, as of an output
       outputs/<output>/
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     which request and which files the table was made from
@@ -93,8 +97,12 @@ class OutputLayout:
 
     @property
     def final(self) -> Path:
-        """The final file: float32, rows x dimension."""
-        return self.workdir / f"{self.name}.npy"
+        """The final file, unless it is in another format or in shards: rows x dimension."""
+        return self.file("npy")
+
+    def file(self, suffix: str) -> Path:
+        """The final file of the format with that suffix."""
+        return self.workdir / f"{self.name}.{suffix}"
 
     @property
     def shards(self) -> Path:
@@ -112,18 +120,32 @@ class OutputLayout:
         return self.workdir / f"{self.name}.quarantined.jsonl"
 
     @property
-    def partial(self) -> Path:
-        """The final file while it is being assembled; in the same folder, so that one rename publishes it."""
-        return self.workdir / f".{self.name}.npy.partial"
+    def ranges(self) -> Path:
+        """Beside an int8 final: float32, 2 x dimension, the least and the greatest value of each dimension."""
+        return self.workdir / f"{self.name}.ranges.npy"
+
+    @property
+    def rows_table(self) -> Path:
+        """Beside an array: the columns that are carried along, and which row of the source each row is."""
+        return self.workdir / f"{self.name}.rows.parquet"
+
+    def partial(self, suffix: str) -> Path:
+        """The final file while it is being made; in the same folder, so that one rename publishes it."""
+        return self.workdir / f".{self.name}.{suffix}.partial"
+
+    @property
+    def partial_rows(self) -> Path:
+        """The rows in float32, from which a final of another form is made."""
+        return self.workdir / f".{self.name}.npy.rows"
 
     @property
     def partial_shards(self) -> Path:
         """The folder of the shards while it is being filled."""
         return self.workdir / f".{self.name}.partial"
 
-    def replaced(self, shards: int | None) -> Path:
-        """The file, or the folder of shards, while another form of the same rows takes its place."""
-        return self.workdir / (f".{self.name}.npy.replaced" if shards is None else f".{self.name}.replaced")
+    def replaced(self, place: Path) -> Path:
+        """The final file, or the folder of shards, while another form of the same rows takes its place."""
+        return self.workdir / f".{place.name}.replaced"
 
     @property
     def before(self) -> Path:
@@ -158,6 +180,16 @@ class OutputLayout:
     def attempt(self, chunk: int, attempt: int) -> AttemptFiles:
         """Files of one attempt; attempts count from 1."""
         return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedLayout(OutputLayout):
+    """Paths of a final that is put together from those of several outputs."""
+
+    @property
+    def state(self) -> Path:
+        """What is known of its files."""
+        return self.workdir / "combined" / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +263,15 @@ class Layout:
     def output(self, name: str) -> OutputLayout:
         """Paths of one output."""
         return OutputLayout(self.workdir, name)
+
+    @property
+    def all_combined(self) -> Path:
+        """Folder of what is known of combined finals."""
+        return self.workdir / "combined"
+
+    def combined(self, name: str) -> CombinedLayout:
+        """Paths of one combined final."""
+        return CombinedLayout(self.workdir, name)
 
 
 def parse_chunk_name(name: str) -> tuple[int, str] | None:

@@ -145,7 +145,11 @@ def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
             output.shards,
             output.manifest,
             output.quarantined,
-            output.partial,
+            output.partial("npy"),
+            output.partial("parquet"),
+            output.file("parquet"),
+            output.ranges,
+            output.rows_table,
             output.partial_shards,
             output.before,
         }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.localmodel import LocalModel
 from chunkvisor.ingest.rowcount import rows_of
@@ -25,6 +26,8 @@ class OutputRun:
     """Batch limits of the config, before any lesson."""
     finish: Callable[[Callable[[], None]], dict[str, Any]]
     """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
+    form: Form = field(default_factory=Form)
+    """Of its final."""
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
     versions: VersionWatch | None = None

@@ -14,9 +14,11 @@ from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalwriter import clear_partial
-from chunkvisor.assemble.finished import keep_finished
+from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.join import Final, assemble
 from chunkvisor.assemble.manifest import Origin, build_manifest, publish_manifest
+from chunkvisor.assemble.sides import write_sides
 from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, Strictness
@@ -81,7 +83,6 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     """
     name, config = layout.name, opening.config
     fixed = _read_fixed(layout)
-    shards = config.outputs[name].shards
     if fixed is None:
         refuse_foreign(opening, layout)
     make_state(layout)
@@ -99,7 +100,11 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
         fixed = Fixed(identity, _chunk_size(opening, name))
         write_fixed(layout, fixed)
     fingerprint = identity.fingerprint
-    manifest = keep_finished(layout, fingerprint, shards, opening.emit, opening.on_wait)
+    form = asked_form(config.outputs[name], staged.carried)
+    if lacks_rows_table(layout, form):
+        staged = _stage(opening, layout, fixed)  # `clean` has removed the table
+        form = asked_form(config.outputs[name], staged.carried)
+    manifest = keep_finished(layout, fingerprint, form, opening.emit, opening.on_wait)
     if manifest is not None:
         drop_before(layout)
         if mended := mend_records(layout, manifest, fixed.chunk_size):
@@ -119,7 +124,7 @@ def open_output(opening: Opening, layout: OutputLayout) -> OutputRun | dict[str,
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     strict = config.identity is Strictness.STRICT
     versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
-    return OutputRun(ledger, table, job, limits, finish, opening.source.local, versions)
+    return OutputRun(ledger, table, job, limits, finish, form, opening.source.local, versions)
 
 
 def _tell_opened(opening: Opening, ledger: Ledger, staged: Staged, fixed: Fixed) -> None:
@@ -141,34 +146,35 @@ def _finish(
 ) -> Callable[[Callable[[], None]], dict[str, Any]]:
     """See `OutputRun.finish`."""
     layout, config = ledger.layout, opening.config
-    shards = config.outputs[layout.name].shards
+    form = asked_form(config.outputs[layout.name], staged.carried)
     origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
 
     def finish(on_block: Callable[[], None]) -> dict[str, Any]:
         if opening.source.local is not None:
             opening.source.local.check()
-        final = assemble(ledger, table, on_block, shards)
+        final = assemble(ledger, table, on_block, form)
         assert ledger.facts is not None
         bad = badrows.record(layout, _quarantined_rows(ledger, table, final))
         manifest = build_manifest(
-            layout, shards, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
+            layout, form, ledger.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, table)
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
+        write_sides(layout, manifest)
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not final.bad_rows:
             ledger.remove_chunks()
-        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, shards))}
+        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, form))}
 
     return finish
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
     """Raises Halt (78) where something that no run of this workdir has made bears the name of a final file of it."""
-    for place in (place_of(layout, opening.config.outputs[layout.name].shards), layout.manifest):
+    for place in (place_of(layout, asked_form(opening.config.outputs[layout.name])), layout.manifest):
         if os.path.lexists(place):
             raise config_error(
                 f"{place} is there already, and no run of this workdir has made it",
@@ -233,7 +239,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     files = tuple(str(file.path) for file in table.files)
-    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files))
+    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
 
 def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged:
@@ -257,7 +263,8 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
 
 def _is_there(layout: OutputLayout, staged: Staged) -> bool:
     try:
-        return StagedTable.open(layout.table).digest == staged.digest
+        there = StagedTable.open(layout.table)
+        return (there.digest, there.carried) == (staged.digest, staged.carried)
     except DamagedError:
         return False
 

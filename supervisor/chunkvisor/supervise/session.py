@@ -36,7 +36,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
     with ExitStack() as stack:
         stack.enter_context(_refusals_in_words(layout))
-        claim(layout.of(None), config.outputs)
+        claim(layout.of(None), [*config.outputs, *config.combine])
         previous = stack.enter_context(hold_workdir(layout, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)

@@ -26,6 +26,8 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
         template=output.template,
         sql=output.sql,
         skip_blank=output.skip_blank,
+        where=output.where,
+        columns=output.columns,
         max_rows=max_rows,
         memory_limit_bytes=int(config.ingest.memory_limit),
     )
@@ -43,6 +45,8 @@ def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> Non
 def asked(request: IngestRequest) -> dict[str, Any]:
     """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
     values = asdict(replace(request, memory_limit_bytes=0))
+    # Without them it is the request of a version that did not know them: what that has staged still holds.
+    values = {key: value for key, value in values.items() if value or key not in ("where", "columns")}
     return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
 
 

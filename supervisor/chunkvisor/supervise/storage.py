@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
@@ -154,7 +155,9 @@ def check_space(output: OutputRun) -> None:
     ledger = output.ledger
     if ledger.facts is not None:
         left = ledger.texts - ledger.texts_done
-        need = need_bytes(output.table.rows, left, ledger.facts.dimension)
+        dimension = ledger.facts.dimension
+        beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+        need = need_bytes(output.table.rows, left, dimension, beside)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start
@@ -44,6 +46,7 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
+from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
@@ -133,6 +136,7 @@ class Work:
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
+        combine_finals(config, self._layout, self._emit, self._on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
@@ -161,13 +165,16 @@ class Work:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
+        rows: dict[str, int] = {}
         for name in config.outputs:
             opened = open_output(opening, layout.output(name))
+            rows[name] = opened.table.rows if isinstance(opened, OutputRun) else opened["rows"]
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                path = str(place_of(layout.output(name), config.outputs[name].shards))
+                path = str(place_of(layout.output(name), asked_form(config.outputs[name])))
                 self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
+        refuse_unequal(config.combine, rows)
         return source, outputs
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:

@@ -83,7 +83,7 @@ def test_longest_texts(lengths: tuple[int, ...], positions: list[int]) -> None:
 
 def test_sizes() -> None:
     """A final file is float32 with a header; on the way, chunks and staged texts lie beside it."""
-    assert final_bytes(1000, 384) == 1000 * 384 * 4 + 128
+    assert final_bytes(1000, 4 * 384) == 1000 * 384 * 4 + 128
     assert disk_bytes(rows=1000, texts_left=900, dimension=10, table_bytes=77) == (1000 + 900) * 40 + 77
     assert memory_bytes(3 * GIB, GIB, workers=2, computing=0) == 8 * GIB
     assert memory_bytes(3 * GIB, GIB, workers=3, computing=2) == 14 * GIB

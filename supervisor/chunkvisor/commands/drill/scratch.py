@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import mark
@@ -71,7 +72,7 @@ class Scratch:
 
     def _overrides(self, workdir: Path, stalls: bool, standby: int | None) -> list[str]:
         config = self.loaded.config
-        output = config.outputs[self.output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", "shards"})
+        output = config.outputs[self.output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
         stall_s = self.stall_s if stalls and self.stall_s is not None else config.recovery.stall_timeout
         recovery = {"startup_timeout": config.recovery.startup_timeout, "stall_timeout": stall_s, "wait_timeout": 60}
         values: dict[str, Any] = {
@@ -84,6 +85,7 @@ class Scratch:
             "workers.per_device": 1,
             "workers.standby": config.workers.standby if standby is None else standby,
             "outputs": {self.output: output},
+            "combine": {},
         }
         # JSON is YAML, but for escaped surrogate pairs.
         ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]

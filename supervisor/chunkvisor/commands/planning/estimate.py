@@ -15,14 +15,17 @@ CONTEXT_BYTES = 1 << 29
 _HEADER_BYTES = 128
 
 
-def final_bytes(rows: int, dimension: int) -> int:
-    """Size of a final file: float32, with numpy's header."""
-    return 4 * rows * dimension + _HEADER_BYTES
+def final_bytes(rows: int, row_bytes: int) -> int:
+    """Size of a final file with numpy's header; parquet is about as large."""
+    return row_bytes * rows + _HEADER_BYTES
 
 
-def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int) -> int:
-    """What an output still needs at most: its staged texts, the chunks to come, and the final file beside them."""
-    return need_bytes(rows, texts_left, dimension) - RESERVE_BYTES + table_bytes
+def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int, row_bytes: int = 0) -> int:
+    """What an output still needs at most: its staged texts, the chunks to come, and the final file beside them.
+
+    `row_bytes` is that of a final that is not float32 in an array.
+    """
+    return need_bytes(rows, texts_left, dimension, row_bytes) - RESERVE_BYTES + table_bytes
 
 
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:

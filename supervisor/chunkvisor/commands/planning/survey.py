@@ -7,7 +7,10 @@ from pathlib import Path
 
 import psutil
 
+from chunkvisor.assemble.combine import refuse_unequal
+from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import (
     disk_bytes,
@@ -48,6 +51,7 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
         scratch = Path(name)
         samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}
+        refuse_unequal(config.combine, {output: sample.table.rows for output, sample in samples.items()})
         return _Survey(config, samples, scratch).forecast(say)
 
 
@@ -155,9 +159,11 @@ class _Survey:
             which = f"those of every {sample.every:,}th chunk"
             self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
         max_length = report.max_length if report else None
-        disk = 0 if not texts_left else None
+        disk, form = 0 if not texts_left else None, asked_form(self._config.outputs[name])
+        row_bytes = Numbers(form.dtype, dimension or 0).row_bytes
         if texts_left and dimension is not None:
-            disk = disk_bytes(table.rows, texts_left, dimension, self._table_bytes(table))
+            beside = 0 if form.is_of_rows else row_bytes
+            disk = disk_bytes(table.rows, texts_left, dimension, self._table_bytes(table), beside)
         return OutputForecast(
             rows=table.rows,
             distinct_texts=table.distinct,
@@ -177,7 +183,7 @@ class _Survey:
             batches=scaled(report.batches, count, plan.distinct) if report else None,
             padding_share=1 - report.tokens / report.padded_tokens if report and report.padded_tokens else None,
             dimension=dimension,
-            final_bytes=final_bytes(table.rows, dimension) if dimension is not None else None,
+            final_bytes=final_bytes(table.rows, row_bytes) if dimension is not None else None,
             disk_bytes=disk,
             activation_bytes=self._activation(sample, measured, model, max_length),
         )

@@ -1,0 +1,93 @@
+"""Measures what another form of a finished final costs against `cp` and `sync` of it: seconds, and memory.
+
+    python benchmarks/forms.py [--folder FOLDER] [--rows ROWS] [--runs N] [FORM …]
+
+Each form is made in a process of its own, of a copy of the same float32 final; the folder needs room for three of it.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.finished import keep_finished
+from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.manifest import describe_files, publish_manifest
+from chunkvisor.config.model import FinalDtype, FinalFormat
+from chunkvisor.store.layout import Layout, OutputLayout
+
+FORMS = {
+    "float16": Form(dtype=FinalDtype.FLOAT16),
+    "int8": Form(dtype=FinalDtype.INT8),
+    "ubinary": Form(dtype=FinalDtype.UBINARY),
+    "parquet": Form(format=FinalFormat.PARQUET),
+}
+DIMENSION = 384
+BLOCK = 4096
+
+
+def main() -> None:
+    """Print a line for each form; or, called by itself, make one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("forms", nargs="*", default=list(FORMS))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--rows", type=int, default=1_333_333)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--make", choices=("float32", *FORMS))
+    wanted = parser.parse_args()
+    if wanted.make is not None:
+        make(Layout(wanted.folder).output("out"), wanted.rows, wanted.make)
+        return
+    print(f"{wanted.rows:,} x {DIMENSION}, {wanted.rows * DIMENSION * 4 / 1e9:.2f} GB of float32")
+    for form in wanted.forms:
+        ours, theirs, memory_mb = [], [], 0.0
+        for _ in range(wanted.runs):
+            with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
+                call(folder, wanted.rows, "float32")
+                began_s = time.monotonic()
+                subprocess.run(["sh", "-c", "cp out.npy copy.npy && sync copy.npy"], cwd=folder, check=True)
+                theirs.append(time.monotonic() - began_s)
+                Path(folder, "copy.npy").unlink()
+                seconds, memory = call(folder, wanted.rows, form).split()
+                ours.append(float(seconds))
+                memory_mb = max(memory_mb, float(memory))
+        mine, other = statistics.median(ours), statistics.median(theirs)
+        print(
+            f"{form}: {mine:.2f} s, cp {other:.2f} s: {other / mine:.2f} of cp; at most {memory_mb:.0f} MB", flush=True
+        )
+
+
+def call(folder: str, rows: int, form: str) -> str:
+    """Have a form made in a process of its own; returns what it prints."""
+    command = [sys.executable, __file__, "--folder", folder, "--rows", str(rows), "--make", form]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def make(layout: OutputLayout, rows: int, form: str) -> None:
+    """Write a finished float32 final, or make another form of the one that is there and print seconds and megabytes."""
+    if form == "float32":
+        layout.state.mkdir(parents=True)
+        block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
+        with FinalWriter(layout, rows, DIMENSION, Form()) as writer:
+            for first in range(0, rows, BLOCK):
+                block[0, 0] = first
+                writer.write(block[: rows - first], np.empty(0, dtype=np.int64))
+            stamps = writer.publish()
+        described = describe_files(layout, Form(), rows, stamps, None)
+        known = {"rows": rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": [], "zero_rows": 0}
+        publish_manifest(layout, known | described, stamps)
+        return
+    began_s = time.monotonic()
+    assert keep_finished(layout, "f", FORMS[form], lambda _: None, lambda: None) is not None
+    print(time.monotonic() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What lies beside a final: the ranges of int8, and the rows table.
+
+The ranges are in the manifest as well, and the table among the staged texts, so that either can be made again.
+"""
+
+import hashlib
+import io
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkvisor.ingest.table import TableFiles
+from chunkvisor.store.artifact import Vectors
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.stamp import digest_file
+from chunkvisor_worker.contract.files import RESULT, open_new, open_regular, set_aside, sync_folder, write_atomic
+
+
+def describe_ranges(layout: OutputLayout, ranges: Vectors) -> dict[str, Any]:
+    """The manifest's `ranges`: float32, shape (2, dimension), which JSON holds to the last digit."""
+    low, high = (line.tolist() for line in ranges)
+    digest = hashlib.sha256(_npy(ranges)).hexdigest()
+    return {"file": layout.ranges.name, "digest": f"sha256:{digest}", "min": low, "max": high}
+
+
+def ranges_of(manifest: dict[str, Any]) -> Vectors | None:
+    """The ranges that the manifest has, None where it has none. Raises KeyError, ValueError for what are no ranges."""
+    if "ranges" not in manifest:
+        return None
+    ranges = np.array([manifest["ranges"]["min"], manifest["ranges"]["max"]], dtype=np.float32)
+    if ranges.shape != (2, manifest["dimension"]):
+        raise ValueError(ranges.shape)
+    return ranges
+
+
+def side_files(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[Path, str]]:
+    """(file, its sha256 in hex) of all that lies beside the final."""
+    beside = {layout.ranges: manifest.get("ranges"), layout.rows_table: manifest.get("carried")}
+    found = [(path, record["digest"]) for path, record in beside.items() if record is not None and "file" in record]
+    return [(path, digest.removeprefix("sha256:")) for path, digest in found]
+
+
+def digest_of_rows_table(manifest: dict[str, Any]) -> str:
+    """sha256 of the rows table that is carried along, hex. Raises KeyError where there is none."""
+    return str(manifest["carried"]["digest"]).removeprefix("sha256:")
+
+
+def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tuple[Path, str | None]]:
+    """(file, what is wrong with it; None = nothing) of all that lies beside the final. Raises OSError."""
+    for path, digest in side_files(layout, manifest):
+        if not path.exists():
+            yield path, "is missing"
+        else:
+            as_recorded = digest_file(path) == digest
+            yield path, None if as_recorded else "has another digest than the manifest says: it was changed or damaged"
+
+
+def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
+    """The rows table: among the staged texts, or beside the final; None where it is nowhere. Raises OSError."""
+    places = (TableFiles(layout.table).rows, layout.rows_table)
+    return next((place for place in places if place.exists() and digest_file(place) == digest), None)
+
+
+def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
+    """Write what is missing or is not what the manifest says; what stands there is set aside. Raises OSError."""
+    for path, problem in damaged_sides(layout, manifest):
+        if problem is None:
+            continue
+        if path == layout.ranges:
+            ranges = ranges_of(manifest)
+            assert ranges is not None
+            set_aside(path, files_too=True)
+            write_atomic(path, _npy(ranges), mode=RESULT)
+        else:
+            there = find_rows_table(layout, digest_of_rows_table(manifest))
+            if there is None:
+                continue  # the next run stages it again
+            partial = path.with_name(f".{path.name}.partial")
+            with open_regular(there) as source, open_new(partial, RESULT) as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+            set_aside(path, files_too=True)
+            partial.replace(path)
+            sync_folder(layout.workdir)
+
+
+def remove_sides(layout: OutputLayout, manifest: dict[str, Any], but: Collection[Path] = ()) -> None:
+    """Remove what is as the manifest says, but for some. Raises OSError."""
+    for path, problem in damaged_sides(layout, manifest):
+        if problem is None and path not in but:
+            path.unlink()
+
+
+def _npy(ranges: Vectors) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, ranges.astype("<f4", copy=False), allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,69 @@
+"""`chunkvisor tune`: tries settings on the config's own texts, and says which is fastest."""
+
+import json
+from pathlib import Path
+
+import click
+
+from chunkvisor.cli.parameters import config_argument, set_option
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.units import printable
+
+
+@click.command("tune")
+@config_argument()
+@set_option("Override a key, e.g. device=cuda:1.")
+@click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Of the machine, to tell the cost.")
+@click.option(
+    "--least-cosine",
+    type=click.FloatRange(0, 1),
+    default=0.999,
+    show_default=True,
+    help="To float32, of the worst text, that is still good enough.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, hours.")
+def tune(
+    config: Path, overrides: tuple[str, ...], write: bool, price: float | None, least_cosine: float, as_json: bool
+) -> None:
+    r"""Try settings on texts of CONFIG, and recommend the fastest.
+
+    Dtypes, batch budgets and workers on a device are compared by their rates, and by how near the vectors are to
+    those of float32. It takes a minute or two and writes nothing into the workdir. Each setting is tried in a
+    worker of its own.
+
+    \b
+    Example: chunkvisor tune embeddings.yaml --price 2.5
+    """
+    from chunkvisor.commands.tune import draw, to_json
+    from chunkvisor.commands.tune import tune as try_all
+    from chunkvisor.config.load import load
+
+    tuning = try_all(load(config, overrides), least_cosine, lambda step: click.echo(f"{step} …", err=True))
+    if as_json:
+        click.echo(json.dumps(to_json(tuning, price), indent=2))
+    else:
+        click.echo(printable("\n".join(draw(tuning, least_cosine, price))))
+    if tuning.best is None:
+        raise Halt(
+            ExitCode.QUARANTINED,
+            f"no setting has a least cosine of {least_cosine:g} to float32",
+            remedy="ask for less: --least-cosine 0.99; the table says what each setting has",
+        )
+    if write and tuning.changes:
+        _write(config, tuning.changes)
+        click.echo(f"{config}: written", err=True)
+
+
+def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
+    from chunkvisor.config.edit import with_values
+    from chunkvisor_worker.contract.files import write_atomic
+
+    text = with_values(config.read_text("utf-8"), values)
+    if text is None:
+        lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())
+        raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
+    mode = config.stat().st_mode
+    target = config.resolve()  # a link stays a link
+    write_atomic(target, text.encode("utf-8"))
+    target.chmod(mode & 0o777)

@@ -1,0 +1,226 @@
+"""Runs the candidates: each in a worker of its own, on a sample of the config's texts. It writes no workdir."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes, pick
+from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import EncodeConfig
+from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.engine.modelsource import source_at_hand
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.messages import ModelSpec, Phase
+
+_FIRST_TEXTS = 64
+"""In the first look, which tells how many texts the others get."""
+_EACH_S = 6.0
+"""So long float32 is to compute over the sample."""
+_MOST_TEXTS = 2000
+_LOOKED_AT = 20_000
+"""Texts of an output, evenly spread, among which the sample is chosen by length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """All that was tried."""
+
+    measured: tuple[Measured, ...]
+    """In the order in which it was tried; the first is float32."""
+    best: Measured | None
+    sample: int
+    """Texts that each was tried on."""
+    texts: int
+    """Distinct texts of the whole job."""
+    devices: int
+    configured: Candidate
+    """What the config asks for now."""
+    note: str = ""
+
+    @property
+    def changes(self) -> dict[tuple[str, str], int | str]:
+        """Section and key -> the recommended value, where the config has another."""
+        if self.best is None:
+            return {}
+        now = self.configured.values()
+        return {place: value for place, value in self.best.candidate.values().items() if now[place] != value}
+
+    def hours(self, measured: Measured) -> float | None:
+        """What the whole job would take at that rate."""
+        rate = measured.texts_per_s * self.devices
+        return self.texts / rate / 3600 if rate else None
+
+
+def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
+    """Try the candidates. Takes a minute or two.
+
+    Raises Halt: 78 for a plug-in, whose settings are its own; what a run would end with where a source is wrong or no
+    worker succeeds; OSError.
+    """
+    config = loaded.config
+    if config.model.is_plugin:
+        raise config_error("a plug-in encoder has settings of its own; there is nothing here to tune")
+    source = source_at_hand(config.model, Layout(config.workdir).model)
+    if source is None:
+        raise config_error(
+            f"the model {config.model.name} is not here yet",
+            remedy="a trial fetches it, into a workdir of its own: chunkvisor run CONFIG --max-rows 100; "
+            "then give tune the folder, or run tune once the workdir has its model",
+        )
+    devices = find_devices(config.device)
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
+        scratch = Path(name)
+        samples = [sample_of(config, output, None, scratch, say) for output in config.outputs]
+        model = model_spec(config.model, source.path, source.revision)
+        bench = _Bench(loaded, model, devices[0], scratch, say)
+        texts = _texts(samples, _FIRST_TEXTS)
+        configured = _configured(loaded, "auto")
+        first = bench.run(replace(configured, dtype=str(config.model.dtype)), texts)
+        if first.vectors is None:
+            raise _failed(first.trial)
+        configured = replace(configured, dtype=first.trial.dtype or BASELINE.dtype)
+        count = max(_FIRST_TEXTS, min(_MOST_TEXTS, int(first.texts_per_s * _EACH_S)))
+        bench.texts = _texts(samples, count)
+        fixed = _begun_dtype(loaded)
+        measured = list(bench.round(dict.fromkeys([BASELINE, configured])))
+
+        def best() -> Measured | None:
+            return best_of([each for each in measured if fixed in (None, each.candidate.dtype)], least_cosine)
+
+        def setting() -> Candidate:
+            found = best()
+            return found.candidate if found is not None else BASELINE
+
+        measured += bench.round(dtypes(devices[0].kind, fixed))
+        measured += bench.round(budgets(devices[0].kind, setting()))
+        measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
+        return Tuning(
+            tuple(measured),
+            best(),
+            len(bench.texts),
+            sum(sample.plan.distinct for sample in samples),
+            len(devices),
+            configured,
+            f"outputs in the workdir have begun in {fixed}, and keep it" if fixed else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    trial: Trial
+    vectors: Vectors | None
+    texts_per_s: float
+
+
+class _Bench:
+    """Workers under the same conditions."""
+
+    def __init__(
+        self, loaded: LoadedConfig, model: ModelSpec, device: Device, scratch: Path, say: Callable[[str], None]
+    ) -> None:
+        self._loaded, self._model, self._device, self._scratch, self._say = loaded, model, device, scratch, say
+        self._folders = 0
+        self._reference: Vectors | None = None
+        self.texts: list[str] = []
+
+    def round(self, candidates: Iterable[Candidate]) -> Iterable[Measured]:
+        """Try each on the sample; the first that ever succeeds is what the others are compared with."""
+        for candidate in candidates:
+            run = self.run(candidate, self.texts)
+            if run.vectors is None:
+                verdict = run.trial.verdict
+                yield Measured(candidate, problem=f"{verdict.outcome}: {verdict.reason}")
+                continue
+            if self._reference is None:
+                self._reference = run.vectors
+            yield Measured(candidate, run.texts_per_s, likeness(run.vectors, self._reference))
+
+    def run(self, candidate: Candidate, texts: Sequence[str]) -> _Run:
+        """One worker, or several at the same time that share texts and cores."""
+        self._say(f"trying {candidate}")
+        workers = candidate.per_device
+        shares = [list(texts[number::workers]) for number in range(workers)]
+        with ThreadPoolExecutor(workers) as pool:
+            trials = list(pool.map(lambda share: self._try(candidate, share), shares))
+        found = [trial.vectors for trial in trials if trial.vectors is not None]
+        if len(found) < workers:
+            return _Run(next(trial for trial in trials if trial.vectors is None), None, 0.0)
+        vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
+        for number, share in enumerate(found):
+            vectors[number::workers] = share
+        seconds = max(_computing_s(trial, self._device) for trial in trials)
+        return _Run(trials[0], vectors, len(texts) / max(seconds, 1e-6))
+
+    def _try(self, candidate: Candidate, texts: Sequence[str]) -> Trial:
+        config = self._loaded.config
+        self._folders += 1
+        folder = self._scratch / f"try{self._folders}"
+        folder.mkdir(mode=0o700)
+        on_cpu = self._device.kind == "cpu"
+        environment = environment_of(os.environ, [self._device], config.env)
+        if candidate.per_device > 1 and on_cpu:
+            cores = len(os.sched_getaffinity(0))
+            environment["OMP_NUM_THREADS"] = str(max(1, cores // candidate.per_device))
+        place = (str(self._loaded.folder),)
+        conditions = Conditions(self._device.kind, environment, place, config.recovery.startup_timeout)
+        encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
+        limits = resolve_limits(encode, self._device.kind, plugin=False)
+        model = replace(self._model, dtype=candidate.dtype)
+        return try_texts(texts, model, encode_spec(encode), conditions, folder, limits=limits)
+
+
+def _configured(loaded: LoadedConfig, dtype: str) -> Candidate:
+    tokens = _first_encode(loaded).batch_tokens
+    return Candidate(dtype, "auto" if tokens is None else tokens, loaded.config.workers.per_device)
+
+
+def _first_encode(loaded: LoadedConfig) -> EncodeConfig:
+    return loaded.config.effective_encode(next(iter(loaded.config.outputs)))
+
+
+def _computing_s(trial: Trial, device: Device) -> float:
+    """On a CPU texts are tokenised by the cores that compute; on a GPU that is done ahead, beside another worker."""
+    phases = (Phase.TOKENIZE, Phase.FORWARD) if device.kind == "cpu" else (Phase.FORWARD,)
+    return sum(trial.phase_s.get(phase, 0.0) for phase in phases)
+
+
+def _texts(samples: Sequence[Sample], count: int) -> list[str]:
+    """So many texts of all outputs together, by their shares and from short to long."""
+    total, chosen = sum(sample.plan.distinct for sample in samples), []
+    for sample in samples:
+        distinct = sample.plan.distinct
+        every = max(1, distinct // _LOOKED_AT)
+        texts = [sample.table.texts(number, number + 1)[0] for number in range(0, distinct, every)]
+        chosen += [texts[number] for number in pick(list(map(len, texts)), max(1, round(count * distinct / total)))]
+    return chosen
+
+
+def _begun_dtype(loaded: LoadedConfig) -> str | None:
+    """The dtype of outputs that have begun: theirs cannot change any more."""
+    layout = Layout(loaded.config.workdir)
+    for name in loaded.config.outputs:
+        if (facts := read_facts(layout.output(name))) is not None:
+            return facts.dtype
+    return None
+
+
+def _failed(trial: Trial) -> Halt:
+    verdict = trial.verdict
+    return Halt(
+        ExitCode(verdict.exit_code or ExitCode.MACHINE),
+        f"no text could be encoded with the config as it is: {verdict.outcome}",
+        why=f"{verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
+        remedy=verdict.remedy or "`chunkvisor doctor CONFIG` looks at the machine and the model",
+        see=verdict.see,
+    )

@@ -1,0 +1,233 @@
+"""Finals in the form that the config asks for, from a run as a person starts it: made, found done, made anew."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+import yaml
+
+import chunkvisor
+from chunkvisor.assemble.finished import keep_finished
+from harness import SOAK_SEED, expected, sweep
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5"]
+
+
+def own_files(place: ScriptedWorkplace) -> set[str]:
+    """Names in the workdir that belong to the output."""
+    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+
+
+def quantised(vectors: np.ndarray) -> np.ndarray:
+    """int8 with the ranges of the vectors themselves."""
+    low, high = vectors.min(axis=0), vectors.max(axis=0)
+    steps = np.where(high > low, (high - low) / np.float32(255), np.float32(1))
+    return (np.clip(np.floor((vectors - low) / steps), 0, 255) - 128).astype(np.int8)
+
+
+def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
+    """int8 with a bad row: zeros, listed and told by code 3; retried it is whole; as shards it is not encoded again."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="int8")
+    place.lay("t1", "value_error!")
+    assert place.run_here().returncode == 3
+    assert own_files(place) == {"out.npy", "out.json", "out.ranges.npy"}
+    assert [row["row"] for row in place.manifest()["quarantined"]] == [1, 6]
+    good = np.delete(np.arange(len(TEXTS)), [1, 6])
+    found = np.load(place.workdir / "out.npy")
+    np.testing.assert_array_equal(found[good], quantised(expected(TEXTS)[good]))
+    assert not found[[1, 6]].any()
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    place.lift("t1")
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    right = quantised(expected(TEXTS))
+    np.testing.assert_array_equal(np.load(place.workdir / "out.npy"), right)
+    assert own_files(place) == {"out.npy", "out.json", "out.ranges.npy"}
+    calls = len(place.calls())
+    refused = place.run_here("--set", "outputs.out.dtype=float32")
+    assert refused.returncode == 78
+    assert "output out is complete in int8, and float32 cannot be made of that" in refused.stderr
+    report = chunkvisor.run(place.config_path, set=["outputs.out.shards=3"])
+    np.testing.assert_array_equal(report.outputs["out"].vectors(), right)
+    assert own_files(place) == {"out", "out.json", "out.ranges.npy"}
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    # The chunks are kept: what is rounded can be made anew from them.
+    again = place.run_here("--from-scratch", "--yes", "--set", "chunk.keep=true")
+    assert again.returncode == 0, again.stderr
+    calls = len(place.calls())
+    assert place.run_here("--set", "outputs.out.dtype=float32", "--set", "chunk.keep=true").returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert (own_files(place), len(place.calls())) == ({"out.npy", "out.json"}, calls)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """A table of row and vector, null where a row has no vector, made from the finished array without encoding."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t1", "value_error!")
+    assert place.run_here().returncode == 3
+    calls = len(place.calls())
+    ended = place.run_here("--set", "outputs.out.format=parquet")
+    assert ended.returncode == 3, ended.stderr
+    assert len(place.calls()) == calls
+    assert own_files(place) == {"out.parquet", "out.json"}
+    table = pq.read_table(place.workdir / "out.parquet")
+    assert table.column_names == ["row", "vector"]
+    assert table["row"].to_pylist() == list(range(len(TEXTS)))
+    right = [None if text == "t1" else row.tolist() for text, row in zip(TEXTS, expected(TEXTS), strict=True)]
+    assert table["vector"].to_pylist() == right
+    status = json.loads(place.here("status", str(place.workdir), "--json").stdout)
+    assert status["state"] == "complete"
+    verified = place.here("verify", str(place.workdir))
+    assert verified.returncode == 0, verified.stderr
+    data = bytearray((place.workdir / "out.parquet").read_bytes())
+    data[len(data) // 3] ^= 1
+    (place.workdir / "out.parquet").write_bytes(data)
+    assert "out.parquet" in place.here("verify", str(place.workdir)).stderr
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not installed is said before anything is encoded, with the line that installs it."""
+    monkeypatch.setattr("chunkvisor.observe.extras.find_spec", lambda _: None)
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, outputs__out__format="parquet")
+    for command in ("run", "plan"):
+        ended = place.here(command, str(place.config_path))
+        assert ended.returncode == 78
+        assert "pip install 'chunkvisor[parquet]'" in ended.stderr
+
+
+SOURCE = [{"text": text, "id": number, "split": "b" if number == 3 else "a"} for number, text in enumerate(TEXTS)]
+KEPT = [number for number in range(len(TEXTS)) if number != 3]
+
+
+def rows_of(path: Path) -> list[tuple[object, ...]]:
+    """A parquet file as tuples, its columns' names first."""
+    cursor = duckdb.connect().execute(f"FROM '{path}'")
+    return [tuple(column[0] for column in cursor.description or ()), *cursor.fetchall()]
+
+
+def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
+    """Rows that `where` leaves out are in no final; the table beside it says which row is which, also after `clean`."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.source.write_text("".join(json.dumps(row) + "\n" for row in SOURCE))
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"]["out"] |= {"where": "split = 'a'", "columns": ["id"]}
+    place.config_path.write_text(yaml.safe_dump(config))
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected([TEXTS[number] for number in KEPT]))
+    table = place.workdir / "out.rows.parquet"
+    right = [("row", "source_row", "id"), *((row, number, number) for row, number in enumerate(KEPT))]
+    assert rows_of(table) == right
+    calls = len(place.calls())
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    assert "complete already" in place.run_here().stderr
+    table.write_bytes(b"mine")
+    assert "out.rows.parquet" in place.here("verify", str(place.workdir)).stderr
+    assert place.run_here().returncode == 0
+    assert rows_of(table) == right
+    ended = place.run_here("--set", "outputs.out.columns=[split, id]")
+    assert ended.returncode == 0, ended.stderr
+    assert rows_of(table)[:2] == [("row", "source_row", "split", "id"), (0, 0, "a", 0)]
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    refused = place.run_here("--set", "outputs.out.where=split = 'b'")
+    assert refused.returncode == 78
+    assert "where: \"split = 'a'\" before" in refused.stderr
+    assert len(place.calls()) == calls
+    if importlib.util.find_spec("pyarrow") is not None:
+        assert place.run_here("--set", "outputs.out.format=parquet", "--set", "outputs.out.shards=2").returncode == 0
+        found = [rows_of(path) for path in sorted((place.workdir / "out").iterdir())]
+        assert found[0][0] == found[1][0] == ("row", "source_row", "id", "vector")
+        assert [row[:3] for row in found[0][1:] + found[1][1:]] == right[1:]
+        vectors = [row[3] for row in found[0][1:] + found[1][1:]]
+        np.testing.assert_array_equal(vectors, expected([TEXTS[number] for number in KEPT]))
+        assert not table.exists()
+        assert len(place.calls()) == calls
+
+
+def combining(folder: Path, **changes: object) -> ScriptedWorkplace:
+    """Two outputs over two sources, and both side by side."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, combine={"both": ["out", "again"]})
+    more = folder / "more.jsonl"
+    more.write_text("".join(json.dumps({"text": text}) + "\n" for text in reversed(TEXTS)))
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"]["again"] = {"source": str(more), "column": "text", **changes}
+    place.config_path.write_text(yaml.safe_dump(config))
+    return place
+
+
+def test_side_by_side(tmp_path: Path) -> None:
+    """Row i is row i of each, a row without a vector in either is marked; found done, made anew after a change."""
+    place = combining(tmp_path / "place", shards=3)
+    place.lay("t5", "value_error!")
+    assert place.run_here().returncode == 3
+    right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
+    right[7, :8], right[0, 8:] = np.nan, np.nan
+    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
+    manifest = json.loads((place.workdir / "both.json").read_text())
+    assert [row["row"] for row in manifest["quarantined"]] == [0, 7]
+    assert [(each["output"], each["dimension"]) for each in manifest["combined"]] == [("out", 8), ("again", 8)]
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    stamp = (place.workdir / "both.npy").stat().st_mtime_ns
+    assert place.run_here().returncode == 3
+    assert (place.workdir / "both.npy").stat().st_mtime_ns == stamp
+    place.lift("t5")
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
+    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
+    assert chunkvisor.run(place.config_path).outputs["both"].manifest["dimension"] == 16
+    data = bytearray((place.workdir / "both.npy").read_bytes())
+    data[-3] ^= 1
+    (place.workdir / "both.npy").write_bytes(data)
+    assert "both.npy: has another digest" in place.here("verify", str(place.workdir)).stderr
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
+
+
+def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
+    """Outputs of different length are refused by name before anything is encoded, by `run` and by `plan`."""
+    place = combining(tmp_path / "place")
+    (place.folder / "more.jsonl").write_text('{"text": "t0"}\n')
+    for command in ("run", "plan"):
+        ended = place.here(command, str(place.config_path))
+        assert ended.returncode == 78
+        assert "combine.both: out has 8 rows, again has 1 rows" in ended.stderr
+    assert place.calls() == []
+
+
+@pytest.mark.soak
+def test_killed_while_put_side_by_side(tmp_path: Path) -> None:
+    """A run killed at any step of a combination ends, the next time, with the whole of it."""
+    place = combining(tmp_path / "place")
+    right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
+    targets = ["chunkvisor.assemble.combine:clear_partial", "chunkvisor.assemble.combine:describe_files"]
+    lines = sweep("each", "after", place.folder, tmp_path / "scratch", *targets, share="1:", most=4)
+    assert lines
+    for line in lines:
+        assert line.get("returncode") == 0, line
+        np.testing.assert_array_equal(np.load(Path(line["folder"]) / "work" / "both.npy"), right)
+
+
+@pytest.mark.soak
+def test_killed_while_made_into_another(tmp_path: Path) -> None:
+    """A run killed at any step from float32 to int8 loses no row; the next one ends with int8 and its ranges."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    assert place.run_here().returncode == 0
+    place.write_config("scripted:make", chunk__size=2, outputs__out__dtype="int8")
+    calls = len(place.calls())
+    targets = ["finalwriter:sync_folder", "finished:remove_final", "sides:write_atomic"]
+    targets = [f"{keep_finished.__module__.rpartition('.')[0]}.{target}" for target in targets]
+    for when in ("after", "before") if SOAK_SEED else ("after",):
+        lines = sweep("each", when, place.folder, tmp_path / when, *targets, share="1:" if SOAK_SEED else "2:a")
+        assert lines
+        for line in lines:
+            assert line.get("returncode") == 0, line
+            result = ScriptedWorkplace(Path(line["folder"]))
+            found = np.load(result.workdir / "out.npy")
+            np.testing.assert_array_equal(found, quantised(expected(TEXTS)), err_msg=str(line))
+            assert own_files(result) == {"out.npy", "out.json", "out.ranges.npy"}, line
+            assert len(result.calls()) == calls, line

@@ -1,0 +1,26 @@
+"""`chunkvisor tune` with the real model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import Workplace
+
+
+@pytest.mark.model
+@pytest.mark.soak(only=True)
+@pytest.mark.timeout(900)  # seven workers that load the model, one after the other
+def test_the_real_model(workplace: Workplace, minilm_path: Path) -> None:
+    """Each candidate is measured in a worker of its own; float32 equals itself; what is written runs."""
+    workplace.write_source([f"text number {number} " + "and more " * (number % 40) for number in range(64)])
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=40)
+    ended = workplace.call("tune", str(workplace.config_path), "--json", "--write", "--least-cosine", "0.99")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)["candidates"]
+    assert len(found) >= 6
+    assert found[0]["settings"]["model.dtype"] == "float32"
+    assert found[0]["least_cosine"] == pytest.approx(1.0, abs=1e-6)
+    assert all(each["texts_per_s"] > 0 and each["least_cosine"] > 0.99 for each in found)
+    assert not workplace.workdir.exists()
+    assert workplace.run().returncode == 0

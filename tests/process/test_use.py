@@ -1,0 +1,64 @@
+"""The examples of docs/use.md run on finals that a run has made; those whose library is not installed are skipped."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import ROOT, Workplace
+
+PAGE = (ROOT / "docs" / "use.md").read_text()
+BLOCKS = re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+WIDE = """
+import numpy as np, good
+class Encoder(good.Encoder):
+    def encode(self, texts, batch_size):
+        seeds = [int.from_bytes(text.encode()[-4:], "big") for text in texts]
+        found = np.stack([np.random.default_rng(seed).standard_normal(384) for seed in seeds])
+        return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+def make(model, device):
+    return Encoder()
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finals of the page's config; its table only where pyarrow is installed."""
+    folder = tmp_path_factory.mktemp("use")
+    workplace = Workplace(folder)
+    (folder / "wide.py").write_text(WIDE)
+    rows = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
+    (folder / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workplace.write_config("wide:make")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    said = yaml.safe_load(block)
+    config = yaml.safe_load(workplace.config_path.read_text()) | {key: said[key] for key in ("workdir", "outputs")}
+    if importlib.util.find_spec("pyarrow") is None:
+        del config["outputs"]["docs_table"]
+    workplace.config_path.write_text(yaml.safe_dump(config))
+    assert workplace.call("run", str(workplace.config_path)).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize(("heading", "block"), [pytest.param(*each, id=each[0].split()[0]) for each in BLOCKS])
+def test_example(place: Path, heading: str, block: str) -> None:
+    """The block finds, for the first row, that row itself."""
+    for library in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    if "docs_table" in block:
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    ended = subprocess.run(
+        [sys.executable, "-"], input=block, cwd=place, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_every_library_has_an_example() -> None:
+    """What the page promises is there."""
+    names = {heading.lower().split()[0] for heading, _ in BLOCKS}
+    assert names >= {"numpy", "search", "duckdb", "pandas", "polars", "hugging", "faiss", "usearch", "lancedb"}

@@ -1,0 +1,164 @@
+"""`chunkvisor tune`: what is tried, how it is compared, and how a config is edited."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import chunkvisor.commands.tune.measure as measure
+from chunkvisor.commands.trial import Conditions, Trial
+from chunkvisor.commands.tune import draw, to_json, tune
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes, pick
+from chunkvisor.commands.tune.compare import Likeness, Measured, best_of, likeness
+from chunkvisor.config.edit import Place, with_values
+from chunkvisor.config.load import load
+from chunkvisor.decide.outcome import Verdict
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+
+def test_what_is_tried() -> None:
+    """Each round begins with the best of the one before; outputs that have begun keep their dtype."""
+    assert [each.dtype for each in dtypes("cpu", None)] == ["bfloat16"]
+    assert [each.dtype for each in dtypes("cuda", None)] == ["bfloat16", "float16"]
+    assert dtypes("cuda", "float32") == []
+    assert [each.dtype for each in dtypes("cuda", "float16")] == ["float16"]
+    best = Candidate("bfloat16", 8192)
+    assert {each.dtype for each in budgets("cpu", best)} == {"bfloat16"}
+    assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
+    assert crowds(best, 2) == [Candidate("bfloat16", 8192, 2)]
+    assert crowds(best, 1) == []
+
+
+def test_the_sample_has_all_lengths() -> None:
+    """It is spread evenly from the shortest to the longest text."""
+    assert pick([30, 10, 20], 5) == [0, 1, 2]
+    lengths = list(range(1000, 0, -1))
+    chosen = sorted(lengths[number] for number in pick(lengths, 10))
+    assert chosen == [51, 151, 251, 351, 451, 551, 651, 751, 851, 951]
+
+
+def test_vectors_are_compared() -> None:
+    """Cosines row by row, zero vectors of blank texts among them, and the ten nearest of each text."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((50, 16)).astype(np.float32)
+    vectors[7] = 0
+    longer = likeness(vectors * 3, vectors)
+    assert (longer.mean_cosine, longer.least_cosine, longer.neighbours) == pytest.approx((1.0, 1.0, 1.0))
+    turned = vectors.copy()
+    turned[3] = -turned[3]
+    assert likeness(turned, vectors).least_cosine == pytest.approx(-1.0)
+    other = likeness(rng.standard_normal((50, 16)).astype(np.float32), vectors)
+    assert other.neighbours < 0.5
+    assert likeness(vectors[:1], vectors[:1]).neighbours == 1.0
+
+
+def test_the_fastest_that_is_near_enough() -> None:
+    """What is too far from float32, or failed, is not taken, nor what is faster by chance alone."""
+    near, far = Likeness(1.0, 0.9999, 1.0), Likeness(0.99, 0.9, 0.8)
+    plain, chance = Measured(BASELINE, 100, near), Measured(Candidate("float32", 1024), 104, near)
+    fast, wrong = Measured(Candidate("bfloat16"), 150, near), Measured(Candidate("float16"), 300, far)
+    failed = Measured(Candidate("float32", 8192), problem="gpu_oom: no")
+    assert best_of([plain, chance], 0.999) is plain
+    assert best_of([plain, chance, fast, wrong, failed], 0.999) is fast
+    assert best_of([plain, fast, wrong], 0.5) is wrong
+    assert best_of([failed, wrong], 0.999) is None
+
+
+_DTYPE: Place = ("model", "dtype")
+_TOKENS: Place = ("encode", "batch_tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (
+            "model:\n  name: m   # mine\n  dtype: auto  # theirs\n# the end\n",
+            "model:\n  name: m   # mine\n  dtype: bfloat16  # theirs\n# the end\n\nencode:\n  batch_tokens: 4096\n",
+        ),
+        (
+            "model: {name: m, dtype: 'auto'}\nencode:   # batches\n    normalize: true\n",
+            "model: {name: m, dtype: bfloat16}\nencode:   # batches\n    batch_tokens: 4096\n    normalize: true\n",
+        ),
+        (
+            "model: {name: m}  # a model\nencode: {}\n",
+            "model: {dtype: bfloat16, name: m}  # a model\nencode: {batch_tokens: 4096}\n",
+        ),
+        (
+            'encode: {prompt: "batch_tokens: 1", batch_tokens: auto}\nmodel: {dtype: auto}',
+            'encode: {prompt: "batch_tokens: 1", batch_tokens: auto}\nmodel: {dtype: auto}',
+        ),
+    ],
+    ids=["blocks", "braces", "not-there", "beyond-us"],
+)
+def test_a_config_is_edited(text: str, written: str) -> None:
+    """Comments, order and quotes stay; a form that cannot be edited safely is left to the person."""
+    edited = with_values(text, {_DTYPE: "bfloat16", _TOKENS: 4096})
+    if edited is None:
+        assert text == written
+        return
+    assert edited == written
+    assert yaml.safe_load(edited)["encode"]["batch_tokens"] == 4096
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config of 200 texts on the CPU, whose workers are made up: bfloat16 is twice as fast, 8,192 tokens fail."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_text("")
+    (tmp_path / "rows.txt").write_text("".join(f"{'word ' * (number % 9 + 1)}{number}\n" for number in range(200)))
+    path = tmp_path / "config.yaml"
+    path.write_text("workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n")
+
+    def made_up(
+        texts: list[str],
+        model: ModelSpec,
+        encode: EncodeSpec,
+        conditions: Conditions,
+        folder: Path,
+        *,
+        limits: Limits,
+    ) -> Trial:
+        if limits.tokens == 8192:
+            return Trial(Verdict(Outcome.HOST_OOM, "no memory"), None, "killed")
+        half = model.dtype == "bfloat16"
+        vectors = np.array([[len(text), ord(text[-1]), 1 + half * 1e-4] for text in texts], dtype=np.float32)
+        phases = {"forward": len(texts) / (20.0 if half else 10.0)}
+        loaded = "float32" if model.dtype == "auto" else model.dtype
+        return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
+
+    monkeypatch.setattr(measure, "try_texts", made_up)
+    return path
+
+
+def test_a_tuning(config: Path) -> None:
+    """The table has every candidate, marks the best, and says what is to change in the config."""
+    said: list[str] = []
+    tuning = tune(load(config), 0.999, said.append)
+    assert tuning.best is not None
+    assert tuning.best.candidate.dtype == "bfloat16"
+    assert tuning.changes[_DTYPE] == "bfloat16"
+    lines = draw(tuning, 0.999, 2.0)
+    assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
+    assert any("failed: host_oom: no memory" in line for line in lines)
+    assert "model.dtype: bfloat16" in lines[-1]
+    values = to_json(tuning, 2.0)
+    assert [each["recommended"] for each in values["candidates"]].count(True) == 1
+    assert values["candidates"][0]["settings"] == {
+        "model.dtype": "float32",
+        "encode.batch_tokens": "auto",
+        "workers.per_device": 1,
+    }
+    assert values["candidates"][0]["hours"] == pytest.approx(200 / 10 / 3600)
+    assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
+    assert said[-1].startswith("trying bfloat16")
+
+
+def test_a_plugin_has_settings_of_its_own(config: Path) -> None:
+    """There is nothing to tune, with code 78."""
+    with pytest.raises(Halt) as caught:
+        tune(load(config, ["model.encoder=good:make"]), 0.999, lambda _step: None)
+    assert caught.value.code is ExitCode.CONFIG
