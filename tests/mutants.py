@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-STOREYS = ("unit", "process")
+STOREYS = ("unit", "simulator", "process")
 
 CONCERN = {
-    "policy": "policy poison_rows crash_matrix",
-    "outcome": "outcome policy crash_matrix",
-    "lessons": "lessons crash_matrix",
-    "suspicion": "suspicion",
-    "bisect": "bisect poison_rows",
-    "watch": "watch crash_matrix",
+    "policy": "policy histories poison_rows crash_matrix",
+    "outcome": "outcome policy histories crash_matrix",
+    "lessons": "lessons histories crash_matrix",
+    "suspicion": "suspicion histories",
+    "bisect": "bisect histories poison_rows",
+    "watch": "watch histories crash_matrix",
     "parts": "bisect parts poison_rows slices damage resume",
     "ledger": "ledger artifact slices resume poison_rows assemble damage verify_clean",
     "seal": "seal_stamp damage",

@@ -16,6 +16,7 @@ from chunkvisor.events.device import GpuBusy
 from chunkvisor.events.event import Emit, Event
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 
 TEXTS = [f"t{number}" for number in range(8)]
 UUID = "GPU-00000000-aaaa"
@@ -198,7 +199,8 @@ def test_broken_gpu_at_the_start(
     assert not place.calls()
 
 
-@pytest.mark.parametrize("code", [18, 255, 9])
+@pytest.mark.soak
+@pytest.mark.parametrize("code", [18, *wide(255, 9)])
 def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace, code: int) -> None:
     """nvidia-smi that fails once the run has begun is told once; CUDA works, and the run is completed."""
     place.lay("t4", "crash")

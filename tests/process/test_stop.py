@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from harness import Workplace, expected, finish, wait_for
+from soaked import wide
 
 TEXTS = [f"text {number}" for number in range(12)]
 """Three chunks of four; the second waits until it is released."""
@@ -73,9 +74,10 @@ def test_first_signal_drains(
     check_resume(workplace)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("numbers", "code"),
-    [((SIGINT, SIGINT), 130), ((SIGTERM, SIGTERM), 143), ((SIGINT, SIGTERM), 130), ((SIGTERM, SIGINT), 143)],
+    [((SIGINT, SIGINT), 130), ((SIGTERM, SIGINT), 143), *wide(((SIGTERM, SIGTERM), 143), ((SIGINT, SIGTERM), 130))],
     ids=lambda value: "+".join(number.name for number in value) if isinstance(value, tuple) else None,
 )
 def test_second_signal_stops_at_once(

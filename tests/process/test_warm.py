@@ -20,6 +20,7 @@ from chunkvisor.engine import warm
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
+from soaked import wide
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -70,11 +71,16 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, standby: int) 
     assert counts(workplace)["template_started"] == 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("deed", "reason"),
-    [("segfault", "Segmentation fault"), ("leave", "exit code 44"), ("kill", "signal 9 (SIGKILL)")],
+    ("start", "deed", "reason"),
+    [
+        ("warm", "segfault", "Segmentation fault"),
+        ("auto", "leave", "exit code 44"),
+        ("warm", "kill", "signal 9 (SIGKILL)"),
+        *wide(("auto", "segfault", "Segmentation fault"), ("warm", "leave", "exit code 44")),
+    ],
 )
-@pytest.mark.parametrize("start", ["warm", "auto"])
 def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     workplace: Workplace, start: str, deed: str, reason: str
 ) -> None:
@@ -90,8 +96,15 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     assert [how for _, attempt, how in starts(workplace) if attempt == 1] == ["warm"] * 7
 
 
-@pytest.mark.parametrize("start", ["warm", "auto"])
-@pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("start", "deed"),
+    [
+        ("warm", "kill_template"),
+        ("auto", "stop_template"),
+        *wide(("auto", "kill_template"), ("warm", "stop_template")),
+    ],
+)
 def test_a_template_that_dies_or_stops_is_replaced(workplace: Workplace, start: str, deed: str) -> None:
     """The worker under way keeps its vectors, and the run goes on from another template."""
     texts = [*PLAIN[:8], deed, *PLAIN[8:]]

@@ -3,6 +3,7 @@
 import itertools
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,17 @@ def test_outcome(evidence: Evidence, outcome: Outcome, words: str) -> None:
     verdict = judge(evidence)
     assert verdict.outcome is outcome
     assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("what", "of_a_text"),
+    [({}, False), ({"bad_rows": (2,)}, True), ({"other_dimension": True}, True)],
+    ids=["shape", "rows", "dimension"],
+)
+def test_bad_vectors_that_a_text_can_cause(what: dict[str, Any], of_a_text: bool) -> None:
+    """Vectors of some rows, or of another dimension, may be a text's doing; a file wrong as a whole is not."""
+    verdict = judge(Evidence(0, result=RESULT, vectors_problem="are bad", **what))
+    assert verdict.row_can_cause is of_a_text
 
 
 BEATS = {

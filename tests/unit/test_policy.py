@@ -72,6 +72,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "bad input that is no row's": (of(Outcome.BAD_INPUT), History(), Retry(0.5)),
     "fruitless": (of(Outcome.HUNG), History(fruitless=LAST_FRUITLESS), EndRun(ExitCode.TRY_AGAIN)),
     "nearly fruitless": (of(Outcome.HUNG), History(fruitless=LAST_FRUITLESS - 1), Retry(0.5)),
+    "no memory while texts are tokenised": (
+        of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **HALVED),
+        after(Outcome.HOST_OOM),
+        Retry(0.5),
+    ),
     "fruitless, but the batch gets smaller": (
         of(Outcome.GPU_OOM, **HALVED),
         History(fruitless=LAST_FRUITLESS),

@@ -196,9 +196,15 @@ class Work:
             raise gave_up(given_up)
 
     def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
+        config, job = self._config, outputs[0].job if outputs else None
+        match config.engine.kind:
+            case EngineKind.LOCAL:
+                return self._local_engine(outputs)
+            case EngineKind.RAY:
+                return ray_engine(config, self._layout, job, self._run.run_id, self._emit)
+
+    def _local_engine(self, outputs: Sequence[OutputRun]) -> LocalEngine:
         config, run_id = self._config, self._run.run_id
-        if self._on_ray:
-            return ray_engine(config, self._layout, outputs[0].job if outputs else None, run_id, self._emit)
         device, command = self._devices[0], self._request.command
         # All outputs have the same model; without an output nothing is started.
         model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())

@@ -1,0 +1,76 @@
+"""What CONTRIBUTING's recipes say is to be touched: whoever forgets a part of it fails here, in mypy, or beside it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.commands import doctor
+from chunkvisor.events.decode import SUBJECTS
+from chunkvisor.events.event import KINDS
+from chunkvisor.ingest.child import columns_in_words
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.sources import Format, resolve
+from chunkvisor.ingest.stage import stage
+from chunkvisor.ingest.table import StagedTable
+from harness import ROOT
+from ingest_files import write_texts
+
+SUPERVISOR = ROOT / "supervisor" / "chunkvisor"
+assert SUBJECTS, "importing them makes all events known"
+TEXTS = ["one", "two"]
+
+
+def used(path: Path) -> set[str]:
+    """Names that a file does something with, other than import them."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_every_event_is_told() -> None:
+    """Each class of events is used outside of `events`, by others than those who only show events."""
+    rooms = [path for path in SUPERVISOR.iterdir() if path.name not in ("events", "observe", "__pycache__")]
+    files = [file for room in rooms for file in ([room] if room.is_file() else room.rglob("*.py"))]
+    told = set().union(*(used(file) for file in files if file.suffix == ".py"))
+    assert {kind.__name__ for kind in KINDS.values()} - told == set()
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_every_source_format_is_read(tmp_path: Path, format_: Format) -> None:
+    """A file of the format is staged, its columns can be named, and the config's page has its suffix."""
+    write_texts(tmp_path / f"a.{format_}", TEXTS)
+    (tmp_path / "table").mkdir()
+    stage(IngestRequest((str(tmp_path / f"a.{format_}"),), column="text"), tmp_path / "table")
+    assert StagedTable.open(tmp_path / "table").texts(0, 2) == TEXTS
+    (file,) = resolve([str(tmp_path / f"a.{format_}")])
+    assert file.format is format_
+    assert "'text'" in columns_in_words(file, tmp_path)
+    assert f"`.{format_}`" in (ROOT / "docs" / "config.md").read_text("utf-8")
+
+
+def checks() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """(module, function) of each check of the doctor."""
+    for path in sorted(Path(doctor.__file__).parent.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+                takes = node.args.args[0].annotation
+                if takes is not None and ast.unparse(takes) == "Readings":
+                    yield path.stem, node
+
+
+def test_every_check_of_the_doctor_is_made() -> None:
+    """`examine` calls each function that makes findings of the readings."""
+    made = set(re.findall(r"\bcheck_\w+", Path(doctor.__file__).read_text().partition("def examine")[2]))
+    assert {node.name for _, node in checks()} == made
+
+
+def test_the_doctors_page_has_every_check() -> None:
+    """docs/doctor.md says of each finding what is looked at, and of no other."""
+    source = "\n".join(path.read_text() for path in Path(doctor.__file__).parent.glob("*.py"))
+    page = (ROOT / "docs" / "doctor.md").read_text("utf-8").partition("## The checks\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
+    assert {name for name in listed if f'"{name}"' not in source} == set()
+    assert set(re.findall(r'Finding\(\s*"([\w-]+)"', source)) - listed == set()
