@@ -22,6 +22,7 @@ from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import make_folder
 
 
 @dataclass(frozen=True, slots=True)
