@@ -68,7 +68,7 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if _reaped() == before and not _has_children():
         return  # it started none: a look at every process of the machine would cost more than most tests
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := bearing(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for process in left:

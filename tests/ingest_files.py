@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import duckdb
+import pytest
 
 from chunkvisor.ingest.table import StagedTable
 
@@ -33,6 +34,12 @@ def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -
     bare = path.name.removesuffix(".gz").removesuffix(".zst")
     if bare.endswith(".parquet"):
         write_parquet(path, f"id, text AS {column}", texts)
+        return
+    if bare.endswith(".arrow"):
+        pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        table = pa.table({"id": range(len(texts)), column: list(texts)})
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
         return
     out = io.StringIO(newline="")
     if bare.endswith((".csv", ".tsv")):

@@ -44,10 +44,11 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.lock import read_holder, taken_by_run
 from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
 from chunkvisor.store.parts import read_quarantine
-from chunkvisor.store.seal import DamagedError, digest_of, write_sealed
+from chunkvisor.store.seal import DamagedError, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
 from harness import expected
+from hostile import VALUES, another, damaged, mutated
 from scripted_workplace import ScriptedWorkplace
 from soaked import soaked
 
@@ -65,20 +66,6 @@ def in_words(halt: Halt, code: ExitCode | None = None) -> None:
     assert halt.what
     assert code in (None, halt.code)
     "\n".join(halt.lines()).encode(errors="surrogateescape")
-
-
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 3)
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from([10**30, -(10**30), 1 << 63, 1e308, "", "\0", "..", "/", "nan", "\ud800", "None"])
-)
-VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
-)
 
 
 # Configs
@@ -142,26 +129,7 @@ def test_config_of_any_values(tmp_path: Path, changes: dict[tuple[str, ...], Any
 # Sources
 
 TEXT = st.text(max_size=12) | st.sampled_from(["", " ", 'a "quoted" one', "a\nb", "a\r\nb", ",", "\ufeff", "é" * 50])
-NOISE = st.binary(min_size=1, max_size=6) | st.sampled_from([b"\n", b"\r", b'"', b"\0", b"\xff", b"{", b"\n\n", b","])
 SUFFIXES = (".csv", ".jsonl", ".txt", ".csv.gz", ".jsonl.zst", ".txt.gz", ".csv.zst", ".jsonl.gz")
-
-
-@st.composite
-def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """The bytes, or what is left of them after some damage."""
-    data = bytearray(whole)
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(data)))
-        match draw(st.sampled_from(["insert", "flip", "cut", "twice"])):
-            case "insert":
-                data[at:at] = draw(NOISE)
-            case "flip" if at < len(data):
-                data[at] ^= 1 << draw(st.integers(0, 7))
-            case "cut":
-                del data[at:]
-            case "twice":
-                data += data[at:]
-    return bytes(data)
 
 
 def _plain(suffix: str, texts: list[str]) -> bytes:
@@ -322,47 +290,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     assert names >= {"index.json", "done.json", "out.json", "lessons.json", "table.json", "beat.json", "verdict.json"}
     assert names >= {"identity.json", "staged.json", "facts.json", "fault.json", "model.json", "000001.json"}
     return Made(place)
-
-
-@st.composite
-def mutated(draw: st.DrawFn, value: Any) -> Any:
-    """The JSON value with another value somewhere in it, a key less or a key more."""
-    if isinstance(value, dict) and value and draw(st.integers(0, 4)):
-        key = draw(st.sampled_from(sorted(value)))
-        match draw(st.sampled_from(["into", "into", "into", "drop", "add"])):
-            case "into":
-                return {**value, key: draw(mutated(value[key]))}
-            case "drop":
-                return {name: item for name, item in value.items() if name != key}
-            case _:
-                return {**value, draw(st.text(max_size=5)): draw(VALUES)}
-    if isinstance(value, list) and value and draw(st.integers(0, 4)):
-        at = draw(st.integers(0, len(value) - 1))
-        return [*value[:at], draw(mutated(value[at])), *value[at + 1 :]]
-    return draw(VALUES)
-
-
-@st.composite
-def another(draw: st.DrawFn, content: bytes) -> bytes:
-    """Something else in the place of a state file: bytes, JSON, or the same with a change and a seal that holds."""
-    match draw(st.sampled_from(["bytes", "damage", "json", "change", "sealed", "sealed", "sealed"])):
-        case "bytes":
-            return draw(st.binary(max_size=40) | st.sampled_from([b"", b"[" * 100_000, b"{}", b"null", b"\0" * 50]))
-        case "damage":
-            return draw(damaged(content))
-        case "json":
-            return json.dumps(draw(VALUES)).encode()
-        case kind:
-            try:
-                value = json.loads(content)
-            except ValueError:  # the journal: lines of JSON; else text or numbers
-                lines = content.split(b"\n") if content.startswith(b'{"t"') else []
-                return b"\n".join([json.dumps(draw(mutated(json.loads(line)))).encode() for line in lines[:9] if line])
-            value = draw(mutated(value))
-            if kind == "sealed" and isinstance(value, dict):
-                value.pop("seal", None)
-                value["seal"] = digest_of(value)
-            return json.dumps(value).encode()
 
 
 def _lessons(place: ScriptedWorkplace, path: Path) -> None:

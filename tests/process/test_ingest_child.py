@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.child import _halt, stage_table
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
@@ -117,7 +117,7 @@ PARENT = """
 import os, signal, sys
 from pathlib import Path
 import psutil
-from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.child import _halt, stage_table
 from chunkvisor.ingest.request import IngestRequest
 
 def die():
@@ -154,13 +154,18 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
         (duckdb.IOException("IO Error: Could not write file: No space left on device"), ExitCode.DISK),
         (duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"), ExitCode.MACHINE),
         (MemoryError(), ExitCode.MACHINE),
+        (OSError(errno.EMFILE, "Too many open files", "/source.csv"), ExitCode.MACHINE),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ExitCode.MACHINE),
+        (PermissionError(errno.EACCES, "Permission denied", "/source.csv"), ExitCode.CONFIG),
+        (duckdb.IOException('IO Error: Cannot open file "/a.parquet": Too many open files'), ExitCode.MACHINE),
+        (duckdb.IOException('IO Error: Cannot open file "/a.parquet": Permission denied'), ExitCode.CONFIG),
         (ZeroDivisionError(), None),
         (duckdb.InternalException("INTERNAL Error"), None),
     ],
 )
 def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
-    """A full disk and a lack of memory are told from bugs."""
-    halt = _halt_of(error, None)
+    """A full disk, a lack of memory and what the machine refuses are told from bugs."""
+    halt = _halt_of(error, None, Path("/work"))
 
     assert (halt.code if halt else None) == code
 
@@ -200,3 +205,25 @@ def test_request_round_trip() -> None:
     request = IngestRequest(sources=("/a/é.csv", "/b/\udcff.txt"), template="{a}", max_rows=3, skip_blank=True)
 
     assert from_json(IngestRequest, to_json(request)) == request
+
+
+@pytest.mark.parametrize("code", [ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG])
+def test_a_child_without_a_message(tmp_path: Path, code: ExitCode) -> None:
+    """Where the child can leave no message either, its exit code says whose fault it is, and never a bug's."""
+    halt = _halt(request_for(tmp_path / "a.csv"), tmp_path, code)
+    assert halt.code is code
+    assert halt.remedy
+
+
+def test_texts_that_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was just written and cannot be read is the disk's fault, in words."""
+    write_texts(tmp_path / "a.csv", ["x"])
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("chunkvisor.ingest.table.read_sealed", fail)
+    with pytest.raises(Halt) as caught:
+        stage_table(request_for(tmp_path / "a.csv"), tmp_path / "table", nothing)
+    assert caught.value.code is ExitCode.DISK
+    assert "Input/output error" in caught.value.why

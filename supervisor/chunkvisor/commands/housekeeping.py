@@ -51,7 +51,15 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
     set_links_of_others_aside(layout)
     with hold_workdir(layout, ""):
-        yield [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _reopen(layout: OutputLayout) -> int:

@@ -11,10 +11,12 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.jsonlines import read_objects
+from chunkvisor.ingest.problem import refused
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import read_bounded, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import write_message
 
@@ -29,7 +31,8 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     """Stage the request into `folder`, replacing what is there, and open it.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
-    bad input (78), a full disk (74), too little memory (69, 75) and a bug (1); OSError where `folder` cannot be made.
+    bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
+    OSError where `folder` cannot be made.
     """
     partial = folder.with_name(folder.name + ".partial")
     remove_folder(partial)
@@ -47,7 +50,16 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     remove_folder(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
-    return StagedTable.open(folder)
+    try:
+        return StagedTable.open(folder)
+    except DamagedError as error:
+        met = error.__cause__
+        raise (refused(met, folder) if isinstance(met, OSError) else None) or Halt(
+            ExitCode.DISK,
+            f"The texts that were just written to {folder} cannot be read back.",
+            why=str(error),
+            remedy="Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk.",
+        ) from error
 
 
 def columns_in_words(file: SourceFile, scratch: Path) -> str:
@@ -88,6 +100,14 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
             ExitCode.DISK,
             f"The disk is full or failing while the sources are read into {partial}.",
             remedy="Free space, or move the workdir to another disk.",
+        )
+    if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either
+        return Halt(
+            ExitCode(status),
+            f"The process that reads the sources was refused what it needs in {partial}.",
+            why="It could not leave a message; its log has the error.",
+            remedy="Read the log, mend what it names, then run the same command again.",
+            log=log,
         )
     if status == -signal.SIGKILL:
         return Halt(

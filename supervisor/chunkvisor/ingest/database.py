@@ -1,6 +1,8 @@
 """The child's DuckDB connection, set up so that the same request always gives the same table, without the network."""
 
+import errno
 import os
+import re
 from pathlib import Path
 
 import duckdb
@@ -13,6 +15,7 @@ _BYTES_PER_THREAD = 256 << 20
 """A thread holds row groups of parquet while it decodes them."""
 _MAX_THREADS = 4
 _DISK_PHRASES = ("No space left on device", "Disk quota exceeded", "Input/output error", "max_temp_directory_size")
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def connect(memory_limit_bytes: int, temp_folder: Path) -> duckdb.DuckDBPyConnection:
@@ -39,6 +42,18 @@ def is_disk_fault(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         return True
     return any(phrase in str(error) for phrase in _DISK_PHRASES)
+
+
+def as_os_error(error: BaseException) -> OSError | None:
+    """What the machine has refused; DuckDB has the reason in the words of strerror(3) alone. None for other errors."""
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error, duckdb.IOException):
+        for number in _REFUSALS:
+            if os.strerror(number) in str(error):
+                named = re.search(r'"(/[^"]+)"', str(error))
+                return OSError(number, os.strerror(number), named[1] if named else None)
+    return None
 
 
 def quoted(name: str) -> str:

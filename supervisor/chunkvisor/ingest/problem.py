@@ -1,10 +1,12 @@
 """Messages about bad input: which file, where in it, and what is wrong."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.store.disk import DISK_ERRNOS
 
 MAX_TEXT_BYTES = 16 << 20
 """Of UTF-8, of one text."""
@@ -19,6 +21,31 @@ def input_error(
     """A Halt (exit 78) for a fault in a source; lines are counted from 1, rows of the file from 0."""
     where = f", line {line}" if line is not None else f", row {row} (counted from 0)" if row is not None else ""
     return config_error(f"{path}{where}: {what}", why=why, remedy=remedy)
+
+
+def refused(error: OSError, folder: Path) -> Halt | None:
+    """A Halt for what the machine refuses on the way into `folder`; None where it can only be a bug of ours."""
+    if error.errno in DISK_ERRNOS:
+        return Halt(
+            ExitCode.DISK,
+            f"The disk is full or failing while the sources are read into {folder}.",
+            why=str(error),
+            remedy="Free space, or move the workdir to another disk.",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return Halt(
+            ExitCode.MACHINE,
+            "The process that reads the sources has met a limit of this machine.",
+            why=str(error),
+            remedy="Raise the limits of open files and memory (ulimit -a shows them), then run the same command again.",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return config_error(
+            f"{error.filename or folder} may not be used.",
+            why=str(error),
+            remedy="Have its owner give you the right to (chmod, chown), or run as its owner.",
+        )
+    return None
 
 
 def missing_column(path: Path, name: str, columns: Iterable[str], *, why: str = "") -> Halt:

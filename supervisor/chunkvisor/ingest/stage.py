@@ -23,11 +23,11 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
 from chunkvisor.ingest.condition import check_condition, folded, question
-from chunkvisor.ingest.database import connect, is_disk_fault
+from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, too_deep, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
@@ -192,8 +192,8 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(ExitCode.TERMINATED)
 
 
-def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None:
-    """The message for an error that is no bug of ours."""
+def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
+    """The message for an error, met on the way into `folder`, that is no bug of ours."""
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
@@ -209,7 +209,8 @@ def _halt_of(error: BaseException, request: IngestRequest | None) -> Halt | None
             why=str(error).split("\n", 1)[0],
             remedy="Raise ingest.memory_limit.",
         )
-    return None
+    met = as_os_error(error)
+    return refused(met, folder) if met is not None else None
 
 
 def main(arguments: list[str]) -> int:
@@ -226,7 +227,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
         with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
             traceback.print_exc()
-        halt = _halt_of(error, request)
+        halt = _halt_of(error, request, folder)
         if halt is None:
             return ExitCode.BUG
         with suppress(OSError):  # on a full disk the exit code has to do

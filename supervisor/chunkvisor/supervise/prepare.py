@@ -42,6 +42,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.store.versions import VersionNotes, read_stretches
 from chunkvisor.supervise.diskwait import DiskWait
+from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.supervise.versionwatch import VersionWatch
@@ -278,7 +279,10 @@ def _open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedT
     except DamagedError as error:
         opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
         _stage(opening, layout, fixed)
+    try:
         return StagedTable.open(layout.table)
+    except DamagedError as error:
+        raise texts_damaged(error) from error
 
 
 def _quarantined_rows(ledger: Ledger, table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,231 @@
+"""Runs a scenario again and again, each time with one position failing, and says what was not as it should be.
+
+What should be: an exit code of docs/exit-codes.md other than 1, no traceback, words where it is not complete, and after
+an undisturbed second run the same bytes as if nothing had been.
+"""
+
+import gc
+import hashlib
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+import chunkvisor.cli.run
+import chunkvisor.cli.workdir
+import chunkvisor.config.load
+import chunkvisor.decide.policy
+import chunkvisor.ingest.stage
+import chunkvisor.observe.report.page
+import chunkvisor.supervise.diskwait
+import chunkvisor.supervise.driver
+import chunkvisor.supervise.joins
+import chunkvisor.supervise.session
+from chunkvisor.cli import main as chunkvisor_main
+from chunkvisor.errors import ExitCode
+
+from .forked import fork_children
+from .scenarios import RUN, Scenario
+from .shim import CAN_FAIL_WITH, Position, Shim, name_of
+
+_LONGEST_S = 120.0
+"""A run that takes longer never ends."""
+
+_ALLOWED = frozenset({ExitCode.MACHINE, ExitCode.DISK, ExitCode.TRY_AGAIN, ExitCode.CONFIG})
+
+_NOT_OURS = re.compile(r"faults/|calls\.jsonl|config\.yaml")
+"""What the scripted encoder does for itself."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Trial:
+    """One position, and how it fails."""
+
+    position: Position
+    error: int
+    for_good: bool
+
+    @property
+    def error_name(self) -> str:
+        """As a person reads it."""
+        return name_of(self.error)
+
+    def __str__(self) -> str:
+        return f"{self.position} {self.error_name} {'for good' if self.for_good else 'once'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    """Negative for a signal; that of SIGABRT also where it did not end."""
+    words: str
+    """Of both streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a trial."""
+
+    trial: Trial
+    failed: int
+    """Calls that were failed; none where the run did not come by this time."""
+    first: Ended
+    second: Ended
+    problem: str
+    """What is not as it should be; empty where all is."""
+    took_s: float
+
+
+class Sweep:
+    """A scenario in a folder of its own."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self._scenario = scenario
+        self._folder = folder
+        self._place, self._template = folder / "place", folder / "template"
+        self._shim = Shim(folder / "shim")
+        self._shim.role("supervisor")
+        fork_children(self._shim.role)
+        _be_quick()
+        scenario.make(self._place)
+        gc.freeze()  # a collection in a fork would copy every page
+        _be_impatient(self._place / "config.yaml")
+        shutil.copytree(self._place, self._template, symlinks=True)
+        self._right: dict[str, str] = {}
+
+    def positions(self) -> list[tuple[Position, str]]:
+        """All of an undisturbed run, each with the function that was called."""
+        self._restore()
+        self._shim.record(self._place)
+        ended = self._run(self._scenario.command)
+        self._shim.off()
+        if self._scenario.command[0] != "run":
+            assert ended.code == 0, ended
+            ended = self._run(RUN)
+        assert ended.code == self._scenario.code, ended
+        self._right = self._digests()
+        assert len(self._right) >= len(self._scenario.finals), self._right
+        return [(position, call) for position, call in self._shim.calls() if _counts(position)]
+
+    def trials(self) -> list[Trial]:
+        """Every position with each error that it can return, once and for good."""
+        positions = sorted({position for position, _ in self.positions()})
+        return [
+            Trial(position, error, for_good)
+            for position in positions
+            for error in CAN_FAIL_WITH[position.kind]
+            for for_good in (False, True)
+        ]
+
+    def play(self, trials: list[Trial]) -> Iterator[Found]:
+        """One after the other."""
+        if not self._right:
+            self.positions()
+        for trial in trials:
+            yield self._play(trial)
+
+    def _play(self, trial: Trial) -> Found:
+        self._restore()
+        began_s = time.monotonic()
+        self._shim.fail(self._place, trial.position, trial.error, for_good=trial.for_good)
+        first = self._run(self._scenario.command)
+        failed = self._shim.failed
+        self._shim.off()
+        digests = self._digests()
+        if first.code and self._scenario.command[0] != "run":
+            self._run(self._scenario.command)
+        second = self._run(RUN)
+        return Found(trial, failed, first, second, self._problem(first, digests, second), time.monotonic() - began_s)
+
+    def _problem(self, first: Ended, digests: dict[str, str], second: Ended) -> str:
+        """Empty where all is as it should be."""
+        complete = self._scenario.code if self._scenario.command[0] == "run" else 0
+        for which, ended in (("first", first), ("second", second)):
+            if "Traceback" in ended.words:
+                return f"a traceback in the {which} run"
+            if ended.code not in (complete, self._scenario.code, *_ALLOWED):
+                return f"exit code {ended.code} of the {which} run"
+            if ended.code in _ALLOWED and not ("chunkvisor: " in ended.words and "do:  " in ended.words):
+                return f"no words at the end of the {which} run"
+        if first.code == complete and self._scenario.command[0] == "run" and digests != self._right:
+            return "the first run says that it is complete, and its final files are others"
+        if second.code != self._scenario.code:
+            return f"the second run, which nothing disturbed, ended with {second.code}"
+        if self._digests() != self._right:
+            return "after the second run the final files are others"
+        left = [path for path in self._place.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
+        return f"left behind: {', '.join(map(str, left))}" if left else ""
+
+    def _restore(self) -> None:
+        shutil.rmtree(self._place)
+        shutil.copytree(self._template, self._place, symlinks=True)
+
+    def _digests(self) -> dict[str, str]:
+        named = (self._place / "work" / name for name in self._scenario.finals)
+        files = (path for name in named for path in ([name] if name.is_file() else sorted(name.glob("*.npy"))))
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    def _run(self, command: tuple[str, ...]) -> Ended:
+        words = [word.format(config=self._place / "config.yaml", work=self._place / "work") for word in command]
+        output = self._folder / "output"
+        pid = os.fork()
+        if not pid:
+            _be_command(words, output)
+        pidfd, poll = os.pidfd_open(pid), select.poll()
+        poll.register(pidfd, select.POLLIN)
+        in_time = poll.poll(_LONGEST_S * 1000)
+        os.close(pidfd)
+        if not in_time:
+            os.kill(pid, signal.SIGABRT)  # faulthandler prints where it stands
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return Ended(code, ("" if in_time else "no end in sight\n") + output.read_text(errors="replace"))
+
+
+def _counts(position: Position) -> bool:
+    """Whether it is ours. Of the hundreds of writes with which faulthandler prints a stack, a few do for all."""
+    return not _NOT_OURS.match(position.path) and not (position.path.endswith(".log") and position.time > 3)
+
+
+def _be_command(words: list[str], output: Path) -> None:
+    code = 1
+    try:
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.dup2(log, 2)
+        os.dup2(log, 1)
+        sys.argv = ["chunkvisor", *words]
+        chunkvisor_main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _be_impatient(config_path: Path) -> None:
+    """Have limits that are passed within moments: a disk that is full for good is waited for."""
+    config = yaml.safe_load(config_path.read_text())
+    config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=10, stall_timeout=10)
+    config_path.write_text(yaml.safe_dump(config))
+
+
+def _be_quick() -> None:
+    """Pauses that a person does not notice would be most of the time of thousands of runs."""
+    chunkvisor.decide.policy.BACKOFF_S = 0.01
+    chunkvisor.supervise.driver._PAUSE_S = 0.02
+    chunkvisor.supervise.joins.PAUSE_S = 0.05
+    chunkvisor.supervise.diskwait._FIRST_S = 0.05
+    chunkvisor.observe.report.page._template()  # compiled once for all runs

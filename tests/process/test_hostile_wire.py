@@ -1,0 +1,287 @@
+"""What a worker, its folder and its streams may bring to the other side: an outcome each time, and no wrong vector.
+
+`make test` tries a few, the same each time; `make soak` hundreds, others each time.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkvisor.decide.outcome import EndedBy, judge
+from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.engine.warm import Template, TemplateState
+from chunkvisor.store.artifact import inspect
+from chunkvisor.store.attempt import gather
+from chunkvisor.store.salvage import look
+from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Facts, Limits, Spec, from_json, read_message, to_json
+from chunkvisor_worker.contract.messages import Go as GoMessage
+from chunkvisor_worker.job import run_and_exit
+from damaged import LAST, TEXTS, made_once, unfinished
+from harness import expected, local_engine_only, wait_for
+from hostile import another
+from iofault.forked import new_streams
+from scripted_workplace import ScriptedWorkplace
+from soaked import soaked
+
+pytestmark = [pytest.mark.soak, local_engine_only]
+
+CHUNK = ["a", "b", "", "c", "d", "e"]
+"""Texts of the attempt; batches of two."""
+RECORDS = ("spec.json", "texts.jsonl", "beat.json", "batches.jsonl", "result.json", "embeddings.npy", "fault.json")
+
+
+@made_once
+def attempted(folder: Path) -> ScriptedWorkplace:
+    """A whole attempt that nobody has judged, and another that died in its third batch."""
+    place = ScriptedWorkplace.make(folder, [*CHUNK, *(f"x{text}" for text in CHUNK)], chunk__size=6)
+    place.write_config(
+        "scripted:make", chunk__size=6, encode__batch_size=2, **{"outputs.out.source": str(place.source)}
+    )
+    place.lay("a", "kill_supervisor")
+    assert place.run().returncode == -9
+    (whole,) = attempts(place)
+    assert by_hand(whole.folder) == 0
+    shutil.copytree(whole.folder, whole.folder.with_name("dead"))
+    dead = AttemptFiles(whole.folder.with_name("dead"))
+    dead.result.unlink()
+    dead.vectors.rename(dead.partial)
+    lines = dead.batches.read_bytes().splitlines(keepends=True)
+    dead.batches.write_bytes(b"".join(lines[:-1]))
+    dead.fault.write_bytes(b'{"phase":"forward","chain":[{"name":"E","bases":[],"message":"m"}],"traceback":""}')
+    return place
+
+
+def attempts(place: ScriptedWorkplace) -> list[AttemptFiles]:
+    """Those that are there."""
+    return [AttemptFiles(path.parent) for path in sorted(place.workdir.rglob("spec.json"))]
+
+
+def by_hand(folder: Path, stdin: socket.socket | None = None) -> int:
+    """The exit code of a worker, forked here, over the folder; with a socket it is under supervision."""
+    pid = os.fork()
+    if pid == 0:
+        _be_worker(folder, stdin)
+    if stdin is not None:
+        stdin.close()
+    try:
+        ended = wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), timeout_s=60)
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        status = os.waitpid(pid, 0)[1]
+    assert ended is not None
+    return os.waitstatus_to_exitcode(status)
+
+
+def _be_worker(folder: Path, stdin: socket.socket | None) -> NoReturn:
+    try:
+        os.setsid()
+        log = os.open(folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin.fileno(), 0)
+        new_streams()
+        os.closerange(3, 256)
+        if stdin is not None:
+            os.environ[PARENT_PID] = str(os.getppid())
+        sys.modules.pop("scripted", None)
+        run_and_exit(folder)
+    finally:
+        os._exit(99)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """Of this module's own."""
+    return attempted(tmp_path_factory.mktemp("wire") / "place")
+
+
+def right_rows(path: Path, rows: list[int]) -> None:
+    """These rows of the file are the vectors of their texts."""
+    vectors = np.load(path, allow_pickle=False)
+    np.testing.assert_array_equal(vectors[rows], expected(CHUNK)[rows])
+
+
+@soaked(400)
+@given(st.data())
+def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever an attempt leaves in its folder is judged, and no wrong vector counts as a result or as a batch."""
+    original = data.draw(st.sampled_from(attempts(place)))
+    folder = tmp_path / "attempt"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(original.folder, folder)
+    files, spec = AttemptFiles(folder), read_message(Spec, original.spec)
+    assert spec is not None
+    names = [name for name in (*RECORDS, "embeddings.partial.npy", "worker.log") if (folder / name).exists()]
+    for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        path = folder / name
+        path.write_bytes(data.draw(another(path.read_bytes())))
+    known = data.draw(st.sampled_from([None, Facts(8), Facts(3), Facts(8, "bfloat16")]))
+    returncode = data.draw(st.sampled_from([None, 0, 1, 20, 24, 26, 99, -6, -9, -11]))
+    evidence = gather(
+        files,
+        spec,
+        known,
+        lambda row: not CHUNK[row],
+        returncode=returncode,
+        ended_by=data.draw(st.sampled_from(EndedBy)),
+        limits=Limits(2),
+    )
+    verdict = judge(evidence)
+    decide(verdict, History(), Budget(3, 1, 1))
+    if verdict.outcome is Outcome.COMMITTED:
+        inspect(files.vectors)
+        right_rows(files.vectors, list(range(6)))
+    left = look(files, spec, known, lambda row: not CHUNK[row])
+    if left.done:
+        right_rows(files.partial, list(left.done))
+
+
+@soaked(10)
+@given(st.data())
+def test_run_over_attempt_of_any_content(tmp_path: Path, data: st.DataObject) -> None:
+    """A run that finds such a folder, which nobody has judged, ends with the right vectors all the same."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(tmp_path / "place")
+    place = attempted(tmp_path / "place")
+    files = data.draw(st.sampled_from(attempts(place)))
+    path = files.folder / data.draw(st.sampled_from([name for name in RECORDS if (files.folder / name).exists()]))
+    path.write_bytes(data.draw(another(path.read_bytes())))
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected([*CHUNK, *(f"x{text}" for text in CHUNK)]))
+
+
+@soaked(150)
+@given(st.data())
+def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
+    """A worker whose spec or texts are anything at all ends with one of its exit codes, or with the right vectors."""
+    folder = tmp_path / "attempt"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    files, original = AttemptFiles(folder), attempts(place)[0]
+    for source, target in ((original.spec, files.spec), (original.texts, files.texts)):
+        content = source.read_bytes()
+        target.write_bytes(data.draw(another(content)) if data.draw(st.booleans()) else content)
+    code = by_hand(folder)
+    assert code in set(WorkerExit), (code, files.log.read_text())
+    if code == WorkerExit.DONE:
+        right_rows(files.vectors, list(range(6)))
+
+
+def mutated_go(data: st.DataObject) -> bytes:
+    """A line that opens the gate, or nearly."""
+    return data.draw(another(to_json(GoMessage(Limits(2))))).replace(b"\n", b" ") + b"\n"
+
+
+@soaked(60)
+@given(st.data())
+def test_worker_that_hears_anything(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
+    """Lines that are no `go` are passed over; whatever comes first as one, the worker does its work or says why not."""
+    folder = tmp_path / "attempt"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    files, original = AttemptFiles(folder), attempts(place)[0]
+    shutil.copy(original.spec, files.spec)
+    shutil.copy(original.texts, files.texts)
+    lines = [mutated_go(data) for _ in range(data.draw(st.integers(0, 3)))]
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(b"".join(lines)[:100_000] + b"\n" + to_json(GoMessage(Limits(3))))
+        code = by_hand(folder, theirs)
+    assert code in set(WorkerExit), (code, files.log.read_text())
+    if all(from_json(GoMessage, line) is None for line in lines):
+        assert code == WorkerExit.DONE, files.log.read_text()
+    if code == WorkerExit.DONE:
+        right_rows(files.vectors, list(range(6)))
+
+
+REPORT = b'{"loaded_s":null,"unfit":null,"forked":null,"not_forked":null,"ended":{"pid":7,"returncode":0}}'
+
+
+class _Process:
+    """A template process that has ended."""
+
+    pid = 1 << 22
+    returncode: int | None = 1
+
+    def wait(self, _timeout_s: float = 0) -> int | None:
+        return self.returncode
+
+    poll = wait
+
+
+def deaf_template(ours: socket.socket) -> Template:
+    """The supervisor's end of a template, without the process."""
+    template = object.__new__(Template)
+    values: dict[str, Any] = {"_socket": ours, "_process": _Process(), "_statuses": {}, "_forked": None}
+    values |= {"_not_forked": "", "state": TemplateState.LOADING, "failure": "", "hopeless": False, "loaded_s": 0.0}
+    values |= {"_started_s": 0.0, "_startup_s": float("inf")}
+    for name, value in values.items():
+        setattr(template, name, value)
+    return template
+
+
+@soaked(200)
+@given(st.data())
+def test_template_that_says_anything(data: st.DataObject) -> None:
+    """Datagrams of any content from a template are heard, or taken for its end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        template = deaf_template(ours)
+        for _ in range(data.draw(st.integers(1, 4))):
+            theirs.send(data.draw(another(REPORT))[: 48 << 10] or b"\0")
+        template.attend()
+        assert isinstance(template.failure, str)
+
+
+COMMANDS: list[Callable[[ScriptedWorkplace], tuple[str, ...]]] = [
+    lambda place: ("status", str(place.workdir)),
+    lambda place: ("status", str(place.workdir), "--json"),
+    lambda place: ("verify", str(place.workdir)),
+    lambda place: ("report", str(place.workdir)),
+    lambda place: ("retry", str(place.workdir)),
+    lambda place: ("clean", str(place.workdir)),
+    lambda place: ("plan", str(place.config_path)),
+]
+
+
+@soaked(20)
+@given(st.data())
+def test_commands_over_any_state(tmp_path: Path, data: st.DataObject) -> None:
+    """Every command over a workdir of which one file is anything at all ends with an exit code that is documented."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(tmp_path / "place")
+    place = unfinished(tmp_path / "place")
+    place.lift(LAST)
+    files = sorted(path for path in place.workdir.rglob("*") if path.is_file())
+    kind = data.draw(st.sampled_from(sorted({path.name for path in files})))
+    path = data.draw(st.sampled_from([each for each in files if each.name == kind]))
+    path.write_bytes(data.draw(another(path.read_bytes())))
+    for command in [data.draw(st.sampled_from(COMMANDS)) for _ in range(3)]:
+        words = command(place)
+        ended = place.here(*words)
+        assert ended.returncode in (0, 3, 69, 74, 75, 78), (words, ended)
+        assert "Traceback" not in ended.stderr, (words, ended)
+    ended = place.run_here()
+    assert "Traceback" not in ended.stderr, ended
+    assert ended.returncode in (0, 69, 74, 75, 78), ended
+    if ended.returncode == 0:
+        np.testing.assert_array_equal(place.vectors(), expected(TEXTS))

@@ -1,0 +1,45 @@
+"""Every call of a run that opens, writes, syncs, renames, links or removes fails, with each error that it can have.
+
+Each part plays about a hundred trials; `make soak SOAK_S=3600 SOAK_ARGS="--each --only fail_every_call"` plays all.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness import ROOT
+from iofault.shim import build
+
+TRIALS = {
+    "plain": 2900,
+    "eventful": 6000,
+    "apart": 5700,
+    "begun": 2300,
+    "complete": 1200,
+    "from-scratch": 3100,
+    "sql": 3000,
+    "slice": 2900,
+    "warm": 3000,
+    "retry": 200,
+}
+"""About so many are there."""
+
+PARTS = [
+    f"{name} {part}/{-(-count // 100)}" for name, count in TRIALS.items() for part in range(1, 1 - (-count // 100))
+]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", PARTS)
+def test_fail_every_call(part: str) -> None:
+    """Words and an exit code of the contract, and the same bytes as ever once nothing fails any more."""
+    try:
+        build()
+    except RuntimeError as problem:
+        pytest.skip(str(problem))
+    scenario, which = part.split()
+    command = [sys.executable, "-m", "tests.iofault", "--scenario", scenario, "--part", which]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    print(ended.stdout)
