@@ -81,7 +81,7 @@ def relations(
     """
     types = _column_types(file, skip_blank=skip_blank)
     first = 0
-    for batch in _batches(read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
+    for batch in _batches(file, read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
         _register(connection, batch, len(types))
         yield _relation(types), list(types), first
         first += len(batch)
