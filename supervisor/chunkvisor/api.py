@@ -36,6 +36,7 @@ from chunkvisor.store.seal import read_sealed
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
 from chunkvisor.units import listed
+from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run.
@@ -237,7 +238,7 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     if given is not None:
         place = Path(given).absolute()
         try:
-            place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders(place, mode=0o755)
         except OSError as error:
             raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
         yield place

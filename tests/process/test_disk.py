@@ -182,7 +182,7 @@ def test_a_join_that_meets_a_full_disk_leaves_nothing_in_the_way(
 ) -> None:
     """While the run waits for room to join, its own half-made file takes none."""
 
-    def fail(self: FinalWriter, block: Any) -> Any:
+    def fail(self: FinalWriter, block: Any, missing: Any) -> Any:
         (place.workdir / ".out.npy.partial").write_bytes(bytes(1000))
         raise full_disk()
 

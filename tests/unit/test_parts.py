@@ -1,10 +1,13 @@
 """What is known on disk of a chunk that is being taken apart."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import chunkvisor.store.parts
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.layout import Layout
@@ -36,6 +39,50 @@ def test_read_back(folder: Path) -> None:
 
     assert parts.missing() == [(12, 13)]
     assert [bad.text for bad in parts.bad] == [13]
+
+
+def test_killed_while_a_part_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the index names it, the file stays where it is: `retry` makes parts of committed chunks."""
+    vectors = tmp_path / "vectors.npy"
+    np.save(vectors, np.ones((2, 8), dtype=np.float32))
+    monkeypatch.setattr(chunkvisor.store.parts, "write_sealed", killed)
+
+    with pytest.raises(KeyboardInterrupt):
+        parts_in(tmp_path).add(10, 12, vectors, inspect(vectors).digest)
+
+    assert vectors.exists()
+    assert parts_in(tmp_path).missing() == [(10, 14)]
+
+
+def test_a_part_that_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the index names and is not there is missing."""
+    vectors = tmp_path / "vectors.npy"
+    np.save(vectors, np.ones((2, 8), dtype=np.float32))
+    monkeypatch.setattr(Path, "replace", on_a_failing_disk(vectors))
+
+    parts = parts_in(tmp_path)
+    with pytest.raises(OSError, match="EIO"):
+        parts.add(10, 12, vectors, inspect(vectors).digest)
+
+    assert vectors.exists()
+    assert parts.missing() == parts_in(tmp_path).missing() == [(10, 14)]
+
+
+def killed(*_: object) -> None:
+    """In place of a function at which the process ends."""
+    raise KeyboardInterrupt
+
+
+def on_a_failing_disk(path: Path) -> Callable[[Path, Path], Path]:
+    """In place of `Path.replace`: this file cannot be renamed."""
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if self == path:
+            raise OSError(errno.EIO, "EIO")
+        return replace(self, target)
+
+    return fail
 
 
 def test_of_another_identity(folder: Path) -> None:

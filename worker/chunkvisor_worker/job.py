@@ -65,7 +65,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        leave(WorkerExit.USAGE, f"{files.spec} is missing or is no spec")
+        leave(WorkerExit.USAGE, f"{files.spec} is missing, or is no spec of this version")
     if spec.threads:
         # For a torch that is imported later; a worker under supervision has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))

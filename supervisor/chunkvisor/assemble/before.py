@@ -11,7 +11,7 @@ from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import side_files
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor_worker.contract.files import remove_folder, set_aside
+from chunkvisor_worker.contract.files import make_folder, remove_folder, set_aside, sync_folder
 
 
 def begun(layout: OutputLayout) -> bool:
@@ -22,18 +22,21 @@ def begun(layout: OutputLayout) -> bool:
 def keep_before(layout: OutputLayout) -> Path:
     """Move final files and state out of the way; returns the folder of the state as it was. Raises OSError.
 
-    Where a final file is kept already and there is none since, only the state since then goes. Files go first: after a
-    kill, a state without them is only work to be done again.
+    Where a final file is kept already and there is none since, only the state since then goes. Files go first, and are
+    in their new place on the disk before the state follows: after a kill, a state without them is only work to be done
+    again.
     """
     finals = _finals(layout)
     if finals:
         drop_before(layout)
     if layout.before.is_symlink() or not layout.before.is_dir():
         set_aside(layout.before, files_too=True)
-        layout.before.mkdir(mode=0o700)
+    make_folder(layout.before)
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
+    for folder in (layout.before, layout.workdir):
+        sync_folder(folder)
     for path in all_partials(layout):
         remove_final(path)
     state = layout.before / "state"

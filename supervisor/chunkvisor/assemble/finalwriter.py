@@ -120,6 +120,7 @@ class FinalWriter:
     def publish(self) -> tuple[Stamp, ...]:
         """Give what is complete its final name; returns a stamp for each file. Raises OSError.
 
+        The name is on the disk once the manifest's is, which follows.
         A final of ours without a manifest, as a kill or `retry` leaves it, is replaced; anything else that stands at
         that place is set aside. A final of ours of another form, in another place, goes.
         """
@@ -139,9 +140,10 @@ class FinalWriter:
         elif self._form.shards is not None:
             remove_final(place)  # no rename replaces a folder that is not empty
         self._partial.replace(place)
+        if others:
+            sync_folder(self._layout.workdir)  # the new one is there before another form of it goes
         for other in others:
             remove_final(other)
-        sync_folder(self._layout.workdir)
         parts = parts_of(place, self._rows, self._form)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))
 

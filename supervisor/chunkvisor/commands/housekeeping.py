@@ -15,7 +15,7 @@ from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
-from chunkvisor_worker.contract.files import remove_folder
+from chunkvisor_worker.contract.files import remove_folder, sync_folder
 
 
 def retry(workdir: Path) -> int:
@@ -85,6 +85,9 @@ def _reopen(layout: OutputLayout) -> int:
         remove_sides(layout, recorded)
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)
+    # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
+    for folder in (layout.state, layout.workdir):
+        sync_folder(folder)
     for chunk in pending:
         ledger.parts(chunk).forgive()
     _reopen_committed(ledger, bad)
@@ -102,3 +105,6 @@ def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
             with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again
                 ledger.parts(chunk).add(start, stop, path, inspect(path).digest, tuple(texts_of[chunk]))
             ledger.discard(chunk)
+            sync_folder(path.parent)
+    if texts_of:
+        sync_folder(ledger.layout.quarantine)

@@ -29,7 +29,7 @@ from chunkvisor.store.stamp import digest_file
 from chunkvisor.store.target import check_target
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
-from chunkvisor_worker.contract.files import RESULT, open_new, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import RESULT, make_folders, open_new, open_regular, remove_folder, sync_folder
 
 OUTPUT = "embeddings"
 """Name of the one output in the state folder."""
@@ -90,8 +90,8 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
-    wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.workdir.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folders(wanted.out.parent)
+    make_folders(wanted.workdir, mode=0o755)
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
@@ -153,15 +153,14 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
     output = layout.output(OUTPUT)
     try:
         with hold(layout.lock, ""):
-            manifest = read_sealed(output.manifest)
-            if manifest is None:
-                raise FileNotFoundError(output.manifest)
             more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (manifest := read_sealed(output.manifest)) is None:
+                raise FileNotFoundError(output.manifest)
             if (listed := manifest.get("quarantined_in")) is not None:
                 rows = wanted.out.with_suffix(".quarantined.jsonl")
                 badrows.copy(output.quarantined, rows)
                 more["quarantined_in"] = {**listed, "file": rows.name}
-            write_sealed(wanted.manifest, manifest | more, RESULT)
+            write_sealed(wanted.manifest, manifest | more, mode=RESULT)
             _move(output.final, wanted.out)
     except (FileNotFoundError, DamagedError):
         raise Halt(
@@ -185,7 +184,9 @@ def _move(source: Path, target: Path) -> None:
         shutil.copystat(source, partial)
         partial.replace(target)
         source.unlink()
-    sync_folder(target.parent)
+    # The old name, too: as long as it is there, a later call takes the work for unfinished.
+    for folder in (target.parent, source.parent):
+        sync_folder(folder)
 
 
 def _remove_state(wanted: OneFile) -> None:

@@ -102,7 +102,7 @@ def fetch_model(
     raises.
     """
     files = AttemptFiles(scratch)
-    make_folder(scratch)
+    make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]

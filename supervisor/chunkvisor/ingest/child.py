@@ -17,7 +17,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import read_bounded, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import read_bounded, remove_folder
 from chunkvisor_worker.contract.messages import write_message
 
 _LINES = 100
@@ -28,7 +28,7 @@ _NO_COLUMN = "\N{NULL}"
 
 
 def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
-    """Stage the request into `folder`, replacing what is there, and open it.
+    """Stage the request into `folder`, replacing what is there, and open it; its files are synced, its name is not.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
     bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
@@ -49,7 +49,6 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
         raise halt
     remove_folder(folder)
     partial.rename(folder)
-    sync_folder(folder.parent)
     try:
         return StagedTable.open(folder)
     except DamagedError as error:

@@ -35,7 +35,7 @@ from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
-from chunkvisor_worker.contract.files import sync_folder, write_atomic
+from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _PR_SET_PDEATHSIG = 1
@@ -93,7 +93,6 @@ def stage(request: IngestRequest, folder: Path) -> None:
         source_state=state,
         skip_blank=request.skip_blank,
     )
-    sync_folder(folder)
 
 
 def _spool(spool: Spool, texts: Iterator[bytes | None], places: BinaryIO) -> int:

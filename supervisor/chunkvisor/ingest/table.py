@@ -22,7 +22,6 @@ from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_se
 from chunkvisor.store.stamp import Stamp, stamp_file
 from chunkvisor_worker.contract.files import open_regular
 
-_VERSION = 1
 _ITEM_BYTES = 8
 _EACH = 4096
 _ROWS_AT_ONCE = 1 << 20
@@ -101,8 +100,8 @@ class StagedTable:
         paths = TableFiles(folder)
         try:
             record = read_sealed(paths.record)
-            if record is None or record["version"] != _VERSION:
-                raise DamagedError(f"{folder} holds no table of this version")
+            if record is None:
+                raise DamagedError(f"{folder} holds no table")
             named = {path.name: path for path in (*paths.arrays, paths.rows, paths.places)}
             stamps = {named[name]: Stamp(**stamp) for name, stamp in record["stamps"].items()}
             table = cls(
@@ -210,7 +209,6 @@ def write_record(
     stamps = {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there)}
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
-        "version": _VERSION,
         "rows": rows,
         "distinct": distinct,
         "digest": digest_of(content),

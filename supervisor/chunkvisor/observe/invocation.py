@@ -37,7 +37,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     worth more than what it leaves to read.
     """
     try:
-        make_folder(layout.invocations)
+        make_folder(layout.invocations, durable=False)
         names = [entry.name for entry in layout.invocations.iterdir()]
         name = f"{next_number(names):03d}_{time.strftime('%Y-%m-%d_%H%M%S')}"
         files = InvocationFiles(layout.invocations / name)

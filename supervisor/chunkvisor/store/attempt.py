@@ -13,6 +13,7 @@ from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
 from chunkvisor_worker.contract.messages import (
+    WIRE,
     Beat,
     EncodeSpec,
     Facts,
@@ -89,6 +90,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         import_path=job.import_path,
         skip=place.skip,
         limits=limits,
+        wire=WIRE,
     )
     write_message(files.spec, spec, durable=False)
     return spec

@@ -34,6 +34,8 @@ class Ledger:
         self._facts: Facts | None = None
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
+        self._durable: set[Path] = set()
+        """Folders of chunks whose names are sure to be on the disk."""
         self.chunks_done = 0
         """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
         self.texts_done = 0
@@ -45,8 +47,8 @@ class Ledger:
 
         Raises OSError.
         """
-        for folder in (self.layout.chunks, self.layout.attempts):
-            make_folder(folder)
+        make_folder(self.layout.attempts, durable=False)
+        make_folder(self.layout.chunks)
         self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
@@ -121,7 +123,7 @@ class Ledger:
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
         folder = self.layout.attempts_of(chunk)
-        make_folder(folder)
+        make_folder(folder, durable=False)
         number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
         files = self.layout.attempt(chunk, number)
         files.folder.mkdir(mode=0o700)
@@ -162,7 +164,9 @@ class Ledger:
         self.fix_facts(facts)
         start, stop = self.plan.bounds(chunk)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
-        make_folder(target.parent)
+        if target.parent not in self._durable:
+            make_folder(target.parent)
+            self._durable.add(target.parent)
         with open_regular(vectors) as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)

@@ -16,7 +16,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import read_note
 from chunkvisor.store.seal import DamagedError, read_sealed
-from chunkvisor_worker.contract.files import open_kept, read_bounded, set_aside, sync_folder
+from chunkvisor_worker.contract.files import make_folders, open_kept, read_bounded, set_aside, sync_folder
 
 FORMAT = 1
 """Of the state in a workdir. A later version that writes what this one cannot read counts on."""
@@ -55,7 +55,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     OSError.
     """
     _require_text(layout.workdir)
-    layout.workdir.mkdir(mode=0o755, parents=True, exist_ok=True)  # results in it are for others; state is private
+    make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     known = is_workdir(layout)
     # Of many slices that begin at once one is the first, and the others find what it has made since.
     if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):

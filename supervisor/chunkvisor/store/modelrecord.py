@@ -3,11 +3,13 @@
 It never asks the hub, and never reads a model's file. What one model has fixed stays when another one is used.
 """
 
+import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.store.seal import DamagedError, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp
+from chunkvisor_worker.contract.messages import from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
 def _read(path: Path) -> _ModelRecord:
     """What is there; nothing, where it is damaged."""
     try:
-        return read_record(_ModelRecord, path) or _ModelRecord()
+        content = read_sealed(path) or {}
     except DamagedError:
         return _ModelRecord()
+    if (pin := from_json(Snapshot, json.dumps(content))) is not None:  # from before there were versions: of one model
+        return _ModelRecord((pin,))
+    return from_json(_ModelRecord, json.dumps(content)) or _ModelRecord()

@@ -15,7 +15,7 @@ from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
-from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder
+from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Parts:
         self._chunk = chunk
         self._bounds = (start, stop)
         self._fingerprint = fingerprint
+        self._durable = False
+        """Whether the folder's name is sure to be on the disk."""
         self._parts, self.bad, self._cuts = self._load()
 
     def missing(self) -> list[tuple[int, int]]:
@@ -64,12 +66,23 @@ class Parts:
         self._save()
 
     def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
-        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
+        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError.
+
+        The index is written first: a part that it names and that is not there counts as none, and one that is there
+        without it would be lost, with the chunk of which `retry` makes a part.
+        """
         part = Part(start, stop, digest, holes)
         self._make_folder()
-        vectors.replace(self._path(part))
+        with open_regular(vectors) as file:
+            os.fsync(file.fileno())
         self._parts.append(part)
-        self._save()
+        try:
+            self._save()
+            vectors.replace(self._path(part))
+            sync_folder(self._layout.parts_of(self._chunk))
+        except OSError:
+            self._parts.remove(part)
+            raise
 
     def add_bad(self, text: BadText) -> None:
         """Note a text that fails alone. Raises OSError."""
@@ -85,6 +98,7 @@ class Parts:
     def compose(self, dimension: int) -> tuple[Path, str]:
         """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its checksum).
 
+        It is not synced: whoever commits it does that.
         Raises OSError; EIO where a part is not what was taken over, and then forgets it.
         """
         start, stop = self._bounds
@@ -108,8 +122,6 @@ class Parts:
                     source.seek(read_shape(source).offset_bytes + 4 * dimension * (segment.start - segment.part.start))
                     for _ in range(segment.start, segment.stop):
                         out.write(source.read(4 * dimension))
-            out.flush()
-            os.fsync(out.fileno())
         return target, inspect(target).digest
 
     def settle(self) -> None:
@@ -120,11 +132,14 @@ class Parts:
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed, or is begun anew."""
         remove_folder(self._layout.parts_of(self._chunk))
+        self._durable = False
         self._parts, self.bad, self._cuts = [], [], []
 
     def _make_folder(self) -> None:
-        for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
-            make_folder(folder)  # with parents=True the mode would hold for the last only
+        if not self._durable:
+            for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
+                make_folder(folder)
+            self._durable = True
 
     def _path(self, part: Part) -> Path:
         key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)

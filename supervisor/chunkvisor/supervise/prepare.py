@@ -185,7 +185,7 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
 
 def make_state(layout: OutputLayout) -> None:
     """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):  # with parents=True the mode would hold for the last only
+    for folder in (layout.state.parent, layout.state):
         make_folder(folder)
 
 

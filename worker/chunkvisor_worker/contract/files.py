@@ -76,6 +76,18 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folders(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder and those above it where they are missing, and the names of new ones durable. Raises OSError.
+
+    `mode` is that of the folder itself, as `Path.mkdir` has it.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for each in missing:
+        with contextlib.suppress(PermissionError):  # one may write into a folder that one may not open
+            sync_folder(each.parent)
+
+
 def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE) -> None:
     """Replace `path` by `data` in one rename; the file is private to the user unless `mode` says otherwise.
 
@@ -160,16 +172,20 @@ def set_aside(path: Path, *, files_too: bool = False) -> Path | None:
     return path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder where it is missing, private to the user; what else bears its name is set aside. Raises OSError.
+def make_folder(folder: Path, *, durable: bool = True) -> None:
+    """Make a folder, private to the user, where it is missing; with `durable`, its name as well. Raises OSError.
 
-    The folder above it has to be there: with `parents=True`, `mode` would hold for the last one only.
+    What else bears its name is set aside. What is synced in a folder is lost all the same if the folder's own name is.
+    The name is synced also where the folder is there: whoever made it may have died before, or not yet come to it. So a
+    process calls it once for each. The folder above has to be there: `mode` would not hold for it.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
         set_aside(folder, files_too=True)
         folder.mkdir(mode=0o700)
+    if durable:
+        sync_folder(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:

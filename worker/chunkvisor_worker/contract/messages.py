@@ -95,9 +95,13 @@ class Limits:
         return rows, tokens
 
 
+WIRE = 1
+"""Version of all that supervisor and worker write for each other: one more as soon as an older one could misread it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One attempt at one chunk."""
+    """One attempt at one chunk. Raises ValueError for that of another version: it is then as if there were none."""
 
     run_id: str
     fingerprint: str
@@ -123,6 +127,12 @@ class Spec:
     """Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero."""
     limits: Limits = Limits(rows=32)
     """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
+    wire: int = 1
+    """See WIRE; where it is missing, the first."""
+
+    def __post_init__(self) -> None:
+        if self.wire != WIRE:
+            raise ValueError(self.wire)
 
 
 @dataclass(frozen=True, slots=True)

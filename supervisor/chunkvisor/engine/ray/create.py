@@ -24,7 +24,7 @@ def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emi
 
     Raises OSError where the engine's folder cannot be made.
     """
-    make_folder(layout.ray)
+    make_folder(layout.ray, durable=False)
     model = job.model if job else ModelSpec(config.model.name)
     (device,) = cluster_devices(config)
     terms = Terms(

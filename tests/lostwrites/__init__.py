@@ -1,0 +1,1 @@
+"""Folders as a power cut may leave them, rebuilt from a recorded run: see docs/reliability.md, "Lost writes"."""

@@ -1,0 +1,228 @@
+"""What is recorded: some commands each, what a person types after a power cut, and what has to come of it."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from harness import vector_of
+
+from .recording import HERE, Recorder, Recording
+
+RUN = ("chunkvisor", "run", "config.yaml")
+SOURCE = "{source}"
+"""In a command: the full path of the source."""
+BAD = ("poison", "crash")
+_CALL = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of a scenario."""
+
+    words: tuple[str, ...] = RUN
+    code: int = 0
+    mended: bool = False
+    """Whether bad texts are harmless from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What is typed after the power cut; what counts is that the last one ends with the last of its codes."""
+
+    words: tuple[str, ...] = RUN
+    codes: frozenset[int] = frozenset({0})
+    final: bool = True
+    """Whether a final file has to be there if it ends with 0 or 3."""
+
+
+Again = Callable[[int], tuple[Try, ...]]
+"""What is typed where the command of that number was under way, or the last one has ended."""
+
+
+def _run_again(_number: int) -> tuple[Try, ...]:
+    return (Try(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """See the module."""
+
+    texts: tuple[str, ...]
+    commands: tuple[Command, ...] = (Command(),)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """By dotted keys, as `harness.write_config` has them."""
+    again: Again = _run_again
+    finals: tuple[str, ...] = ("work/out.npy",)
+    """The final file or its shards, beneath the disk, wherever any of these is."""
+    shift: int = 0
+    """Of the last command's vectors, see plugin.py."""
+    other_disk: str = ""
+    """A folder of the disk that is a file system of its own."""
+    stages_again: bool = False
+    """Whether a source is read again because it is in the rebuilt folder."""
+    keeps_a_final: bool = False
+    """Whether, once there was a final file, there always is an old or a new one."""
+
+    @property
+    def size(self) -> int:
+        """Distinct texts in a chunk."""
+        return int(self.config.get("chunk.size", 2))
+
+    @property
+    def distinct(self) -> list[str]:
+        """The distinct texts, by number."""
+        return list(dict.fromkeys(self.texts))
+
+    def expected(self, *, mended: bool) -> npt.NDArray[np.float32]:
+        """The right vectors; NaN for texts that are bad."""
+        rows = [vector_of(text) + self.shift for text in self.texts]
+        bad = [text.startswith(BAD) and not mended for text in self.texts]
+        return np.array([np.full(8, np.nan) if lost else row for row, lost in zip(rows, bad, strict=True)], np.float32)
+
+    def mended(self, number: int) -> bool:
+        """Whether bad texts are harmless once that command has begun."""
+        return any(command.mended for command in self.commands[: number + 1])
+
+    def lay_out(self, folder: Path, source: Path) -> None:
+        """Config and encoder, for a recording or for a rebuilt disk."""
+        folder.mkdir(exist_ok=True)
+        shutil.copy(HERE / "plugin.py", folder)
+        values: dict[str, Any] = {
+            "workdir": "disk/work",
+            "model": {"name": "test", "encoder": "plugin:make"},
+            "device": "cpu",
+            "chunk": {"size": 2},
+            "encode": {"batch_size": 2},
+            "workers": {"start": "fresh", "standby": 0},
+            "outputs": {"out": {"source": str(source), "column": "text"}},
+        }
+        for key, value in self.config.items():
+            *parents, last = key.split(".")
+            node = values
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = value
+        (folder / "config.yaml").write_text(yaml.safe_dump(values))
+        script = _PYTHON.format(texts=list(self.texts), values={"chunk_size": self.size})
+        (folder / "call.py").write_text(script)
+
+    def record(self, folder: Path) -> Recording:
+        """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
+        source = folder / "rows.jsonl"
+        self.lay_out(folder, source)
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.texts))
+        (folder / "disk").mkdir()
+        other = folder / "disk" / self.other_disk if self.other_disk else None
+        recorder = Recorder(folder / "disk", folder / "log", other)
+        for command in self.commands:
+            if command.mended:
+                (folder / "mended").touch()
+            words = with_source(command.words, source)
+            words = (sys.executable, *words[1:]) if words[0] == "python" else (*_CALL, *words[1:])
+            ended = recorder.run(words, folder)
+            assert ended.returncode == command.code, f"{words}: {ended}"
+        return recorder.recording()
+
+
+def with_source(words: Sequence[str], source: Path) -> tuple[str, ...]:
+    """The command with the path of the source in it."""
+    return tuple(str(source) if word == SOURCE else word for word in words)
+
+
+_PYTHON = """
+import chunkvisor
+chunkvisor.encode({texts!r}, model="test", encoder="plugin:make", device="cpu", workdir="disk/work", **{values!r})
+"""
+
+
+def _options(**values: object) -> tuple[str, ...]:
+    return tuple(word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}"))
+
+
+FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
+MANY = ("g0", "g1", "g2", "crash0", "g3", "g4", "g0", "g5", "g6", "poison0", "g7")
+SCRATCH = (*RUN, *_options(model__name="other"))
+SHARDS = (*RUN, *_options(outputs__out__shards=2))
+
+
+def _retried(number: int) -> tuple[Try, ...]:
+    if number == 0:
+        return (Try(codes=frozenset({3})),)
+    done = Try(codes=frozenset({0, 3}))
+    return done, Try(("chunkvisor", "retry", "disk/work"), final=False), Try()
+
+
+def _anew(number: int) -> tuple[Try, ...]:
+    if number == 0:
+        return (Try(),)
+    return Try(SCRATCH, frozenset({0, 78})), Try((*SCRATCH, "--from-scratch", "--yes"))
+
+
+def _cut(number: int) -> tuple[Try, ...]:
+    return (Try(SHARDS if number == 1 else RUN),)
+
+
+ENCODE = (
+    *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
+    *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/deep/v.npy", "--workdir", "disk/state"),
+)
+
+
+def _same(words: Sequence[str]) -> Again:
+    return lambda _number: (Try(tuple(words)),)
+
+
+SCENARIOS = {
+    "plain": Scenario(FEW),
+    "quarantine": Scenario(MANY, (Command(code=3),), {"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)),
+    "killed": Scenario(("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), {"chunk.size": 4}),
+    "retry": Scenario(
+        MANY[6:],
+        (Command(code=3), Command(("chunkvisor", "retry", "disk/work"), mended=True), Command()),
+        {"chunk.size": 3},
+        again=_retried,
+    ),
+    "out of memory": Scenario(
+        ("t0", "big0", "t1", "big1", "t2", "t3"), config={"encode.batch_size": 4, "chunk.size": 3}
+    ),
+    "from scratch": Scenario(
+        FEW[:4],
+        (Command(), Command((*SCRATCH, "--from-scratch", "--yes"))),
+        again=_anew,
+        keeps_a_final=True,
+    ),
+    "shards": Scenario(
+        FEW[:4],
+        (Command(), Command(SHARDS), Command()),
+        again=_cut,
+        finals=("work/out.npy", "work/out/0000.npy"),
+        keeps_a_final=True,
+    ),
+    "slices": Scenario(
+        ("t0", "big0", "t0", "t2", "t3", "t4"),
+        (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),
+        {"chunk.keep": True},
+        again=lambda _: (Try((*RUN, "--slice", "1/2"), final=False), Try((*RUN, "--slice", "2/2"))),
+    ),
+    "clean": Scenario(
+        FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}
+    ),
+    "one file": Scenario(
+        FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"
+    ),
+    "python": Scenario(
+        FEW[:4],
+        (Command(("python", "call.py")),),
+        again=_same(("python", "call.py")),
+        finals=("work/embeddings.npy",),
+        stages_again=True,
+    ),
+}

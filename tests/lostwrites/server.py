@@ -1,0 +1,178 @@
+"""Runs commands in rebuilt folders, forked from this process, which has imported all: a resume takes milliseconds.
+
+One JSON object a line on standard input: `folder`, the current one of the command; `command`, its arguments; `stats`,
+what a stat of some inodes says. One line on standard output: `code` and `stderr`, and what `told` says. Workers and the
+child that reads sources are forked as well, by a stand-in for the one function that starts them; a sync does nothing.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import duckdb  # noqa: F401 - forked children have it
+
+import chunkvisor.cli.encode
+import chunkvisor.cli.run
+import chunkvisor.cli.workdir
+import chunkvisor.commands.housekeeping
+import chunkvisor.commands.onefile
+import chunkvisor.commands.verify
+import chunkvisor.decide.policy
+import chunkvisor.engine.starter
+import chunkvisor.ingest.child
+import chunkvisor.ingest.stage
+import chunkvisor.observe.console
+import chunkvisor.store.stamp
+import chunkvisor.supervise.driver
+import chunkvisor.supervise.session
+import chunkvisor_worker.job
+from chunkvisor.cli import main as chunkvisor_main
+from chunkvisor.engine.process import LocalWorker
+from chunkvisor_worker.contract.files import AttemptFiles, open_log
+
+LIMIT_S = 60.0
+"""Of a command; on a busy machine a resume takes a second."""
+
+
+class ForkedWorker(LocalWorker):
+    """In place of FreshWorker."""
+
+    warm = False
+
+    def __init__(self, _command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
+        super().__init__()
+
+        def work() -> None:
+            os.setsid()
+            with open_log(files.log) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            os.dup2(self.theirs.fileno(), 0)
+            os.closerange(3, 256)
+            os.environ.clear()
+            os.environ.update(environment)
+            chunkvisor_worker.job.run_and_exit(files.folder)
+
+        pid = forked(work)
+        self._code: int | None = None
+        self.runs(pid, os.pidfd_open(pid))
+
+    def poll(self) -> int | None:
+        """See Worker."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+                self.close()
+        return self._code
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The pid of a child that does it; its exit code is 1 after an exception."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            work()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+                sys.stdout.flush()
+            os._exit(code)
+    return pid
+
+
+def stage_here(command: Sequence[str], log: Path, on_wait: Callable[[], None], **_: object) -> int:
+    """In place of `run_child`, for the child that reads sources."""
+
+    def work() -> None:
+        with open_log(log) as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+        sys.exit(chunkvisor.ingest.stage.main([*command[4:6]]))
+
+    on_wait()
+    return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
+
+
+def play(asked: dict[str, Any]) -> NoReturn:
+    """Run one command, in a child."""
+    folder, command = Path(asked["folder"]), asked["command"]
+    os.chdir(folder)
+    log = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    stats = {int(inode): tuple(state) for inode, state in asked.get("stats", {}).items()}
+    state_of = chunkvisor.store.stamp._state
+
+    def as_recorded(found: os.stat_result) -> tuple[int, int, int, int]:
+        recorded = stats.get(found.st_ino)
+        # A power cut leaves number and times of a file that it takes the content of.
+        return recorded if recorded is not None and recorded[0] == found.st_size else state_of(found)
+
+    mock.patch.object(chunkvisor.store.stamp, "_state", as_recorded).start()
+    if command[0] == "python":
+        sys.argv = command[1:]
+        exec(compile(Path(command[1]).read_text(), command[1], "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = command
+        chunkvisor_main()
+    sys.exit(0)
+
+
+def serve(asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one line."""
+    pid = forked(lambda: play(asked))
+    fd = os.pidfd_open(pid)
+    look = select.poll()
+    look.register(fd, select.POLLIN)
+    began_s = time.monotonic()
+    if not look.poll(LIMIT_S * 1000):
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(fd)
+    stderr = Path(asked["folder"], "stderr")
+    words = stderr.read_text(errors="replace") if stderr.exists() else ""
+    stderr.unlink(missing_ok=True)
+    return {"code": code, "stderr": words, "seconds": time.monotonic() - began_s}
+
+
+def main() -> None:
+    """Until the end of standard input."""
+    for owner, name, stand_in in (
+        (os, "fsync", lambda _fd: None),
+        (chunkvisor.decide.policy, "BACKOFF_S", 0.01),
+        (chunkvisor.supervise.driver, "_PAUSE_S", 0.02),
+        (chunkvisor.engine.starter, "FreshWorker", ForkedWorker),
+        (chunkvisor.ingest.child, "run_child", stage_here),
+        # What does not touch the state of a run, and takes most of its time.
+        (chunkvisor.supervise.session, "observers_of_run", lambda *_: []),
+        (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
+    ):
+        mock.patch.object(owner, name, stand_in).start()
+    gc.collect()
+    gc.freeze()  # or every child would copy what its own collection touches
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)
+    os._exit(0)  # without the teardown in which the bindings of DuckDB complain about their own leaks
+
+
+if __name__ == "__main__":
+    main()
