@@ -240,7 +240,7 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     if given is not None:
         place = Path(given).absolute()
         try:
-            make_folders(place, mode=0o700)
+            make_folders(place, mode=0o755)
         except OSError as error:
             raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
         yield place

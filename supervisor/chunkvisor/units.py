@@ -49,4 +49,4 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") 
 
 def printable(text: str) -> str:
     """The text, line by line, with nothing in it that could steer a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor_worker.contract.files import umask
 from harness import ENCODERS, Ended, Workplace, expected
 
 TEXTS = ["one", "two", "three", "one", "four"]
@@ -56,13 +57,14 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_one_file(desk: Desk) -> None:
-    """The file and its manifest appear, private, and the state is gone; the same command again finds it done."""
+    """File and manifest appear, their mode by the umask, the state is gone; the same command again finds it done."""
     ended = desk.encode("--column", "text", "--chunk-size", "2")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(TEXTS))
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
     assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
-    assert not stat.S_IMODE(desk.out.stat().st_mode) & 0o077
+    for path in (desk.out, desk.out.with_suffix(".json")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
     ended = desk.encode("--column", "text")
     assert (ended.returncode, "complete already" in ended.stderr) == (0, True), ended.stderr
     assert "run " not in ended.stderr

@@ -74,8 +74,7 @@ def test_no_link_can_be_made(tmp_path: Path) -> None:
 
 def test_no_folder_can_be_made(tmp_path: Path) -> None:
     """Where no folder can be made there is none, and no error."""
-    Layout(tmp_path).invocations.touch()
-    assert open_invocation(Layout(tmp_path)) is None
+    assert open_invocation(Layout(tmp_path / "nowhere")) is None
 
 
 @pytest.mark.parametrize(
@@ -214,3 +213,20 @@ def test_a_folder_that_cannot_be_made_does_no_harm(place: ScriptedWorkplace) -> 
     ended = finish(place.start("run", str(place.config_path)))
     assert ended.returncode == 0, ended.stderr
     assert "left out" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:secret@host/x", f"https://{LEFT_OUT}@host/x"),
+        ("see 1ftp://token@host and s3+x://a:b@c", f"see 1ftp://{LEFT_OUT}@host and s3+x://{LEFT_OUT}@c"),
+        ("https://host/x@y", "https://host/x@y"),
+        ("x" * 3_000_000, "x" * 3_000_000),
+        ("a1" * 1_000_000 + "://", "a1" * 1_000_000 + "://"),
+        ("://" * 1_000_000, "://" * 1_000_000),
+    ],
+    ids=range(6),
+)
+def test_credentials_in_addresses(text: str, shown: str) -> None:
+    """They are left out, and a text of millions of letters is looked through once, not from each of them."""
+    assert without_secrets(text) == shown

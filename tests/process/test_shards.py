@@ -176,7 +176,7 @@ def test_a_foreign_folder(tmp_path: Path) -> None:
     mine.write_bytes(b"mine")
     ended = place.run_here()
     assert ended.returncode == 78
-    assert "is there already, and no run of this workdir has made it" in ended.stderr
+    assert "is there already, and no run of chunkvisor has made it" in ended.stderr
     mine.parent.rename(tmp_path / "away")
     place.lay("t6", "terminate!")
     assert place.run_here().returncode == 75

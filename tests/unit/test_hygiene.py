@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb
 
 ROOMS = (
     *("cli", "testing", "api", "commands", "supervise", "observe", "assemble", "ingest", "engine", "devices"),
-    *("store", "decide", "events", "config", "child", "errors", "units", "version"),
+    *("store", "decide", "events", "config", "child", "printing", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
 
@@ -114,3 +114,61 @@ def test_command_is_listed_and_has_an_example(name: str) -> None:
     assert f"\n  Example: chunkvisor {name}" in help_text
     for option in command.params:
         assert not isinstance(option, click.Option) or option.help, option.name
+
+
+OPENERS = {"open", "os.open", "io.open", "os.truncate", "np.load", "np.fromfile", "np.memmap"}
+METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+"""Of a Path; `open` of some objects of ours is another one."""
+OTHERS = {"self._engine", "StagedTable", "station.gate"}
+MAY_OPEN = {
+    "ingest/": "sources are checked by `sources`; the tables are made in a new folder of the child's own",
+    "devices/": "reads /proc, /sys and /dev",
+    "commands/doctor/": "reads /proc and /sys",
+    "commands/drill/": "works in a scratch folder of its own",
+    "commands/trial.py": "works in a scratch folder of its own",
+    "commands/planning/": "works in a temporary folder of its own",
+    "engine/ray/": "reads /proc, and works in a scratch folder of its own",
+    "commands/explain.py": "reads files of the package; as a program, writes a page of docs/",
+    "config/load.py": "a config may be a pipe, as in `run <(…)`; it is read up to a limit",
+    "cli/setup.py": "`init` makes a new file, by O_EXCL",
+    "api.py": "reads results by numpy, and writes to a file of mkstemp's",
+    "printing.py": "standard streams",
+    "child.py": "a pidfd",
+}
+"""Beginning of a path -> why its files may be opened by other functions than those of `contract.files`."""
+
+
+def opened(path: Path) -> Iterator[str]:
+    """Calls that open a file by its path, or truncate one; not those of a descriptor, or of an open file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
+        owner, _, method = called.rpartition(".")
+        if called in OPENERS and not given.startswith(("fd", "file", "descriptor_of(", "open_kept(")):
+            yield ast.unparse(node)
+        if method in METHODS and owner and owner not in OTHERS and called not in OPENERS:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_state_is_opened_by_the_functions_for_it(path: Path) -> None:
+    """They wait for no pipe and write through no link (`contract.files`); whoever else opens files has a reason."""
+    inside = str(path.relative_to(SUPERVISOR))
+    if not any(inside.startswith(start) for start in MAY_OPEN):
+        assert list(opened(path)) == []
+
+
+MAY_PRINT = {"printing.py", "engine/ray/survey.py", "observe/messenger.py", "commands/drill/saboteur.py"}
+"""The one that prints, and programs of their own, whose output is read by ours."""
+
+
+@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
+def test_what_is_printed_goes_through_one_module(path: Path) -> None:
+    """`printing` takes out what could steer a terminal, and passes over one that is closed."""
+    if str(path.relative_to(SUPERVISOR)) in MAY_PRINT:
+        return
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    printing = {"print", "click.echo", "click.secho", "click.confirm", "sys.stdout.write", "sys.stderr.write"}
+    assert printing.isdisjoint(calls)
+    assert not any(call.endswith("._stream.write") or call == "stream.write" for call in calls)

@@ -16,7 +16,7 @@ from typing import Any
 
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import open_regular, set_aside, sync_folder
+from chunkvisor_worker.contract.files import PRIVATE, RESULT, open_new, open_regular, set_aside, sync_folder
 
 LISTED = 1000
 """Rows in the manifest itself, at most."""
@@ -99,7 +99,7 @@ def mend(layout: OutputLayout, manifest: dict[str, Any]) -> bool:
     for path in paths:
         if good and path not in good:
             set_aside(path)
-            copy(good[0], path)
+            copy(good[0], path, RESULT if path == layout.quarantined else PRIVATE)
     return bool(good)
 
 
@@ -110,19 +110,18 @@ def forget(layout: OutputLayout, manifest: dict[str, Any] | None) -> None:
     layout.quarantined_twin.unlink(missing_ok=True)
 
 
-def copy(source: Path, target: Path) -> None:
-    """By one rename, and synced. Raises OSError."""
+def copy(source: Path, target: Path, mode: int = RESULT) -> None:
+    """By one rename, and synced; a result is for others to read. Raises OSError."""
     with open_regular(source) as file:
-        _write(target, iter(lambda: file.read(_BLOCK_BYTES), b""))
+        _write(target, iter(lambda: file.read(_BLOCK_BYTES), b""), mode)
 
 
-def _write(path: Path, blocks: Iterable[bytes]) -> None:
+def _write(path: Path, blocks: Iterable[bytes], mode: int = PRIVATE) -> None:
     """As `write_atomic`, but a block at a time."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         set_aside(temporary)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as file:
+        with open_new(temporary, mode) as file:
             file.writelines(blocks)
             file.flush()
             os.fsync(file.fileno())

@@ -4,7 +4,6 @@ It never removes a finished file while no other one is in its place.
 """
 
 import os
-import shutil
 from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import all_partials, all_places, is_ours, place_of, remove_final
@@ -13,7 +12,14 @@ from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.reuse import is_planned
-from chunkvisor_worker.contract.files import make_folder, set_aside, sync_folder
+from chunkvisor_worker.contract.files import (
+    make_folder,
+    open_regular,
+    remove_folder,
+    set_aside,
+    sync_folder,
+    write_atomic,
+)
 
 
 def begun(layout: OutputLayout) -> bool:
@@ -44,7 +50,7 @@ def keep_before(layout: OutputLayout) -> Path:
     state = layout.before / "state"
     if state.exists():
         state = layout.before / "since"
-        shutil.rmtree(state, ignore_errors=True)
+        remove_folder(state)
     return layout.state.rename(state)
 
 
@@ -56,7 +62,7 @@ def finish_switch(layout: OutputLayout) -> bool:
     if is_planned(layout.next):
         switch(layout)
         return True
-    shutil.rmtree(layout.next.state, ignore_errors=True)
+    remove_folder(layout.next.state)
     return False
 
 
@@ -69,7 +75,8 @@ def switch(layout: OutputLayout) -> None:
     if not prepared.table.exists():
         layout.table.rename(prepared.table)
     if layout.published.exists():
-        shutil.copy(layout.published, prepared.published)  # what stands there is still ours
+        with open_regular(layout.published) as file:
+            write_atomic(prepared.published, file.read())  # what stands there is still ours
     sync_folder(prepared.state)
     if state.exists():
         if layout.before.is_symlink() or not layout.before.is_dir():
@@ -77,14 +84,14 @@ def switch(layout: OutputLayout) -> None:
         make_folder(layout.before)
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
-        shutil.rmtree(kept, ignore_errors=True)
+        remove_folder(kept)
         state.rename(kept)
         for folder in (kept.parent, state.parent):
             sync_folder(folder)  # the old state is in its new place before the next one takes the old
     prepared.state.rename(state)
     for folder in (state.parent, layout.workdir):
         sync_folder(folder)
-    shutil.rmtree(layout.before / "since", ignore_errors=True)
+    remove_folder(layout.before / "since")
 
 
 def drop_before(layout: OutputLayout) -> None:
@@ -93,7 +100,7 @@ def drop_before(layout: OutputLayout) -> None:
         return
     _drop_other_form(layout)
     for name in ("since", "state"):
-        shutil.rmtree(layout.before / name, ignore_errors=True)
+        remove_folder(layout.before / name)
     for path in list(layout.before.iterdir()):
         remove_final(path)
         if os.path.lexists(path):

@@ -22,6 +22,7 @@ from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import make_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def combine(
             remedy="move it away, or give the combination another name",
         )
     for folder in (layout.state.parent, layout.state):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
     rows, dimension = members[0].manifest["rows"], sum(each.dimension for each in members)
     clear_partial(layout)
     with FinalWriter(layout, rows, dimension, Form()) as writer:

@@ -90,7 +90,8 @@ def is_ours(layout: OutputLayout, place: Path) -> bool:
         record = read_sealed(layout.published)
     except DamagedError:
         return False
-    return record is not None and place.exists() and mark_of(place) in record.get("marks", [])
+    marks = record.get("marks") if record is not None else None
+    return isinstance(marks, list) and place.exists() and mark_of(place) in marks
 
 
 def strays(place: Path, parts: list[FinalPart]) -> Iterator[Path]:

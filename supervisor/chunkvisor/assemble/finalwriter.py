@@ -29,7 +29,7 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.seal import write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
-from chunkvisor_worker.contract.files import set_aside, sync_folder
+from chunkvisor_worker.contract.files import RESULT, set_aside, sync_folder, umask
 
 
 def clear_partial(layout: OutputLayout) -> None:
@@ -143,6 +143,7 @@ class FinalWriter:
         if self._form.shards is not None:
             sync_folder(self._partial)
         place = place_of(self._layout, self._form)
+        self._share()
         marks = [mark_of(self._partial)]
         if is_ours(self._layout, place):
             marks.append(mark_of(place))
@@ -164,6 +165,13 @@ class FinalWriter:
             remove_final(other)
         parts = parts_of(place, self._rows, self._form)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))
+
+    def _share(self) -> None:
+        """Results are for others to read, as far as the umask lets them; until they are complete they are not."""
+        for part in self._parts:
+            part.path.chmod(RESULT & ~umask())
+        if self._form.shards is not None:
+            self._partial.chmod(0o777 & ~umask())
 
     def _begin(self, part: FinalPart) -> PartWriter:
         self._left = part.rows

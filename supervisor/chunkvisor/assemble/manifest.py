@@ -4,6 +4,7 @@ A final file counts only if its stamp, or its digest, holds.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import RESULT
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, from_json
 
 _Read = TypeVar("_Read")
@@ -82,6 +84,11 @@ class _DoneRecord:
     manifest: dict[str, Any]
     final: tuple[Stamp, ...]
     """Of its file, or of each of its shards."""
+
+
+def is_manifest(head: bytes) -> bool:
+    """Whether a file that begins like this is one of ours, be it whole or not."""
+    return re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head) is not None
 
 
 def build_manifest(
@@ -161,7 +168,7 @@ def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple
 
 def publish_manifest(layout: OutputLayout, manifest: dict[str, Any], stamps: Sequence[Stamp]) -> None:
     """Write the manifest and the record of the finished output. Raises OSError."""
-    write_sealed(layout.manifest, manifest)
+    write_sealed(layout.manifest, manifest, mode=RESULT)
     write_sealed(layout.done, asdict(_DoneRecord(manifest, tuple(stamps))))
     layout.publishing.unlink(missing_ok=True)
 

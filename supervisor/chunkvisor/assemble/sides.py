@@ -16,7 +16,7 @@ from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import set_aside, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import RESULT, open_new, open_regular, set_aside, sync_folder, write_atomic
 
 
 def describe_ranges(layout: OutputLayout, ranges: Vectors) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
             ranges = ranges_of(manifest)
             assert ranges is not None
             set_aside(path, files_too=True)
-            write_atomic(path, _npy(ranges))
+            write_atomic(path, _npy(ranges), mode=RESULT)
         else:
             there = find_rows_table(layout, digest_of_rows_table(manifest))
             if there is None:
                 continue  # the next run stages it again
             partial = path.with_name(f".{path.name}.partial")
-            shutil.copyfile(there, partial)
-            partial.chmod(0o600)
+            with open_regular(there) as source, open_new(partial, RESULT) as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
             set_aside(path, files_too=True)
             partial.replace(path)
             sync_folder(layout.workdir)

@@ -7,12 +7,16 @@ import atexit
 import importlib
 import signal
 import sys
+from pathlib import Path
 from typing import TypeVar
 
 import click
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import did_you_mean, printable
+from chunkvisor.printing import open_standard_streams, say, show_usage, unwritten
+from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor.store.refusal import refusal
+from chunkvisor.units import did_you_mean
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
@@ -89,6 +93,7 @@ _with_marks(cli)
 
 def main() -> None:
     """The entry point: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
+    open_standard_streams()
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
     atexit.register(_ignore_signals)
     try:
@@ -102,12 +107,20 @@ def main() -> None:
         shown.show()
         sys.exit(int(ExitCode.USAGE))
     except click.ClickException as error:
-        error.show()
+        show_usage(error)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
+    except OSError as error:
+        # click prints the help by itself: an error without a file is then one of standard output.
+        unshown = error.filename is None and error.errno in DISK_ERRNOS
+        words = unwritten(error) if unshown else refusal(error, Path())
+        if words is None:
+            raise
+        show(words)
+        sys.exit(int(words.code))
 
 
 def _ignore_signals() -> None:
@@ -118,4 +131,4 @@ def _ignore_signals() -> None:
 def show(halt: Halt) -> None:
     """The last words of a command, on stderr."""
     for line in halt.lines():
-        click.echo(printable(f"chunkvisor: {line}" if line == halt.what else f"  {line}"), err=True)
+        say(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True)

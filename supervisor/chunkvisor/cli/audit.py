@@ -9,6 +9,7 @@ import click
 
 from chunkvisor.cli.parameters import config_argument
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.printing import say
 
 if TYPE_CHECKING:
     from chunkvisor.commands.audit import Audit
@@ -44,9 +45,9 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
     for each in audits_of(workdir, rows, conditions, lambda: None):
         found.append(each)
         if not as_json:
-            click.echo("\n".join(_lines(each)))
+            say("\n".join(_lines(each)))
     if as_json:
-        click.echo(json.dumps({"outputs": [each.to_json() for each in found]}, indent=2))
+        say(json.dumps({"outputs": [each.to_json() for each in found]}, indent=2))
     differing = sum(len(each.differing) for each in found)
     if differing:
         raise Halt(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from chunkvisor.cli.parameters import config_argument, set_option
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import printable
+from chunkvisor.printing import say
 
 
 def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -24,7 +24,7 @@ def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: st
 @click.command("plan")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
-@click.option("--max-rows", type=click.IntRange(min=1), help="Take only the first rows of every output's source.")
+@click.option("--max-rows", type=ROW_COUNT, help="Take only the first rows of every output's source.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, bytes and seconds.")
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
     r"""Show what a run of CONFIG would do and need. It starts no GPU and writes nothing into the workdir.
@@ -39,9 +39,9 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     forecast = survey(load(config, overrides), max_rows, _say)
     if as_json:
-        click.echo(json.dumps(forecast.to_json(), indent=2))
+        say(json.dumps(forecast.to_json(), indent=2))
     else:
-        click.echo(printable("\n".join(draw(forecast, blocks=_can_draw()))))
+        say("\n".join(draw(forecast, blocks=_can_draw())))
 
 
 @click.command("doctor")
@@ -58,7 +58,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, _say))
-    click.echo(json.dumps(to_json(findings), indent=2) if as_json else printable("\n".join(render(findings))))
+    say(json.dumps(to_json(findings), indent=2) if as_json else "\n".join(render(findings)))
     if code := exit_code(findings):
         sys.exit(int(code))
 
@@ -95,20 +95,20 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     findings = []
     try:
         drill = Drill(Scratch(loaded, folder))
-        click.echo(f"one undisturbed run, then {len(faults)} with a fault each, in {folder}", err=True)
+        say(f"one undisturbed run, then {len(faults)} with a fault each, in {folder}", err=True)
         drill.prepare()
-        click.echo(finding.header(), err=as_json)
+        say(finding.header(), err=as_json)
         for fault in faults:
             findings.append(drill.provoke(fault))
-            click.echo(finding.row(findings[-1]), err=as_json)
+            say(finding.row(findings[-1]), err=as_json)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        click.echo(json.dumps(finding.to_json(findings), indent=2))
-    click.echo(finding.summary(findings), err=as_json)
+        say(json.dumps(finding.to_json(findings), indent=2))
+    say(finding.summary(findings), err=as_json)
     if keep:
-        click.echo(f"kept: {folder}", err=True)
+        say(f"kept: {folder}", err=True)
     if failed := [each for each in findings if each.problem and each.provoked != "skipped"]:
         raise Halt(
             ExitCode.TRY_AGAIN,
@@ -119,7 +119,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
 
 
 def _say(step: str) -> None:
-    click.echo(f"{step} …", err=True)
+    say(f"{step} …", err=True)
 
 
 def _can_draw() -> bool:

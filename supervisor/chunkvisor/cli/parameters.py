@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
+"""Of --max-rows; a number has to fit in 64 bits wherever it goes."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Items = list["CompletionItem[Any]"]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import config_argument, set_option, show_options, stop_after_option
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options, stop_after_option
 from chunkvisor.errors import ExitCode
+from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
     from chunkvisor.store.slices import Slice
@@ -27,7 +28,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
 @set_option("Override a key, e.g. chunk.size=200.")
 @click.option(
     "--max-rows",
-    type=click.IntRange(min=1),
+    type=ROW_COUNT,
     metavar="N",
     help="A trial with the first N rows of every output, in a workdir of its own: WORKDIR-first-N.",
 )
@@ -79,9 +80,10 @@ def run(
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
-        if from_scratch and not yes and sys.stdin.isatty():
+        if from_scratch and not yes and may_ask():
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
-            click.confirm(f"Discard everything done so far for {names} in {workdir}?", abort=True, err=True)
+            if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
+                raise click.Abort
         observers = Observers(observer, guarded=[service_manager()])
         request = Request(loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s)
         code = run(request, observers)

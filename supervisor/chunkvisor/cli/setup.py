@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from chunkvisor.errors import config_error
+from chunkvisor.printing import say
 
 _HOW = {
     "bash": 'eval "$(chunkvisor completion bash)"   # in ~/.bashrc',
@@ -32,7 +33,7 @@ def init(path: Path) -> None:
         raise config_error(f"{target} is there already", remedy="name another file") from None
     except OSError as error:
         raise config_error(f"{target} cannot be written: {error.strerror}") from None
-    click.echo(f"{target} written; edit it, then: chunkvisor run {target}")
+    say(f"{target} written; edit it, then: chunkvisor run {target}")
 
 
 def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -52,7 +53,7 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands.explain import explain as entry_of
     from chunkvisor.commands.explain import names
 
-    click.echo(entry_of(name) if name is not None else "\n".join(names()))
+    say(entry_of(name) if name is not None else "\n".join(names()))
 
 
 @click.command("schema")
@@ -65,7 +66,7 @@ def schema() -> None:
     """
     from chunkvisor.config.schema import config_schema
 
-    click.echo(json.dumps(config_schema(), indent=2))
+    say(json.dumps(config_schema(), indent=2))
 
 
 @click.command("completion")
@@ -81,6 +82,6 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     root = click.get_current_context().find_root()
-    click.echo(kind(root.command, {}, "chunkvisor", "_CHUNKVISOR_COMPLETE").source())
+    say(kind(root.command, {}, "chunkvisor", "_CHUNKVISOR_COMPLETE").source())
     if sys.stdout.isatty():
-        click.echo(f"to have them in every new shell: {_HOW[shell]}", err=True)
+        say(f"to have them in every new shell: {_HOW[shell]}", err=True)

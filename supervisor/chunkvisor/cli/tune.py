@@ -7,7 +7,7 @@ import click
 
 from chunkvisor.cli.parameters import config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.units import printable
+from chunkvisor.printing import say
 
 
 @click.command("tune")
@@ -39,11 +39,11 @@ def tune(
     from chunkvisor.commands.tune import tune as try_all
     from chunkvisor.config.load import load
 
-    tuning = try_all(load(config, overrides), least_cosine, lambda step: click.echo(f"{step} …", err=True))
+    tuning = try_all(load(config, overrides), least_cosine, _tell)
     if as_json:
-        click.echo(json.dumps(to_json(tuning, price), indent=2))
+        say(json.dumps(to_json(tuning, price), indent=2))
     else:
-        click.echo(printable("\n".join(draw(tuning, least_cosine, price))))
+        say("\n".join(draw(tuning, least_cosine, price)))
     if tuning.best is None:
         raise Halt(
             ExitCode.QUARANTINED,
@@ -52,18 +52,25 @@ def tune(
         )
     if write and tuning.changes:
         _write(config, tuning.changes)
-        click.echo(f"{config}: written", err=True)
+        say(f"{config}: written", err=True)
+
+
+def _tell(step: str) -> None:
+    say(f"{step} …", err=True)
 
 
 def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
     from chunkvisor.config.edit import with_values
-    from chunkvisor_worker.contract.files import write_atomic
+    from chunkvisor_worker.contract.files import open_regular, write_atomic
 
-    text = with_values(config.read_text("utf-8"), values)
+    target = config.resolve()  # a link stays a link
+    if not target.is_file():
+        raise config_error(f"{config} is no file that can be written to", remedy="give the config's own path")
+    with open_regular(target) as file:
+        text = with_values(file.read().decode("utf-8"), values)
     if text is None:
         lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())
         raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
-    mode = config.stat().st_mode
-    target = config.resolve()  # a link stays a link
+    mode = target.stat().st_mode
     write_atomic(target, text.encode("utf-8"))
     target.chmod(mode & 0o777)

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from chunkvisor.cli.parameters import workdir_argument
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import printable
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.printing import say
 
 
 @click.command("status")
@@ -27,7 +27,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 
     found = read_status(workdir)  # first: it refuses what is no workdir
     if as_json and not watch:
-        click.echo(json.dumps(found.to_json(), indent=2))
+        say(json.dumps(found.to_json(), indent=2))
         return
     follower = Follower(workdir)
     try:
@@ -42,7 +42,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     except KeyboardInterrupt:
         return  # the person has seen enough; the run goes on
     snapshot = follower.look()
-    click.echo("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)))
+    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)))
 
 
 @click.command("report")
@@ -58,14 +58,15 @@ def report(workdir: Path, output: Path | None) -> None:
     """
     from chunkvisor.observe.report.page import write_report
     from chunkvisor.store.layout import Layout
+    from chunkvisor_worker.contract.files import PRIVATE, RESULT
 
-    path = output or Layout(workdir).report
+    path = output if output is not None else Layout(workdir).report
     try:
-        write_report(workdir, path)
+        write_report(workdir, path, PRIVATE if output is None else RESULT)
     except OSError as error:
         remedy = "name another place: chunkvisor report WORKDIR -o FILE.html"
         raise Halt(ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy) from None
-    click.echo(path)
+    say(path)
 
 
 @click.command("verify")
@@ -85,7 +86,7 @@ def verify(workdir: Path) -> None:
         else:
             bad += 1
             needless += finding.needless
-            click.echo(printable(f"{finding.path}: {finding.problem}"), err=True)
+            say(f"{finding.path}: {finding.problem}", err=True)
     if bad:
         what = f"{bad} of {good + bad} files are not as they were written"
         remedy = "run the same `chunkvisor run` again: it computes anew what is damaged"
@@ -94,7 +95,9 @@ def verify(workdir: Path) -> None:
             remedy = (remedy if needless < bad else "") + also
             remedy += "the final files are whole and do not need them, and `chunkvisor retry` has anew what it needs"
         raise Halt(ExitCode.DISK, what, remedy=remedy)
-    click.echo(f"{good} files, all as they were written")
+    if not good:
+        raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run commit some chunks first")
+    say(f"{good} files, all as they were written")
 
 
 @click.command("retry")
@@ -108,9 +111,9 @@ def retry(workdir: Path) -> None:
     from chunkvisor.commands.housekeeping import retry as reopen
 
     if count := reopen(workdir):
-        click.echo(f"{count:,} texts are pending again; run the same `chunkvisor run` to try them")
+        say(f"{count:,} texts are pending again; run the same `chunkvisor run` to try them")
     else:
-        click.echo("nothing is in quarantine")
+        say("nothing is in quarantine")
 
 
 @click.command("clean")
@@ -125,4 +128,4 @@ def clean(workdir: Path) -> None:
     from chunkvisor.units import human_bytes
 
     removed, freed_bytes = remove(workdir)
-    click.echo(f"{removed:,} files removed, {human_bytes(freed_bytes)} freed")
+    say(f"{removed:,} files removed, {human_bytes(freed_bytes)} freed")

@@ -24,11 +24,12 @@ from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.model import FinalDtype, ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
-from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
@@ -88,9 +89,7 @@ def audit(workdir: Path, rows: int, conditions: Conditions, on_wait: Callable[[]
     Raises Halt: 78 where the folder is no workdir, nothing is finished, or its texts or its model are gone; what a run
     would end with where no vector can be made. OSError.
     """
-    layout = Layout(workdir)
-    if not layout.outputs.is_dir():
-        raise no_workdir(workdir)
+    layout = require_workdir(workdir)
     finished = False
     for folder in sorted(layout.outputs.glob("*/")):
         output = layout.output(folder.name)

@@ -1,7 +1,6 @@
 """`chunkvisor retry` and `chunkvisor clean`: what is changed in a workdir between two runs."""
 
 import contextlib
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,15 +8,16 @@ from chunkvisor.assemble.badrows import count_of, forget
 from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
 from chunkvisor.assemble.sides import remove_sides
-from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
+from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir
-from chunkvisor_worker.contract.files import sync_folder, write_atomic
+from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
 
 
 def retry(workdir: Path) -> int:
@@ -45,20 +45,20 @@ def clean(workdir: Path) -> tuple[int, int]:
             table = TableFiles(output.table)
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
             staged = [path for path in output.table.glob("*") if path not in (table.index, table.record)]
-            for unneeded in (output.chunks, output.attempts, *staged):
-                files = [unneeded] if unneeded.is_file() else unneeded.rglob("*")
-                sizes += [path.stat().st_size for path in files if path.is_file()]
-                shutil.rmtree(unneeded, ignore_errors=True)
+            for unneeded in (output.chunks, output.attempts):
+                sizes += [path.stat().st_size for path in unneeded.rglob("*") if path.is_file()]
+                remove_folder(unneeded)
             for path in staged:
-                path.unlink(missing_ok=True)
+                if path.is_file() and not path.is_symlink():
+                    sizes.append(path.stat().st_size)
+                    path.unlink()
     return len(sizes), sum(sizes)
 
 
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
-    layout = Layout(workdir)
-    if not layout.outputs.is_dir():
-        raise no_workdir(workdir)
+    layout = require_workdir(workdir)
+    set_links_of_others_aside(layout)
     with hold_workdir(layout, ""):
         yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS
+from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -25,9 +26,10 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.target import check_target
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
-from chunkvisor_worker.contract.files import make_folders, sync_folder
+from chunkvisor_worker.contract.files import RESULT, make_folders, open_new, open_regular, remove_folder, sync_folder
 
 OUTPUT = "embeddings"
 """Name of the one output in the state folder."""
@@ -80,6 +82,8 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
+    check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
+    check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
         bad = badrows.count_of(manifest)
@@ -87,7 +91,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(wanted.out.parent)
-    make_folders(wanted.workdir, mode=0o700)
+    make_folders(wanted.workdir, mode=0o755)
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
@@ -156,9 +160,9 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 rows = wanted.out.with_suffix(".quarantined.jsonl")
                 badrows.copy(output.quarantined, rows)
                 more["quarantined_in"] = {**listed, "file": rows.name}
-            write_sealed(wanted.manifest, manifest | more)
+            write_sealed(wanted.manifest, manifest | more, mode=RESULT)
             _move(output.final, wanted.out)
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedError):
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"{output.final} is gone: another run of the same command has finished at the same time",
@@ -173,7 +177,7 @@ def _move(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         partial = target.with_name(f".{target.name}.partial")
-        with open(source, "rb") as file, open(partial, "wb", opener=_private) as copy:
+        with open_regular(source) as file, open_new(partial) as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
             copy.flush()
             os.fsync(copy.fileno())
@@ -192,7 +196,7 @@ def _remove_state(wanted: OneFile) -> None:
     if wanted.keep or not layout.lock.exists():
         return
     with hold(layout.lock, ""):
-        shutil.rmtree(output.state, ignore_errors=True)
+        remove_folder(output.state)
         for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
@@ -200,16 +204,12 @@ def _remove_state(wanted: OneFile) -> None:
                 layout.outputs.rmdir()
             except OSError:
                 return  # it is the workdir of other jobs, too
-        for path in (layout.events, layout.model, layout.lessons, layout.report, layout.lock):
+        for path in (layout.mark, layout.events, layout.model, layout.lessons, layout.report, layout.lock):
             path.unlink(missing_ok=True)
         for folder in (layout.fetch, layout.template, layout.invocations):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _size_and_time(path: Path) -> list[int]:

@@ -1,7 +1,11 @@
-"""`chunkvisor verify`: re-checks every final and chunk file of a workdir against its record. Running again repairs."""
+"""`chunkvisor verify`: re-checks every final and chunk file of a folder against its record. Running again repairs.
+
+A final file is checked by its manifest, whether or not the state that it was made from is still there.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, strays
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import read_manifest, recorded_parts
+from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.model import FinalDtype
@@ -21,9 +25,12 @@ from chunkvisor.errors import no_workdir
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.mark import is_workdir
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.files import open_regular
 
+_HEAD_BYTES = 4096
 _BROKEN_SEAL = "is not what was written: its seal does not hold"
 
 
@@ -39,17 +46,26 @@ class Finding:
 
 
 def verify(workdir: Path) -> Iterator[Finding]:
-    """Every file in turn. Raises Halt (78) where the folder is no workdir."""
+    """Every file in turn. Raises Halt (78) where the folder is no workdir, and has no final file with its manifest."""
     layout = Layout(workdir)
-    if not layout.outputs.is_dir():
+    with_state = {folder.name for folder in layout.outputs.glob("*/")} if is_workdir(layout) else set()
+    alone = {path.stem for path in workdir.glob("*.json") if _is_manifest(path)}
+    alone -= {folder.name for folder in layout.all_combined.glob("*/")}
+    if not with_state | alone and not is_workdir(layout):
         raise no_workdir(workdir)
-    for folder in sorted(layout.outputs.glob("*/")):
-        output = layout.output(folder.name)
+    for name in sorted(with_state | alone):
+        output = layout.output(name)
         finals = list(_final(output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
     for folder in sorted(layout.all_combined.glob("*/")):
         yield from _final(layout.combined(folder.name))
+
+
+def _is_manifest(path: Path) -> bool:
+    with suppress(OSError), open_regular(path) as file:
+        return is_manifest(file.read(_HEAD_BYTES))
+    return False
 
 
 def _final(layout: OutputLayout) -> Iterator[Finding]:

@@ -24,15 +24,8 @@ from pydantic import (
 )
 
 from chunkvisor.config import values
+from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, refused
-
-RESERVED_NAMES = frozenset(
-    {
-        *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
-        *("combined", "invocations", "outputs", "slices"),
-    }
-)
-"""What else is in a workdir (see `store.layout`): no final file or manifest may have such a name."""
 
 _OWNED_KWARGS = {
     "dtype": "use the key model.dtype",

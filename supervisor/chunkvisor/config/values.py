@@ -9,6 +9,7 @@ import json
 import keyword
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,6 +100,27 @@ def size_bytes(value: Any) -> Any:
 def empty(value: Any) -> Any:
     """A section whose keys are all commented out is null in YAML."""
     return {} if value is None else value
+
+
+def _no_address(text: str) -> str:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise refused(f"{text.split('://')[0]}:// is the address of something elsewhere; name a path on this machine")
+    return text
+
+
+def _plain_path(text: str) -> str:
+    """A path as the file system takes it: no address, and nothing that only a shell would replace."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        words = f"its name cannot be written in the encoding of this locale, {sys.getfilesystemencoding()}"
+        raise refused(f"{words}; set LC_ALL=C.UTF-8") from None
+    first = _no_address(text).split("/", 1)[0]
+    if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
+        raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+    if first.startswith("~") and os.path.expanduser(first) == first:  # noqa: PTH111 - Path.expanduser raises for it
+        raise refused(f"there is no user {first[1:]!r}, so {first} is no folder; for a folder of that name: ./{first}")
+    return text
 
 
 def list_of_one(value: Any) -> Any:
@@ -237,14 +259,26 @@ def _prom(path: Path) -> Path:
     return path
 
 
-Folder = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a folder", text=True)]
+Folder = Annotated[
+    Path,
+    BeforeValidator(joined),
+    BeforeValidator(_plain_path),
+    BeforeValidator(_text),
+    expected("the path of a folder", text=True),
+]
 Folders = Annotated[
-    tuple[Annotated[Path, BeforeValidator(joined), BeforeValidator(_text)], ...],
+    tuple[Annotated[Path, BeforeValidator(joined), BeforeValidator(_plain_path), BeforeValidator(_text)], ...],
     Field(max_length=100),
     BeforeValidator(list_of_one),
     expected("a folder, or a list of them", text=True),
 ]
-FilePath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_text), expected("the path of a file", text=True)]
+FilePath = Annotated[
+    Path,
+    BeforeValidator(joined),
+    BeforeValidator(_plain_path),
+    BeforeValidator(_text),
+    expected("the path of a file", text=True),
+]
 PromFile = Annotated[FilePath, AfterValidator(_prom)]
 """node_exporter reads no other."""
 Addresses = Annotated[
@@ -255,7 +289,7 @@ Addresses = Annotated[
 ]
 """Secret: most hold a token or a password."""
 Sources = Annotated[
-    tuple[Annotated[Name, AfterValidator(joined)], ...],
+    tuple[Annotated[Name, AfterValidator(_no_address), AfterValidator(joined)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
     expected("a file, a pattern, or a list of them", text=True),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.model import ModelConfig
+from chunkvisor_worker.contract.files import read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
 """Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
@@ -158,6 +159,6 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bounded(path) or b"")
     except (OSError, ValueError):
         return None

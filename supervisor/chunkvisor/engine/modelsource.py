@@ -19,7 +19,7 @@ from chunkvisor.decide.steps import Wait
 from chunkvisor.engine.localmodel import NAME_REMEDY, LocalModel, require_model
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
-from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 from chunkvisor_worker.contract.messages import Fault, read_message
 
 
@@ -102,7 +102,7 @@ def fetch_model(
     raises.
     """
     files = AttemptFiles(scratch)
-    scratch.mkdir(mode=0o700, exist_ok=True)
+    make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chunkvisor.devices.hostmemory import KillCount
-from chunkvisor_worker.contract.files import open_log
+from chunkvisor_worker.contract.files import descriptor_of, open_log
 from chunkvisor_worker.contract.messages import Go, Leave, Limits, to_json
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -58,7 +58,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 def keep_log_end(path: Path) -> None:
     """Cut the log of an ended process to its last LOG_KEPT_BYTES."""
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
+    with contextlib.suppress(OSError), open(descriptor_of(path, os.O_RDWR), "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if size > LOG_KEPT_BYTES:
             file.seek(size - LOG_KEPT_BYTES)
@@ -71,8 +71,9 @@ def keep_log_end(path: Path) -> None:
 def trim_log(path: Path) -> None:
     """Empty a log that has grown beyond LOG_LIMIT_BYTES: a chatty library must not fill the disk overnight."""
     with contextlib.suppress(OSError):
-        if path.stat().st_size > LOG_LIMIT_BYTES:
-            os.truncate(path, 0)
+        if path.lstat().st_size > LOG_LIMIT_BYTES:
+            with open(descriptor_of(path, os.O_RDWR), "r+b") as file:
+                file.truncate(0)
 
 
 def readable(fd: int, wait_s: float = 0.0) -> bool:

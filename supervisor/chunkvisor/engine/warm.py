@@ -5,7 +5,6 @@ Whether a worker is to be warm, and what follows a template's failure, `starter`
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles, open_log
+from chunkvisor_worker.contract.files import AttemptFiles, open_log, remove_folder
 from chunkvisor_worker.contract.messages import Fault, from_json, read_message, to_json, write_message
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
 
@@ -51,7 +50,7 @@ class Template:
 
         `folder` is its own, for spec, log and fault; what an earlier one left there is removed.
         """
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         folder.mkdir(mode=0o700)
         self.files = files = AttemptFiles(folder)
         self.state = TemplateState.LOADING

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_regular, set_aside
+from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_kept, open_regular, set_aside
 from chunkvisor_worker.contract.messages import from_json
 
 _STATE = "run_state"
@@ -48,8 +48,8 @@ class Journal:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._run_id = run_id
-        set_aside(path)  # to open a pipe is to wait for a reader
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        set_aside(path)  # a link to somebody's file, say
+        self._fd = open_kept(path)
         self.state, offset = read_state(path)
         self._unread_bytes = os.fstat(self._fd).st_size - offset
         self._every_bytes = _EVERY_BYTES

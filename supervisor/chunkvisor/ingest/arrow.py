@@ -28,7 +28,7 @@ def arrow_rows(
     for relation, columns, first in arrow_relations(connection, file, limit):
         described = connection.execute(f"DESCRIBE SELECT * EXCLUDE ({ROW}) FROM {relation}").fetchall()  # noqa: S608 - a constant
         types = {name: (name, str(column[1])) for name, column in zip(columns, described, strict=True)}
-        sql = columns_expression(file, request, types)
+        sql = columns_expression(connection, file, request, types)
         if request.where is not None:
             sql = folded(request.where, sql)
         try:

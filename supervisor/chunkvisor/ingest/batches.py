@@ -3,7 +3,7 @@
 DuckDB guesses no type: every value goes in as text, and is cast to the type of its column.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Flag, auto
 from typing import TypeAlias
 
@@ -11,9 +11,9 @@ import duckdb
 import numpy as np
 
 from chunkvisor.ingest.database import quoted
-from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, check_names, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.jsonlines import read_objects
-from chunkvisor.ingest.problem import input_error, refuse_case_twins
+from chunkvisor.ingest.problem import input_error, refuse_case_twins, too_deep
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns, read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
@@ -49,9 +49,11 @@ def sql_rows(
     assert request.sql is not None
     types = _column_types(file, skip_blank=request.skip_blank)
     refuse_case_twins(file.path, types)
+    check_names(connection, file, request.sql, types)
+    _refuse_surrogates(file, types)
     relation = _relation(types)
     rows = read_rows(file, list(types), skip_blank=request.skip_blank, limit=limit)
-    for batch in _batches(rows, list(types.values())):
+    for batch in _batches(file, rows, list(types.values())):
         _register(connection, batch, len(types))
         try:
             texts = list(_evaluate(connection, file, request.sql, relation, batch))
@@ -79,7 +81,7 @@ def relations(
     """
     types = _column_types(file, skip_blank=skip_blank)
     first = 0
-    for batch in _batches(read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
+    for batch in _batches(file, read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
         _register(connection, batch, len(types))
         yield _relation(types), list(types), first
         first += len(batch)
@@ -113,11 +115,26 @@ def _located(
     return input_error(file.path, f"`sql` fails: {reason(error)}", line=batch[index][0], why=f"It is: {sql}")
 
 
-def _batches(rows: Iterator[Row], types: Sequence[str]) -> Iterator[_Batch]:
+def _refuse_surrogates(file: SourceFile, columns: Iterable[str]) -> None:
+    for column in columns:
+        try:
+            column.encode()
+        except UnicodeEncodeError:
+            raise input_error(
+                file.path,
+                f"the key {column!r} has a lone surrogate, which SQL cannot name.",
+                remedy="Mend the key in the source, or use column or template.",
+            ) from None
+
+
+def _batches(file: SourceFile, rows: Iterator[Row], types: Sequence[str]) -> Iterator[_Batch]:
     batch: _Batch = []
     chars = 0
     for line, cells in rows:
-        texts = [_as_text(cell, kind) for cell, kind in zip(cells, types, strict=True)]
+        try:
+            texts = [_as_text(cell, kind) for cell, kind in zip(cells, types, strict=True)]
+        except RecursionError as error:
+            raise too_deep(file.path, line) from error
         batch.append((line, texts))
         chars += sum(len(text) for text in texts if text is not None)
         if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:

@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import read_bounded
+from chunkvisor_worker.contract.files import read_bounded, remove_folder
 from chunkvisor_worker.contract.messages import write_message
 
 _LINES = 100
@@ -37,7 +35,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     OSError where `folder` cannot be made.
     """
     partial = folder.with_name(folder.name + ".partial")
-    _remove(partial)
+    remove_folder(partial)
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
     write_message(request_path, request, durable=False)
@@ -47,9 +45,9 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     if status:
         halt = _halt(request, partial, status)
         if halt.log is None:
-            _remove(partial)
+            remove_folder(partial)
         raise halt
-    _remove(folder)
+    remove_folder(folder)
     partial.rename(folder)
     try:
         return StagedTable.open(folder)
@@ -123,8 +121,3 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
     return Halt(
         ExitCode.BUG, f"The process that reads the sources {ended}.", remedy="Please report it with the log.", log=log
     )
-
-
-def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)

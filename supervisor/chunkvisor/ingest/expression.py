@@ -4,7 +4,8 @@ The rows are counted: the expression cannot drop, add, merge or move one, whatev
 """
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import duckdb
@@ -16,7 +17,15 @@ from chunkvisor.ingest.sources import SourceFile
 
 ROW = "__chunkvisor_row"
 """Column of a source that numbers its rows from 0."""
+_OURS = "__chunkvisor_"
 _FETCH_ROWS = 4096
+_VALUES = frozenset(
+    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp", "current_user", "current_role"}
+    | {"session_user", "user", "current_catalog", "current_schema"}
+)
+"""Words that SQL takes for the clock or the session where no column bears the name, though they are parsed as one."""
+_FAILING = frozenset({"error", "assert_true"})
+"""Volatile to DuckDB, so that they are not moved about; whether they fail is a matter of the row."""
 _STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
 
 
@@ -34,6 +43,26 @@ def check_expression(connection: duckdb.DuckDBPyConnection, sql: str, key: str =
             why="It may look at the columns of its own row; only that can be told to be unchanged at a resume.",
             remedy="Compute it beforehand and write it to a parquet file.",
         )
+    unstable = _unstable(connection) if key == "sql" else frozenset()  # `condition` has words of its own
+    if name := next((name for name in _named(tree, "FUNCTION") if name in unstable), None):
+        raise _no_function_of_the_row(f"{name}()", sql)
+
+
+def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, columns: Iterable[str]) -> None:
+    """Raise Halt (exit 78) where a name in the expression does not mean a column of the file, though it looks like one.
+
+    `current_date` is the clock unless there is such a column; a column with a name of ours would be ours.
+    """
+    known = {column.casefold() for column in columns}
+    for name in _named(json.loads(_serialized(connection, sql)), "COLUMN_REF"):
+        if name in _VALUES and name not in known:
+            raise _no_function_of_the_row(name, sql)
+    if clash := next((column for column in columns if column.casefold().startswith(_OURS)), None):
+        raise input_error(
+            file.path,
+            f"a column is named {clash!r}, and such names are used while the SQL is evaluated.",
+            remedy="Rename the column, or use column or template, which can take it.",
+        )
 
 
 def evaluate(
@@ -50,7 +79,7 @@ def evaluate(
     duckdb.Error where the evaluation of some row fails, with no word about which.
     """
     inner = f"SELECT {ROW}, (\n{sql}\n) AS __chunkvisor_text FROM {relation}"  # noqa: S608 - the person's own SQL, in a process of their own
-    _check_type(connection, file, inner, relation)
+    _check_type(connection, file, sql, inner, relation)
     cursor = connection.execute(
         f"SELECT {ROW}, strlen(t), CASE WHEN strlen(t) <= {MAX_TEXT_BYTES} THEN t END "  # noqa: S608 - as above
         f"FROM ({inner}) AS texts({ROW}, t)"
@@ -85,7 +114,7 @@ def is_about_data(error: duckdb.Error) -> bool:
     return not isinstance(error, duckdb.OutOfMemoryException) and not is_disk_fault(error)
 
 
-def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, inner: str, relation: str) -> None:
+def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, inner: str, relation: str) -> None:
     try:
         described = connection.execute(f"DESCRIBE {inner}").fetchall()
     except _STATEMENT_FAULTS as error:
@@ -93,6 +122,8 @@ def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, inner: 
     if len(described) != 2:
         raise config_error("`sql` is not one expression: it gives several columns.")
     kind = described[1][1]
+    if kind == '"NULL"' and "error" in _named(json.loads(_serialized(connection, sql)), "FUNCTION"):
+        raise input_error(file.path, f"`sql` fails for every row: {sql}")
     if kind not in ("VARCHAR", '"NULL"'):
         remedy = "Take the text out of it with ->> instead of ->." if kind == "JSON" else "Convert it: (...)::VARCHAR"
         raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy=remedy)
@@ -111,6 +142,39 @@ def _unfit(connection: duckdb.DuckDBPyConnection, file: SourceFile, relation: st
         f"`sql` does not fit its columns: {message}",
         remedy=f"The columns are: {', '.join(repr(column) for column in columns)}.",
     )
+
+
+def _no_function_of_the_row(name: str, sql: str) -> Halt:
+    return config_error(
+        f"`sql` uses {name}, whose value is not made of the row: {sql}",
+        why="Read again for a resume, the same row would give another text.",
+        remedy="Write the value itself, or compute it beforehand and write it to a parquet file.",
+    )
+
+
+def _unstable(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
+    """Functions whose value may differ between two calls with the same arguments, and macros that call them."""
+    rows = connection.execute(
+        "SELECT lower(function_name), stability, lower(macro_definition) FROM duckdb_functions()"
+    ).fetchall()
+    found = {name for name, stability, _ in rows if stability not in (None, "CONSISTENT")} - _FAILING
+    called = re.compile(
+        rf"\b({'|'.join(map(re.escape, sorted(found)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
+    )
+    return frozenset(found | {name for name, _, macro in rows if macro and called.search(macro)})
+
+
+def _named(node: Any, kind: str) -> Iterator[str]:
+    """In lower case, the functions that are called in the tree, or the bare names that are not known to be anything."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _named(each, kind)
+    elif isinstance(node, dict):
+        if node.get("class") == kind:
+            names = [node["function_name"]] if kind == "FUNCTION" else node["column_names"]
+            if len(names) == 1:
+                yield str(names[0]).casefold()
+        yield from _named(list(node.values()), kind)
 
 
 def _serialized(connection: duckdb.DuckDBPyConnection, sql: str) -> str:

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from chunkvisor.ingest.lines import decode, lines
-from chunkvisor.ingest.problem import blank_line, input_error, missing_column
+from chunkvisor.ingest.problem import blank_line, input_error, missing_column, too_deep
 from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Number, Row
 
@@ -70,7 +70,7 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
                 "e.g. jq -c '.[]'",
             ) from error
         except RecursionError as error:
-            raise input_error(file.path, "the JSON is nested too deeply.", line=number) from error
+            raise too_deep(file.path, number) from error
         if not isinstance(item, dict):
             raise input_error(
                 file.path,

@@ -3,6 +3,7 @@
 DuckDB must not fold or rename a column, nor take a part of the path for a column or a pattern.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import duckdb
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.condition import folded
 from chunkvisor.ingest.database import literal, quoted
-from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, check_names, evaluate, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
 from chunkvisor.ingest.request import IngestRequest, parse_template
 from chunkvisor.ingest.sources import SourceFile
@@ -35,7 +36,7 @@ def parquet_rows(
     link = _link(file, folder)
     rows_in_file, columns = _open(connection, file, link)
     wanted = rows_in_file if limit is None else min(limit, rows_in_file)
-    sql = columns_expression(file, request, columns)
+    sql = columns_expression(connection, file, request, columns)
     if request.where is not None:
         refuse_case_twins(file.path, columns)
         sql = folded(request.where, sql)
@@ -96,8 +97,8 @@ def _open(
         raise input_error(file.path, "the file is damaged: a column's name is not UTF-8.") from error
     names = _top_level(schema)
     assert len(names) == len(described), "DuckDB shows another number of columns than the file has"
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise input_error(file.path, f"there are two columns {name!r}.", remedy="Rename one of them.")
         if name.lower() in (_ROW_NUMBER, ROW):
             raise input_error(
@@ -120,13 +121,16 @@ def _top_level(schema: list[tuple[str, int | None]]) -> list[str]:
     return names
 
 
-def columns_expression(file: SourceFile, request: IngestRequest, columns: dict[str, tuple[str, str]]) -> str:
+def columns_expression(
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, request: IngestRequest, columns: dict[str, tuple[str, str]]
+) -> str:
     """SQL for the text of a row; for each column, by its own name, DuckDB's name for it and its type.
 
     Raises Halt (exit 78) where the request does not fit the columns.
     """
     if request.sql is not None:
         refuse_case_twins(file.path, columns)
+        check_names(connection, file, request.sql, columns)
         return request.sql
     if request.column is not None:
         name, kind = _column(file, columns, request.column)

@@ -72,6 +72,11 @@ def too_large(path: Path, size_bytes: int, *, line: int | None = None, row: int 
     )
 
 
+def too_deep(path: Path, line: int) -> Halt:
+    """A Halt for JSON in JSON in JSON, hundreds of times."""
+    return input_error(path, "the JSON is nested too deeply.", line=line)
+
+
 def blank_line(path: Path, line: int) -> Halt:
     """A Halt for a blank line in the middle of a file: nobody can tell what it stands for."""
     return input_error(path, "the line is blank, and rows follow.", line=line, remedy="Remove the blank line.")

@@ -8,6 +8,7 @@ off by one in the line of malformed JSON; a lone carriage return ends in an erro
 """
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -128,9 +129,9 @@ def _check_header(file: SourceFile, line: int, header: Sequence[str]) -> None:
         raise input_error(
             file.path, "the line is blank; the header belongs here.", line=line, remedy="Remove the blank line."
         )
-    for column in header:
+    for column, count in Counter(header).items():
         # Nothing can ask for a column without a name, so two of those mislead nobody.
-        if column and header.count(column) > 1:
+        if column and count > 1:
             raise input_error(
                 file.path, f"the header has two columns {column!r}.", line=line, remedy="Rename one of them."
             )

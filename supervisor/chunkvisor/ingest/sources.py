@@ -2,6 +2,8 @@
 
 import glob
 import json
+import os
+import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -67,8 +69,9 @@ class SourceFile:
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
 
-    A name that exists is that file, whatever glob characters it holds; folders among the matches of a glob are
-    passed over. Raises Halt (exit 78) for a missing file, a folder, no match, or a suffix of no known format.
+    A glob gives each file once, under its shortest name, however many links lead to it. A name that exists is that
+    file, whatever glob characters it holds; folders among the matches of a glob are passed over. Raises Halt (exit 78)
+    for a missing file, a folder, no match, or a suffix of no known format.
     """
     return [_source_file(path) for source in sources for path in _paths(source)]
 
@@ -94,11 +97,42 @@ def _paths(source: str) -> list[Path]:
         return _saved_files(Path(source))
     if Path(source).exists() or not glob.has_magic(source):
         return [Path(source)]
-    matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]  # noqa: PTH207 - pathlib's glob wants a root apart from the pattern
-    files = [match for match in matches if not match.is_dir()]
-    if not files:
+    found: dict[object, Path] = {}
+    for match in sorted(map(Path, _matches(source)), key=lambda path: (len(path.parts), str(path))):
+        if not match.is_dir():
+            found.setdefault(_inode(match), match)
+    if not found:
         raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
-    return files
+    return sorted(found.values(), key=str)
+
+
+def _matches(pattern: str) -> list[str]:
+    """What the pattern matches, through links as well; a folder is searched once, so that a loop of links ends."""
+    deep = re.search(r"(^|/)\*\*(/|$)", pattern)
+    if deep is None:
+        return glob.glob(pattern)  # noqa: PTH207 - pathlib's glob wants a root apart from the pattern
+    before, after = pattern[: deep.end(1)], pattern[deep.end() :] or "*"
+    found: list[str] = []
+    seen: set[object] = set()
+    for root in glob.glob(before) if before else ["."]:  # noqa: PTH207 - as above
+        for folder, names, _ in os.walk(root, followlinks=True):
+            names[:] = [name for name in names if not name.startswith(".")]  # as glob does
+            place = _inode(Path(folder))
+            if place in seen:
+                names.clear()
+                continue
+            seen.add(place)
+            found += _matches(os.path.join(glob.escape(folder), after))  # noqa: PTH118 - of a str
+    return found
+
+
+def _inode(path: Path) -> object:
+    """What tells one file from another; the path itself where it leads nowhere."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path
+    return found.st_dev, found.st_ino
 
 
 def _saved_files(folder: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
@@ -166,6 +166,8 @@ def _composed(
             continue
         try:
             yield line, compose(cells)
+        except RecursionError as error:
+            raise too_deep(file.path, line) from error
         except NotTextError as error:
             raise input_error(
                 file.path, str(error), line=line, remedy="Name a column of text, or use sql to convert it."

@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.files import open_kept, open_regular, write_atomic
 
 
 class BoundedLines:
@@ -19,7 +19,7 @@ class BoundedLines:
     def append(self, line: str) -> bool:
         """Append a line; True where the file was thinned, so that lines are to come half as often from now on."""
         with contextlib.suppress(OSError):
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_kept(self._path)
             try:
                 os.write(fd, line.encode() + b"\n")
             finally:
@@ -28,7 +28,8 @@ class BoundedLines:
         if self._lines < self._limit:
             return False
         with contextlib.suppress(OSError):
-            kept = self._path.read_bytes().splitlines(keepends=True)[::2]
+            with open_regular(self._path) as file:
+                kept = file.read().splitlines(keepends=True)[::2]
             write_atomic(self._path, b"".join(kept), durable=False)
         self._lines //= 2
         return True

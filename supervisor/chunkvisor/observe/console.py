@@ -17,7 +17,8 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.observe.readings import Readings, layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.units import human_moment
+from chunkvisor.printing import write
+from chunkvisor.units import human_moment, printable
 
 
 class Console(Observer):
@@ -95,7 +96,6 @@ class JsonLines(Observer):
             _write_line(self._stream, line)
 
 
-def _write_line(stream: TextIO, line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        stream.write(f"{line}\n")
-        stream.flush()
+def _write_line(stream: TextIO | None, line: str) -> None:
+    with contextlib.suppress(OSError):
+        write(stream, f"{printable(line)}\n")

@@ -3,6 +3,7 @@
 import contextlib
 
 from chunkvisor.config.model import Config
+from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
@@ -31,7 +32,7 @@ class Reporter(Observer):
         """Write it; a disk that is full costs the report, nothing else."""
         from chunkvisor.observe.report.page import history_bytes, write_report
 
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, Halt):  # somebody's page of that name stays
             if self._news and history_bytes(self._layout.workdir) <= _MOST_BYTES:
                 write_report(self._layout.workdir, self._layout.report)
 

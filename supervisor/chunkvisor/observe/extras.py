@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.config.model import Config, EngineKind
 from chunkvisor.errors import config_error
+from chunkvisor.observe.metrics import is_textfile
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.target import check_target
 
 _CHECK_S = 20.0
 
@@ -21,6 +24,12 @@ def require_extras(config: Config) -> None:
             raise config_error(
                 f"metrics.textfile: there is no folder {textfile.parent}",
                 remedy="make the folder, or name the one that node_exporter reads (--collector.textfile.directory)",
+            )
+        check_target(textfile, "metrics.textfile", is_textfile)
+        if Layout(config.workdir).owns(textfile):
+            raise config_error(
+                f"metrics.textfile: {textfile} is a place of the workdir's own",
+                remedy="name a file in another folder, such as the one that node_exporter reads",
             )
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")

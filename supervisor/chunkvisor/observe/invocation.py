@@ -3,12 +3,12 @@
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor_worker.contract.files import make_folder, open_kept, remove_folder
 
 KEPT = 50
 """Folders that stay; older ones are removed, but for those that a person has renamed."""
@@ -37,17 +37,17 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     worth more than what it leaves to read.
     """
     try:
-        layout.invocations.mkdir(mode=0o700, exist_ok=True)
+        make_folder(layout.invocations, durable=False)
         names = [entry.name for entry in layout.invocations.iterdir()]
         name = f"{next_number(names):03d}_{time.strftime('%Y-%m-%d_%H%M%S')}"
         files = InvocationFiles(layout.invocations / name)
         files.folder.mkdir(mode=0o700)
-        os.close(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(open_kept(files.log))
     except OSError:
         return None
     _point_to(layout.latest, files)
     for old in superfluous(names, KEPT - 1):
-        shutil.rmtree(layout.invocations / old, ignore_errors=True)
+        remove_folder(layout.invocations / old)
     return files
 
 

@@ -25,7 +25,8 @@ from chunkvisor.observe.readings import Readings, layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.view import Room, view
-from chunkvisor.units import human_moment
+from chunkvisor.printing import write
+from chunkvisor.units import human_moment, printable
 
 REFRESH_S = 0.5
 
@@ -93,14 +94,15 @@ class Screen:
         return f"\r\x1b[{height}A" + "\x1b[J" * (before != self._columns)
 
     def _ansi(self, line: Text) -> str:
+        line = line.copy()
+        line.plain = printable(line.plain)  # of the same length: styles stay where they are
         with self._console.capture() as captured:
             self._console.print(line, end="", soft_wrap=True)
         return captured.get()
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()
+        with contextlib.suppress(OSError):
+            write(self._stream, text)
 
 
 def _joined(frame: Sequence[tuple[str, int]]) -> str:

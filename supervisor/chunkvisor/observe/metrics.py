@@ -11,6 +11,7 @@ from chunkvisor.events.progress import OutputProgress
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import RESULT, write_atomic
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -109,11 +110,16 @@ class Metrics(Observer):
         yield "worker_startup_seconds", what, "", {"": sum(each.startup_s for each in devices.values())}
 
     def _write(self) -> None:
-        from prometheus_client import write_to_textfile
+        from prometheus_client import generate_latest
 
-        # Readable by others, unlike the workdir: node_exporter is another user.
+        # Readable by others, unlike the state: node_exporter is another user.
         with contextlib.suppress(OSError):
-            write_to_textfile(str(self._path), self.registry)
+            write_atomic(self._path, generate_latest(self.registry), durable=False, mode=RESULT)
+
+
+def is_textfile(head: bytes) -> bool:
+    """Whether a file that begins like this was written here."""
+    return head.startswith(b"# HELP chunkvisor_")
 
 
 def _ours(state: RunState) -> dict[str, OutputProgress]:

@@ -3,12 +3,11 @@
 They decide nothing, and one that is guarded cannot end a run.
 """
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterable
 
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
+from chunkvisor.printing import say
 
 
 class Observer:
@@ -61,5 +60,4 @@ class Observers(Observer):
                     raise
                 self._observers[place] = (Observer(), True)
                 name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
-                with contextlib.suppress(OSError, ValueError):  # a closed terminal
-                    sys.stderr.write(f"chunkvisor: {name} is left out from now on, the run goes on: {why}\n")
+                say(f"chunkvisor: {name} is left out from now on, the run goes on: {why}", err=True)

@@ -16,7 +16,7 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.surroundings import surroundings, without_secrets
 from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.files import open_kept, write_atomic
 
 _WORDS = ("what", "why", "remedy", "log", "see")
 
@@ -29,7 +29,8 @@ class Record(Observer):
         self._layout = layout
         self._files = files
         self._run_id = run_id
-        self._log = open(files.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+        fd = open_kept(files.log)
+        self._log = open(fd, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
         self._console = Console(self._log, last_words=True)
         self._started_at = time.time()
         self._surroundings: dict[str, Any] = {}

@@ -10,11 +10,11 @@ from typing import Any
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.errors import no_workdir
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.follow import RunFollower
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
-from chunkvisor.store.layout import Layout, OutputLayout, parse_chunk_name
+from chunkvisor.store.layout import OutputLayout, parse_chunk_name
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import all_runs, latest
 from chunkvisor.store.seal import DamagedError
@@ -91,10 +91,8 @@ _STOPPED = (*_DONE, 130, 143)
 
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
-    layout = Layout(workdir)
+    layout = require_workdir(workdir)
     runs = [RunFollower(folder) for folder in all_runs(layout)]
-    if not layout.outputs.exists() and all(run.holder is None for run in runs):
-        raise no_workdir(workdir)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: read_output(layout.output(name)) for name in names}
     now = latest(layout)
@@ -188,7 +186,7 @@ def read_output(layout: OutputLayout) -> OutputStatus:
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
     """One byte a chunk: 1 where it has a file, by the names alone."""
     found = bytearray(plan.count)
-    for folder in layout.chunks.iterdir() if layout.chunks.exists() else ():
+    for folder in layout.chunks.iterdir() if layout.chunks.is_dir() else ():
         for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
             if (parsed := parse_chunk_name(name)) and parsed[0] < len(found):
                 found[parsed[0]] = 1

@@ -38,7 +38,8 @@ _SECRET_WORDS = frozenset(
 _ADDRESS_KEYS = frozenset({"notify"})
 """Their values are addresses with the secret somewhere in the path; only the scheme is harmless."""
 
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
+_CREDENTIALS = re.compile(r"://[^/\s@]+@")
+"""Without the scheme before it: to look for the start of one at every letter of a long text takes for ever."""
 
 
 def surroundings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -94,4 +95,4 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if name in _ADDRESS_KEYS:
         scheme = urlsplit(str(value)).scheme  # none where pydantic has hidden the whole of it
         return f"{scheme}://{LEFT_OUT}" if scheme else LEFT_OUT
-    return _CREDENTIALS.sub(rf"\1{LEFT_OUT}@", str(value))
+    return _CREDENTIALS.sub(f"://{LEFT_OUT}@", str(value))

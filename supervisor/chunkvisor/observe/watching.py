@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
-
 from chunkvisor.observe.follow import Follower
 from chunkvisor.observe.live import REFRESH_S, Screen
 from chunkvisor.observe.progress import heartbeat_s, progress_line
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.observe.terminal import can_draw
+from chunkvisor.printing import say
 from chunkvisor.units import human_moment
 
 _JSON_LOOK_S = 1.0
@@ -65,12 +64,14 @@ def _watch_lines(follower: Follower) -> None:
     while True:
         snapshot = follower.look()
         for line in follower.news:
-            click.echo(f"{human_moment(line.t)} {line.words}")
+            if not say(f"{human_moment(line.t)} {line.words}"):
+                return  # as in `status --watch | head`
         if not follower.alive:
             return
         if time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s):
             said_s = time.monotonic()
-            click.echo(f"{human_moment(time.time())} {progress_line(snapshot)}")
+            if not say(f"{human_moment(time.time())} {progress_line(snapshot)}"):
+                return
         _pause(REFRESH_S)
 
 
@@ -82,7 +83,8 @@ def watch_json(workdir: Path) -> None:
         status = read_status(workdir)
         if (content := status.to_json()) != shown:
             shown = content
-            click.echo(json.dumps(content))
+            if not say(json.dumps(content)):
+                return
         if status.state is not State.RUNNING:
             return
         _pause(max(_JSON_LOOK_S, (time.monotonic() - began_s) / _JSON_SHARE))

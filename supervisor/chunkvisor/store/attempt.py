@@ -11,7 +11,7 @@ from pathlib import Path
 from chunkvisor.decide.outcome import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.disk import free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
 from chunkvisor_worker.contract.messages import (
     WIRE,
     Beat,
@@ -68,7 +68,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
     there, so they need no rename.
     """
     digest, count = hashlib.sha256(), 0
-    with open(os.open(files.texts, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with open_new(files.texts) as file:
         for text in texts:
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
             digest.update(line)

@@ -3,6 +3,7 @@
 Nothing is created, read or deleted here.
 
     workdir/
+      .chunkvisor                       the mark: a folder without it is not touched
       lock                              who runs here; held by flock while a run lives
       events.jsonl                      the journal: one event a line, for people and for `status`
       lessons.json                      batch limits learnt from out-of-memory faults
@@ -43,11 +44,13 @@ Nothing is created, read or deleted here.
         quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
+from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 
@@ -243,6 +246,7 @@ class Layout:
     workdir: Path
     slice: Slice | None = None
 
+    mark = Entry("workdir", ".chunkvisor")
     model = Entry("workdir", "model.json")
     report = Entry("workdir", "report.html")
     outputs = Entry("workdir", "outputs")
@@ -266,6 +270,14 @@ class Layout:
     def of(self, which: Slice | None) -> Self:
         """The same workdir, as that slice sees it; None = as a run of the whole does."""
         return type(self)(self.workdir, which)
+
+    def owns(self, path: Path) -> bool:
+        """Whether the path is one of the state's, links resolved; final files are not state."""
+        workdir, inside = os.path.realpath(self.workdir), os.path.realpath(path)
+        if not inside.startswith(f"{workdir}{os.sep}"):
+            return False
+        first = inside[len(workdir) + 1 :].split(os.sep, 1)[0]
+        return first in RESERVED_NAMES or first.startswith(".")
 
     def output(self, name: str) -> OutputLayout:
         """Paths of one output."""

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
@@ -49,7 +48,7 @@ class Ledger:
 
         Raises OSError.
         """
-        self.layout.attempts.mkdir(mode=0o700, exist_ok=True)
+        make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
         self._facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
@@ -125,7 +124,7 @@ class Ledger:
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
         folder = self.layout.attempts_of(chunk)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder, durable=False)
         number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
         files = self.layout.attempt(chunk, number)
         files.folder.mkdir(mode=0o700)
@@ -147,7 +146,7 @@ class Ledger:
             if chunk is not None and chunk in self.share and not self._committed[chunk]:
                 found.append(chunk)
             elif chunk is None or self.mine(chunk):
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
         return found
 
     def fix_facts(self, facts: Facts) -> None:
@@ -187,7 +186,7 @@ class Ledger:
         for path in list(folder.iterdir()) if folder.is_dir() else ():
             if (parse_chunk_name(path.name) or (None,))[0] == chunk:
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    remove_folder(path)
                 else:
                     path.unlink()
         if chunk < self.plan.count:
@@ -203,7 +202,7 @@ class Ledger:
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
         """(number, file) of every committed chunk, in order; lists one folder of a thousand at a time."""
-        if not self.layout.chunks.exists():
+        if not self.layout.chunks.is_dir():
             return
         first, last = self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
         for number in sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()}):
@@ -217,7 +216,7 @@ class Ledger:
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""
-        shutil.rmtree(self.layout.chunks)
+        remove_folder(self.layout.chunks)
 
     def _load_quarantine(self) -> None:
         self.bad = {}

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import psutil
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.units import human_moment
-from chunkvisor_worker.contract.files import read_bounded
+from chunkvisor_worker.contract.files import descriptor_of, open_kept, read_bounded
 from chunkvisor_worker.contract.messages import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -39,6 +38,18 @@ class Holder:
     """Start of the process in seconds since the epoch; with the pid it names one process of one boot."""
     since: float
     """Start of the run, seconds since the epoch."""
+    file: tuple[int, ...] = ()
+    """Device and inode of the lock file: a copy of the folder has a note that is not about it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it was a process of this machine, at this very lock file, and has ended.
+
+        What bears the id of its run may then be ended. Noted in an older version: not known.
+        """
+        # Our own process has held it before: a second run of one Python program.
+        ended = self.pid == os.getpid() or self.alive() is False
+        return bool(self.file) and self.host == socket.gethostname() and ended
 
     def alive(self) -> bool | None:
         """Whether the process still runs; None where it ran on another host, which cannot be seen from here."""
@@ -52,11 +63,27 @@ class Holder:
             return False
 
 
-def read_holder(path: Path) -> Holder | None:
-    """The holder noted in the lock file, or None where there is none or it cannot be read."""
+def read_note(path: Path) -> Holder | None:
+    """What is noted in the lock file, be it of this file or of one that it is a copy of; None where nothing is."""
     # Strict about types: processes are killed by what stands here, see `orphans`.
     holder = from_json(Holder, read_bounded(path))
     return holder if holder and holder.pid > 0 else None
+
+
+def read_holder(path: Path) -> Holder | None:
+    """The holder noted in the lock file; None where there is none, or the note has been copied with the folder."""
+    holder = read_note(path)
+    # Other hosts have other numbers for the device of a shared disk.
+    copied = holder and holder.file and holder.host == socket.gethostname() and holder.file != _place_of(path)
+    return None if copied else holder
+
+
+def _place_of(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager
@@ -69,11 +96,12 @@ def hold(path: Path, run_id: str, taken: Callable[[], Halt] | None = None) -> It
     with locked(path, fcntl.LOCK_EX, taken or (lambda: taken_by_run(path))) as fd:
         previous = read_holder(path)
         me = Holder(
-            run_id or (previous.run_id if previous else ""),
+            run_id or (previous.run_id if previous is not None and previous.over else ""),
             socket.gethostname(),
             os.getpid(),
             psutil.Process().create_time(),
             time.time(),
+            (os.fstat(fd).st_dev, os.fstat(fd).st_ino),
         )
         write_note(fd, json.dumps(asdict(me)))
         yield previous
@@ -96,14 +124,12 @@ def opened(path: Path) -> Iterator[int]:
     workdir locked after our death (flock(2): the lock belongs to the open file description).
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_kept(path, os.O_RDWR)
     except OSError as error:
-        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL):
             raise _no_file(path) from None
         raise
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _no_file(path)
         yield fd
     finally:
         os.close(fd)
@@ -142,7 +168,7 @@ def write_note(fd: int, text: str) -> None:
 def is_held(path: Path) -> bool:
     """Whether somebody, on whatever machine, holds the lock alone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = descriptor_of(path)
     except OSError:
         return False
     try:

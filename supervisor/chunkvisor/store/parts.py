@@ -5,7 +5,6 @@ Where a chunk is cut, `bisect` decides.
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
-from chunkvisor_worker.contract.files import make_folder, open_regular, sync_folder
+from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class Parts:
                 self._parts.remove(part)
                 self._save()
                 raise OSError(errno.EIO, f"{self._path(part)} is damaged")
-        with open(target, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as out:
+        with open_new(target) as out:
             out.write(npy_header(stop - start, dimension))
             for segment in segments(start, stop, self._parts, self.bad):
                 if segment.part is None:
@@ -132,7 +131,7 @@ class Parts:
 
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed, or is begun anew."""
-        shutil.rmtree(self._layout.parts_of(self._chunk), ignore_errors=True)
+        remove_folder(self._layout.parts_of(self._chunk))
         self._durable = False
         self._parts, self.bad, self._cuts = [], [], []
 

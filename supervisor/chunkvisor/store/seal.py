@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from chunkvisor.errors import config_error
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import open_regular, write_atomic
+from chunkvisor_worker.contract.files import PRIVATE, open_regular, write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
 _SEAL = "seal"
@@ -36,7 +36,7 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_sealed(path: Path, content: dict[str, Any], *, version: int = 1) -> None:
+def write_sealed(path: Path, content: dict[str, Any], *, version: int = 1, mode: int = PRIVATE) -> None:
     """Write `content`, its version and the digest of both under the key `seal`, atomically. Raises OSError.
 
     `version` is one more as soon as an older chunkvisor could misread a record of this kind; what is only added does
@@ -44,7 +44,7 @@ def write_sealed(path: Path, content: dict[str, Any], *, version: int = 1) -> No
     """
     versioned = {**content, _VERSION: version}
     sealed = {**versioned, _SEAL: digest_of(versioned)}
-    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n")
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", mode=mode)
 
 
 def read_sealed(path: Path, *, version: int = 1) -> dict[str, Any] | None:

@@ -32,21 +32,22 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
 def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
     """Hold the workdir, or the slice of it, while the context lasts; gives the ids of the runs that it takes over from.
 
-    Without a run of its own, `run_id` is empty. Raises Halt (75) where somebody else is at work there; OSError.
+    Those are over, and were of this very folder: a copy of a live one takes nothing over. Without a run of its own,
+    `run_id` is empty. Raises Halt (75) where somebody else is at work there; OSError.
     """
     if layout.slice is None:
         with hold(layout.lock, run_id, lambda: _taken(layout)) as previous:
             before = [previous, *(read_holder(each.lock) for each in slices_of(layout))]
-            yield [holder.run_id for holder in before if holder is not None]
+            yield [holder.run_id for holder in before if holder is not None and holder.over]
         return
     for folder in (layout.slices, layout.run):
-        make_folder(folder)
+        make_folder(folder, durable=False)
     with (
         locked(layout.of(None).lock, fcntl.LOCK_SH, lambda: _taken(layout)),
         _agreed(layout, layout.slice.count),
         hold(layout.lock, run_id, lambda: _slice_taken(layout)) as previous,
     ):
-        yield [previous.run_id] if previous is not None else []
+        yield [previous.run_id] if previous is not None and previous.over else []
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 
@@ -29,8 +28,8 @@ from chunkvisor.events.attempt import (
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
 from chunkvisor.store.attempt import Place, drop_bulk, write_attempt
-from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
@@ -40,8 +39,7 @@ from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits, write_message
 
 
@@ -186,7 +184,7 @@ class Acts:
         if task.texts == 1 and record.worker:
             self._recorded[record.worker] = files
         if verdict.asked_for:
-            shutil.rmtree(files.folder, ignore_errors=True)
+            remove_folder(files.folder)
         else:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
@@ -222,7 +220,7 @@ class Acts:
 
     def _remove(self, worker: int) -> None:
         if worker in self.ended:
-            shutil.rmtree(self.ended[worker].files.folder, ignore_errors=True)
+            remove_folder(self.ended[worker].files.folder)
 
     def _save_lessons(self, instruction: do.SaveLessons) -> None:
         self._lessons.save(instruction.kind, instruction.lessons)
@@ -263,6 +261,6 @@ def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:
 
 
 def _not_started(error: OSError) -> Verdict:
-    outcome = Outcome.DISK_FULL if error.errno in DISK_ERRNOS else Outcome.HOST_OOM
+    outcome, remedy = of_start(error)
     # A batch of one row, so that the policy does not take it for a matter of batches.
-    return Verdict(outcome, f"no worker could be started: {error}", limits=Limits(rows=1), batch_rows=1)
+    return Verdict(outcome, f"no worker could be started: {error}", remedy, limits=Limits(rows=1), batch_rows=1)

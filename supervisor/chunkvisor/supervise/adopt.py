@@ -3,8 +3,6 @@
 It starts nothing, and decides no more than `outcome` and `policy` do.
 """
 
-import shutil
-
 from chunkvisor.decide.outcome import judge
 from chunkvisor.decide.policy import Budget, History, decide
 from chunkvisor.decide.steps import Retry
@@ -15,7 +13,7 @@ from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Spec, Tier, read_message
 
 
@@ -43,7 +41,7 @@ def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> l
             step = None if good else decide(verdict, History(), budget)
             if isinstance(step, Retry) and step.tier is not None:
                 tiers.append(step.tier)
-        shutil.rmtree(files.folder, ignore_errors=True)
+        remove_folder(files.folder)
     ledger.taken_apart()  # folders of chunks that are committed are removed
     return tiers
 

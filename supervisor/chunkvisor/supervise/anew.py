@@ -3,7 +3,6 @@
 It never opens an output, and never starts a worker.
 """
 
-import shutil
 from collections.abc import Sequence
 
 from chunkvisor.assemble.before import begun, keep_before
@@ -12,6 +11,7 @@ from chunkvisor.events.run import Note
 from chunkvisor.store.fixed import write_staged
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.begin import Opening, make_state, refuse_foreign, stage_fresh
+from chunkvisor_worker.contract.files import remove_folder
 
 
 def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
@@ -26,7 +26,7 @@ def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
             read.append((layout, *stage_fresh(opening, layout)))
     except BaseException:
         for _, fresh, _ in read:
-            shutil.rmtree(fresh, ignore_errors=True)
+            remove_folder(fresh)
         raise
     for layout, fresh, record in read:
         before = keep_before(layout) if begun(layout) else None

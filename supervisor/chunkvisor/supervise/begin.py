@@ -3,7 +3,7 @@
 What an earlier run has fixed stays as it was, unless the run is told to update it.
 """
 
-import shutil
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, request_of, staged_before
-from chunkvisor_worker.contract.files import make_folder
+from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, write_atomic
 
 
 @dataclass(slots=True)
@@ -140,21 +140,22 @@ def move_on(begun: Begun) -> None:
     Raises OSError.
     """
     prepared = begun.layout.next
-    shutil.rmtree(prepared.state, ignore_errors=True)
+    remove_folder(prepared.state)
     make_folder(prepared.state)
-    shutil.copy(begun.layout.staged, prepared.staged)
+    with open_regular(begun.layout.staged) as file:
+        write_atomic(prepared.staged, file.read())
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
-    """Raises Halt (78) where something that no run of this workdir has made stands in the place of the final file."""
-    place = place_of(layout, asked_form(opening.config.outputs[layout.name]))
-    if place.exists():
-        raise config_error(
-            f"{place} is there already, and no run of this workdir has made it",
-            remedy="move it away, or choose another workdir or another name for the output",
-        )
+    """Raises Halt (78) where something that no run of this workdir has made bears the name of a final file of it."""
+    for place in (place_of(layout, asked_form(opening.config.outputs[layout.name])), layout.manifest):
+        if os.path.lexists(place):
+            raise config_error(
+                f"{place} is there already, and no run of this workdir has made it",
+                remedy="move it away, or choose another workdir or another name for the output",
+            )
 
 
 def make_state(layout: OutputLayout) -> None:
@@ -215,7 +216,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.table.with_name("table.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     files = tuple(str(file.path) for file in table.files)
@@ -231,11 +232,11 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         try:
             _refuse_changes(opening, layout, fixed, identity)
         except Halt:
-            shutil.rmtree(fresh)
+            remove_folder(fresh)
             raise
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
         prepared = layout.next
-        shutil.rmtree(prepared.state, ignore_errors=True)
+        remove_folder(prepared.state)
         make_folder(prepared.state)
         fresh.rename(prepared.table)
         write_staged(prepared, record)
@@ -246,9 +247,9 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         opening.emit(told)
         return Begun(layout, new, staged, moves_on=True)
     if opening.slice is not None and _is_there(layout, staged):
-        shutil.rmtree(fresh)  # another slice may be reading what is there, and it is the same
+        remove_folder(fresh)  # another slice may be reading what is there, and it is the same
     else:
-        shutil.rmtree(layout.table, ignore_errors=True)
+        remove_folder(layout.table)
         fresh.rename(layout.table)
     write_staged(layout, record)
     opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))

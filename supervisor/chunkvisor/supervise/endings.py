@@ -15,7 +15,6 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.units import counted, human_time
-from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
 
@@ -63,28 +62,6 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         remedy=f"{where} list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
         "a mended source needs --from-scratch instead",
         see="quarantine",
-    )
-
-
-def limit_halt(error: OSError) -> Halt:
-    """The end of a run that was refused a file, a process or memory for itself."""
-    return Halt(
-        ExitCode.MACHINE,
-        "the supervisor itself has met a limit of this machine",
-        why=str(error),
-        remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; what is done stays done",
-    )
-
-
-def disk_halt(error: OSError, workdir: Path) -> Halt:
-    """The end of a run whose own records could not be written or read."""
-    return Halt(
-        ExitCode.DISK,
-        f"the disk of {workdir} is full or failing",
-        why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
-        see=str(Outcome.DISK_FULL),
     )
 
 

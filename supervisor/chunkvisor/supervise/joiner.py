@@ -12,7 +12,7 @@ from chunkvisor.events.attempt import ChunkDamaged as ChunkDamagedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Assembling, OutputComplete, WaitingToJoin
 from chunkvisor.store.disk import DISK_ERRNOS
-from chunkvisor.supervise.endings import disk_halt
+from chunkvisor.store.refusal import disk_halt
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.stimuli import ChunkDamaged, Joined, JoinStimulus, JoinStopped, JoinWaits

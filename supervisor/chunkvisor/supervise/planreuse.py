@@ -1,7 +1,6 @@
 """Makes the reuse plan of an output: looks up its texts where vectors of the same identity are."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
-from chunkvisor_worker.contract.files import sync_folder
+from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -37,18 +36,18 @@ class Planner:
         taken, where they are known. Raises OSError, Halt.
         """
         partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700)
+        remove_folder(partial)
+        make_folder(partial)
         used, facts = self._look_up(name, partial, table, candidates)
         encoded, places = table.distinct, list[Place]()
         if used:
             encoded, places = self._write(partial, table, used)
         if not places and not needed:
-            shutil.rmtree(partial)
+            remove_folder(partial)
             return None
         write_plan(partial, table.distinct, encoded, places)
         sync_folder(partial)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         partial.rename(folder)
         sync_folder(folder.parent)
         return facts
@@ -88,7 +87,7 @@ class Planner:
         }
         copy_rows(folder, copies, self._on_wait)
         for path in (ReuseFiles(folder).where, ReuseFiles(folder).encoded):
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 os.fsync(file.fileno())
         return encoded, [replace(each.place, texts=taken.get(number, 0)) for number, each in enumerate(used)]
 

@@ -4,7 +4,6 @@ What an earlier run has fixed stays as it was.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ from chunkvisor.supervise.settle import settle
 from chunkvisor.supervise.taken import taken_of
 from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor.units import counted, listed
+from chunkvisor_worker.contract.files import remove_folder
 
 _MAX_LINES = 100
 """For so many quarantined rows, the line of the source is looked up."""
@@ -58,7 +58,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         if mended:
             opening.emit(Note(f"{name}: {counted(mended, 'lost record')} of texts without a vector written anew"))
         if not config.chunk.keep and layout.chunks.exists() and not begun.manifest["quarantined"]:
-            shutil.rmtree(layout.chunks)
+            remove_folder(layout.chunks)
         return begun.manifest
     settle(opening, begun, outputs)
     fixed, staged = begun.fixed, begun.staged

@@ -4,14 +4,13 @@ The work itself is done by `work`.
 """
 
 import contextlib
-import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
@@ -19,16 +18,12 @@ from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
-from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import claim
+from chunkvisor.store.refusal import refusal
 from chunkvisor.store.slicelock import hold_workdir
-from chunkvisor.supervise.endings import disk_halt, limit_halt
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.work import Request, Run, Work
-from chunkvisor_worker.contract.files import make_folders
-
-_LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Of open files, processes and memory."""
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
@@ -39,13 +34,9 @@ def run(request: Request, observer: Observer) -> ExitCode:
     config = request.loaded.config
     require_extras(config)
     layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
-    try:
-        make_folders(layout.workdir, mode=0o700)
-    except OSError as error:
-        raise config_error(
-            f"the workdir {layout.workdir} cannot be made: {error.strerror}", remedy="check the key workdir"
-        ) from None
     with ExitStack() as stack:
+        stack.enter_context(_refusals_in_words(layout))
+        claim(layout.of(None), [*config.outputs, *config.combine])
         previous = stack.enter_context(hold_workdir(layout, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
@@ -87,13 +78,29 @@ def _failures_told(emit: Emit, layout: Layout) -> Iterator[None]:
         emit(Halted(**halt.details()))
         raise
     except OSError as error:
-        if error.errno not in DISK_ERRNOS | _LIMIT_ERRNOS:
+        halt_now = refusal(error, layout.workdir)
+        if halt_now is None:
+            _tell_bug(emit, error)
             raise
-        halt_now = limit_halt(error) if error.errno in _LIMIT_ERRNOS else disk_halt(error, layout.workdir)
         emit(Halted(**halt_now.details()))
         raise halt_now from error
     except Exception as error:
-        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
-        with contextlib.suppress(Exception):
-            emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
+        _tell_bug(emit, error)
         raise
+
+
+def _tell_bug(emit: Emit, error: Exception) -> None:
+    # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+    with contextlib.suppress(Exception):
+        emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
+
+
+@contextlib.contextmanager
+def _refusals_in_words(layout: Layout) -> Iterator[None]:
+    """What the machine refuses before anything can be told, or after: a workdir of somebody else's, say."""
+    try:
+        yield
+    except OSError as error:
+        if (halt := refusal(error, layout.workdir)) is None:
+            raise
+        raise halt from error

@@ -3,7 +3,6 @@
 A new plan over chunks that are committed already is a next generation: their vectors are taken over like others.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 
 from chunkvisor.assemble.before import switch
@@ -19,6 +18,7 @@ from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reu
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
 from chunkvisor.supervise.candidates import Candidate, copied, of_chunks, of_final, of_other_workdirs, promised
+from chunkvisor_worker.contract.files import remove_folder
 
 
 def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
@@ -61,7 +61,7 @@ def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str
         reuse = read_reuse(layout)
     except DamagedError as error:
         for folder in (layout.chunks, layout.parts, layout.quarantine, layout.attempts, layout.reuse):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
         return f"its plan is damaged ({error})"
     for place in reuse.places if reuse is not None else ():
         if place.texts and not _holds(opening, begun, place, outputs):

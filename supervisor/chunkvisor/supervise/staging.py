@@ -3,20 +3,23 @@
 It never reads a source and never writes.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from chunkvisor.config.model import Config
+from chunkvisor.errors import config_error
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.ingest.sources import SourceFile, resolve, signature
 from chunkvisor.store.fixed import Staged, read_staged
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of
 
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
-    """What the output wants of its source."""
+    """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
     output = config.outputs[name]
+    _refuse_state(Layout(config.workdir), name, resolve(output.source))
     return IngestRequest(
         sources=tuple(output.source),
         column=output.column,
@@ -28,6 +31,15 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
         max_rows=max_rows,
         memory_limit_bytes=int(config.ingest.memory_limit),
     )
+
+
+def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> None:
+    """A run would write into its own source, or read what it has written."""
+    if found := next((file.path for file in files if layout.owns(file.path)), None):
+        raise config_error(
+            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
+            remedy="choose another workdir, best an empty folder, or a pattern that does not match it",
+        )
 
 
 def asked(request: IngestRequest) -> dict[str, Any]:

@@ -5,7 +5,6 @@ It judges nothing: what comes here is verified, or is to be noted because the sc
 
 import contextlib
 import errno
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Result, read_message
 
 
@@ -68,7 +67,7 @@ class Storage:
         except OSError as error:
             return self._not_stored(task, error)
         if not holes and not failed:
-            shutil.rmtree(files.folder, ignore_errors=True)
+            remove_folder(files.folder)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
                 files.folder.parent.rmdir()
         if whole:

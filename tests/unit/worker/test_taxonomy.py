@@ -636,6 +636,13 @@ def test_real_exception(
         ("/usr/bin/python3: No module named chunkvisor_worker", 1, "worker-not-started", Outcome.SETUP),
         ("Traceback\nModuleNotFoundError: No module named 'numpy'\n", 1, "worker-not-started", Outcome.SETUP),
         ("", 127, "worker-not-started", Outcome.SETUP),
+        (
+            "Fatal Python error: init_fs_encoding: failed\n<no frame>",
+            1,
+            "worker-not-started",
+            Outcome.SETUP,
+        ),
+        ("Fatal Python error: config_init_hash_seed: must be\n", 1, "worker-not-started", Outcome.SETUP),
         ("", -signal.SIGILL, "illegal-instruction", Outcome.SETUP),
         ("CUDA out of memory", -signal.SIGTERM, "interrupted", Outcome.INTERRUPTED),
         ("", -signal.SIGHUP, "interrupted", Outcome.INTERRUPTED),

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import stat
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
@@ -12,6 +13,12 @@ from typing import Any
 
 READ_LIMIT_BYTES = 8 << 20
 """No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
+
+
+PRIVATE = 0o600
+"""Mode of all state."""
+RESULT = 0o666
+"""Mode of what is made for others to read, such as final files; the umask takes from it what a person wants."""
 
 
 class FileIn:
@@ -53,6 +60,13 @@ class AttemptFiles:
     """What the supervisor made of the attempt; its presence says that the attempt is judged."""
 
 
+def umask() -> int:
+    """Of this process."""
+    # os.umask would have to change it for a moment, in which another thread may make a file (proc(5), since Linux 4.7).
+    with open("/proc/self/status", "rb") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith(b"Umask:")), 0o077)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the folder's entries durable; fsync of a file does not cover its name (fsync(2), NOTES)."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -60,16 +74,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, private to the user, where it is missing, and its name durable. Raises OSError.
-
-    What is synced in a folder is lost all the same if the folder's own name is. The name is synced also where the
-    folder is there: whoever made it may have died before, or not yet come to it. So a process calls it once for each.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(folder.parent)
 
 
 def make_folders(folder: Path, *, mode: int = 0o777) -> None:
@@ -84,8 +88,8 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
             sync_folder(each.parent)
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `data` in one rename; the file is private to the user.
+def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE) -> None:
+    """Replace `path` by `data` in one rename; the file is private to the user unless `mode` says otherwise.
 
     With `durable` the file and its folder are synced, so that it survives a power cut, and a folder or a pipe that
     stands in the way is set aside. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
@@ -94,10 +98,8 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         if durable:
-            for place in (temporary, path):
-                set_aside(place)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
+            set_aside(path)
+        with open_new(temporary, mode) as file:
             file.write(data)
             if durable:
                 file.flush()
@@ -111,35 +113,101 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def open_new(path: Path, mode: int = PRIVATE) -> BufferedWriter:
+    """A new, empty file, private to the user unless `mode` says otherwise (less the umask, as everywhere).
+
+    A file or a link that bears the name goes, what else does is set aside. Nothing is ever written through a link:
+    where others may write, one could lead to a file of the person's. Raises OSError.
+    """
+    try:
+        return open(_descriptor(path, os.O_WRONLY | os.O_EXCL, mode), "wb")
+    except FileExistsError:
+        if path.is_symlink() or set_aside(path) is None:
+            path.unlink(missing_ok=True)
+    return open(_descriptor(path, os.O_WRONLY | os.O_EXCL, mode), "wb")
+
+
+def open_kept(path: Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
+    """Descriptor of a file that keeps what is in it, made where it is missing, private to the user.
+
+    Raises OSError, also where a link, a pipe or a device bears the name: through those nothing is written.
+    """
+    return _regular(_descriptor(path, flags), path)
+
+
+def _regular(fd: int, path: Path) -> int:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def _descriptor(path: Path, flags: int, mode: int = PRIVATE) -> int:
+    # O_NONBLOCK: to open a pipe for writing is to wait for a reader (fifo(7)); to files it means nothing.
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+
+
 def open_log(path: Path) -> BufferedWriter:
-    """A log, opened for appending, so that it can be cut while a child writes to it. Raises OSError."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb")
+    """A log, opened for appending, so that it can be cut while a child writes to it. Raises OSError.
+
+    What bears the name and is no file is set aside.
+    """
+    set_aside(path)
+    return open(open_kept(path), "wb")
 
 
 def set_aside(path: Path, *, files_too: bool = False) -> Path | None:
     """Give what stands at the path another name beside it; a regular file only with `files_too`.
 
-    Such a thing (a folder, a pipe, a link to nowhere) is somebody's mistake, or somebody's: it is in the way, and not
-    ours to remove. Returns the new name, None where nothing had to be moved. Raises OSError.
+    Such a thing (a folder, a pipe, a link) is somebody's mistake, or somebody's: it is in the way, and not ours to
+    remove. Returns the new name, None where nothing had to be moved. Raises OSError.
     """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return None
-    if not files_too and (stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and path.is_file())):
+    if not files_too and stat.S_ISREG(mode):
         return None
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
     return path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
+def make_folder(folder: Path, *, durable: bool = True) -> None:
+    """Make a folder, private to the user, where it is missing; with `durable`, its name as well. Raises OSError.
+
+    What else bears its name is set aside. What is synced in a folder is lost all the same if the folder's own name is.
+    The name is synced also where the folder is there: whoever made it may have died before, or not yet come to it. So a
+    process calls it once for each. The folder above has to be there: `mode` would not hold for it.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        set_aside(folder, files_too=True)
+        folder.mkdir(mode=0o700)
+    if durable:
+        sync_folder(folder.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the folder with all that is in it, as far as that can be done; what else bears its name is set aside."""
+    with contextlib.suppress(OSError):
+        # Told to remove a pipe, rmtree opens it, and waits for whoever writes there.
+        if stat.S_ISDIR(folder.lstat().st_mode):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            set_aside(folder, files_too=True)
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, also where it is a pipe or a device: reading those can last for ever."""
+    return open(descriptor_of(path), "rb")
+
+
+def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
+    """The same as a descriptor; to be written to, too, with other `flags`, and then not through a link."""
     # Without O_NONBLOCK the open of a pipe waits until somebody writes to it (fifo(7)); to files it means nothing.
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - returned
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if flags else 0)
+    return _regular(os.open(path, flags), path)
 
 
 def read_bounded(path: Path) -> bytes | None:

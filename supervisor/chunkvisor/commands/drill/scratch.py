@@ -10,6 +10,7 @@ from typing import Any
 from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import mark
 
 ROWS = 48
 """Of the source that a drill takes."""
@@ -44,6 +45,7 @@ class Scratch:
         """A new workdir; once `read_from` is set, with that one's staged texts."""
         workdir = self.folder / name
         workdir.mkdir(mode=0o700, exist_ok=True)
+        mark(Layout(workdir))
         if self._source is not None:
             old, new = Layout(self._source), Layout(workdir)
             if old.model.exists():

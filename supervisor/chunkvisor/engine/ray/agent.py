@@ -22,7 +22,7 @@ from chunkvisor.engine.ray.readiness import check_shared, check_version, model_p
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
 from chunkvisor.errors import Halt
-from chunkvisor_worker.contract.files import open_regular
+from chunkvisor_worker.contract.files import open_kept, open_regular
 from chunkvisor_worker.contract.messages import from_json, to_json
 
 NEWS_S = 5.0
@@ -73,8 +73,8 @@ class Agent:
             raise ValueError(name)
         folder = self._scratch.of_worker(worker)
         folder.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if first else os.O_APPEND)
-        with open(os.open(folder / name, flags, 0o600), "wb") as file:
+        flags = os.O_WRONLY | (os.O_TRUNC if first else os.O_APPEND)
+        with open(open_kept(folder / name, flags), "wb") as file:
             file.write(data)
 
     def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:

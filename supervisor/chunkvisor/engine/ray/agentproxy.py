@@ -5,7 +5,6 @@ Vectors travel in pieces, few of them at a time, so that the object store stays 
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Ended, Order, Report, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
 from chunkvisor_worker.contract.messages import from_json, to_json, write_message
 
 _TRAVELLING = asyncio.Semaphore(4)
@@ -107,7 +106,7 @@ class AgentProxy:
         await self._agent.order.remote(to_json(order))
 
     async def _put(self, worker: int, path: Path) -> None:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = True
             while (piece := file.read(PIECE_BYTES)) or first:
                 await self._agent.put.remote(worker, path.name, piece, first=first)
@@ -134,7 +133,7 @@ class AgentProxy:
         if (piece := await self._agent.read.remote(worker, path.name, 0)) is None:
             return
         partial = path.with_name(f".{path.name}.partial")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open_new(partial) as file:
             while len(piece):
                 await asyncio.to_thread(file.write, piece.data)
                 del piece  # its place in the object store is free from here on

@@ -8,6 +8,7 @@ from chunkvisor.engine.ray.wire import Begin, Model, Terms
 from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.files import make_folder
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
 
@@ -23,7 +24,7 @@ def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emi
 
     Raises OSError where the engine's folder cannot be made.
     """
-    layout.ray.mkdir(mode=0o700, exist_ok=True)
+    make_folder(layout.ray, durable=False)
     model = job.model if job else ModelSpec(config.model.name)
     (device,) = cluster_devices(config)
     terms = Terms(

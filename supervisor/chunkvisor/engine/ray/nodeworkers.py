@@ -28,8 +28,9 @@ from chunkvisor.engine.ray import wire
 from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
-from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
-from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.refusal import of_start
+from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message
 
@@ -191,7 +192,7 @@ class NodeWorkers(threading.Thread):
         self._report(number, started=wire.Started(worker.pid, worker.warm))
 
     def _not_started(self, number: int, files: AttemptFiles, error: OSError) -> None:
-        code = WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.HOST_OOM
+        code = EXIT_OF_OUTCOME[of_start(error)[0]]
         cause = Cause(f"builtins.{type(error).__name__}", ("builtins.OSError",), str(error), errno=error.errno)
         with contextlib.suppress(OSError):
             write_message(files.fault, Fault(Phase.START, (cause,), ""), durable=False)

@@ -12,6 +12,7 @@ from chunkvisor.observe.report.attempts import kind_of
 from chunkvisor.observe.report.trouble import clean
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.units import human_time
+from chunkvisor_worker.contract.files import open_regular
 
 _OUTCOMES = 20
 _SAMPLE, _BLOCK = 200_000, 10_000
@@ -70,7 +71,8 @@ def lengths_of(outputs: Iterable[OutputLayout]) -> Iterator[Lengths]:
     """Of each whose table can be read; from its offsets alone."""
     for output in outputs:
         try:
-            offsets = np.memmap(TableFiles(output.table).offsets, dtype="<u8", mode="r")
+            with open_regular(TableFiles(output.table).offsets) as file:
+                offsets = np.memmap(file, dtype="<u8", mode="r")
         except (OSError, ValueError):
             continue
         if (count := len(offsets) - 1) < 1:

@@ -24,10 +24,11 @@ from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.runfolders import all_runs
 from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.target import check_target
 from chunkvisor.units import human_bytes, human_moment
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import read_bounded, write_atomic
+from chunkvisor_worker.contract.files import PRIVATE, read_bounded, write_atomic
 
 _ROWS, _RUNS, _NOTES, _CONFIG_CHARS = 100, 25, 20, 20_000
 
@@ -39,9 +40,13 @@ def history_bytes(workdir: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def write_report(workdir: Path, path: Path) -> None:
-    """Make the page and put it there by one rename. Raises Halt (78) where the folder is no workdir, OSError."""
-    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False)
+def write_report(workdir: Path, path: Path, mode: int = PRIVATE) -> None:
+    """Make the page and put it there by one rename.
+
+    Raises Halt (78) where the folder is no workdir, or where anything but a page of ours is at that place; OSError.
+    """
+    check_target(path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head)
+    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False, mode=mode)
 
 
 def render(workdir: Path, now_s: float) -> str:

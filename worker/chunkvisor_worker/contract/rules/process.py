@@ -40,9 +40,11 @@ PROCESS_RULES: tuple[Rule, ...] = (
     misconfigured(
         "worker-not-started",
         "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
-        "Install chunkvisor[worker] where the workers run; the log names what is missing.",
+        "Install chunkvisor[worker] where the workers run; the log names what is missing. A variable such as "
+        "PYTHONHOME, of the shell or under `env`, does this as well.",
         # The last line of the log only: a traceback further up was survived.
-        log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z",
+        log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
+        r"|Fatal Python error: (?:init_|config_|Failed to import)",
         returncodes=(126, 127),
     ),
     misconfigured(

@@ -1,0 +1,124 @@
+"""Everything that is printed goes through here: nothing in it steers a terminal, and one that is closed ends nothing.
+
+A file name, a cell of a source or a message of a library may hold escape sequences. What people or programs have asked
+for goes to standard output; if that cannot take it, it is an error. Standard error is only news: it may be gone.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.units import printable
+
+if TYPE_CHECKING:
+    import click
+
+
+def say(text: object, *, err: bool = False) -> bool:
+    """Print the text and the end of its line; False where nobody reads it any more.
+
+    Raises Halt (74) where standard output cannot take it, such as on a full disk.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        write(stream, f"{printable(str(text))}\n")
+    except BrokenPipeError:
+        _silence(stream)  # the interpreter would flush it once more at its end, and complain
+        return False
+    except OSError as error:
+        if err:
+            _silence(stream)
+            return False
+        raise unwritten(error) from None
+    return True
+
+
+def unwritten(error: OSError) -> Halt:
+    """Standard output cannot take what was asked for; it is not tried again."""
+    _silence(sys.stdout)
+    what, remedy = "standard output cannot be written", "free some space where it goes"
+    return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Write text that is known to be harmless, whatever the stream's encoding. Raises OSError."""
+    if stream is None or stream.closed:
+        return
+    try:
+        stream.write(_in_encoding(text, stream.encoding, stream.errors))
+        stream.flush()
+    except ValueError as error:  # of a stream that has been closed meanwhile
+        raise OSError(errno.EBADF, str(error)) from None
+
+
+def show_usage(error: "click.ClickException") -> None:
+    """The words of click about a command line, which repeat what was typed."""
+    words = io.StringIO()
+    error.show(words)
+    say(words.getvalue().rstrip("\n"), err=True)
+
+
+def confirmed(question: str) -> bool:
+    """Ask a person for a yes or a no on standard error. Raises click.Abort for an end of the input."""
+    import click  # late: `import chunkvisor` is to be light
+
+    return click.confirm(printable(question), err=True)
+
+
+def may_ask() -> bool:
+    """Whether a person sits at standard input."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null in the place of a standard stream that is closed (`2>&-`).
+
+    Else the next file that is opened, a journal say, would be standard error, and get what libraries print.
+    """
+    openers: dict[int, Callable[[], None]] = {0: _reopen_input, 1: _reopen_output, 2: _reopen_errors}
+    for number, reopen in openers.items():
+        try:
+            os.fstat(number)
+        except OSError:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            os.set_inheritable(number, True)
+            reopen()
+
+
+def _reopen_input() -> None:
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the rest of the process
+
+
+def _reopen_output() -> None:
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+
+
+def _reopen_errors() -> None:
+    sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115 - as above
+
+
+def _in_encoding(text: str, encoding: str | None, errors: str | None) -> str:
+    """The text with a question mark for what the stream cannot take (LC_ALL=C has no umlauts)."""
+    if encoding is None or errors not in (None, "strict"):
+        return text
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _silence(stream: TextIO | None) -> None:
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        number, nothing = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, number)
+        os.close(nothing)

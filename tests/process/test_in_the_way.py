@@ -1,0 +1,322 @@
+"""What is not ours stays as it is: files of the person's in our places, places that a person names, copied workdirs."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import read_holder
+from harness import expected, kill, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t2"]
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_ever() -> Iterator[None]:
+    """An open that waits for the other end of a pipe fails the test."""
+
+    def too_long(*_: object) -> None:
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """A complete workdir with its chunks."""
+    place = ScriptedWorkplace.make(
+        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=2, chunk__keep=True
+    )
+    assert place.run_here().returncode == 0
+    return place
+
+
+@pytest.fixture
+def place(finished: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it."""
+    return finished.copy(tmp_path / "place")
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file under the folder, and every link."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+# Files of the person's in a folder that is to be the workdir
+
+MINE = ["out.npy", "out.json", "lock", "events.jsonl", "report.html", "model.json", "lessons.json", ".out.npy.partial"]
+MINE += ["outputs/out/identity.json", "outputs/note.txt", "template/page.html", "slices/1.txt", "out/0000.npy"]
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
+    """A run in a folder of the person's, with something of his under a name that we need, is refused by that name."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
+    mine = place.folder / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine\n")
+    before = contents(place.folder)
+    for arguments in ([], ["--from-scratch", "--yes"]):
+        ended = place.run_here(*arguments)
+        assert ended.returncode == 78, ended.stderr
+        assert f"{place.folder / name.split('/')[0]} is there already" in ended.stderr
+    for command in ("clean", "retry", "verify", "status", "report", "audit"):
+        assert place.here(command, str(place.folder)).returncode == 78
+    assert contents(place.folder) == before
+
+
+def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
+    """`workdir: .` beside config and source is fine, also for the runs after the first, and `clean` leaves them."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
+    (place.folder / "notes.json").write_text("mine")
+    before = contents(place.folder)
+    assert [place.run_here().returncode, place.run_here().returncode] == [0, 0]
+    assert place.here("clean", str(place.folder)).returncode == 0
+    assert before.items() <= contents(place.folder).items()
+    assert np.array_equal(np.load(place.folder / "out.npy"), expected(TEXTS))
+
+
+def test_workdir_from_before_there_were_marks(place: ScriptedWorkplace) -> None:
+    """A workdir without the mark, as older versions made it, goes on, is read, and gets the mark."""
+    layout = Layout(place.workdir)
+    for drop in ([layout.mark], [layout.mark, layout.lock], [layout.mark, layout.lock, layout.events]):
+        for path in drop:
+            path.unlink(missing_ok=True)
+        assert place.here("verify", str(place.workdir)).returncode == 0
+        assert not layout.mark.exists()
+        ended = place.run_here()
+        assert ended.returncode == 0, ended.stderr
+        assert "complete already" in ended.stderr
+        assert layout.mark.exists()
+
+
+def test_workdir_of_a_newer_version(place: ScriptedWorkplace) -> None:
+    """A format that this version does not know is refused by everything that reads or writes it."""
+    mark = Layout(place.workdir).mark
+    mark.write_text(json.dumps({"format": 99}))
+    before = contents(place.workdir)
+    for command in ("status", "verify", "clean", "retry", "report"):
+        ended = place.here(command, str(place.workdir))
+        assert ended.returncode == 78
+        assert "newer version of chunkvisor" in ended.stderr
+    assert place.run_here().returncode == 78
+    assert contents(place.workdir) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00"])
+def test_torn_mark_is_a_mark(place: ScriptedWorkplace, content: bytes) -> None:
+    """A power cut may leave the mark empty: that it is there says enough."""
+    Layout(place.workdir).mark.write_bytes(content)
+    assert place.run_here().returncode == 0
+    assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+# Sources that are state
+
+
+@pytest.mark.parametrize("source", ["events.jsonl", "*.jsonl", "**/*.jsonl", "../place/events.jsonl"])
+def test_source_is_no_state_file(tmp_path: Path, source: str) -> None:
+    """A source that is a file of the run's own, or a pattern that matches one, is refused, by `plan` as well."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
+    assert place.run_here().returncode == 0
+    place.write_config("scripted:make", workdir=".", outputs={"more": {"source": source, "column": "text"}})
+    before = contents(place.folder / "outputs")
+    for command in ("run", "plan"):
+        ended = place.here(command, str(place.config_path))
+        assert ended.returncode == 78, ended.stderr
+        assert "outputs.more.source" in ended.stderr
+        assert "chunkvisor keeps in the workdir for itself" in ended.stderr
+    assert contents(place.folder / "outputs") == before
+
+
+# Places that a person names
+
+
+def a_pipe(path: Path) -> None:
+    """A named pipe."""
+    os.mkfifo(path)
+
+
+def a_link(path: Path) -> None:
+    """A link to a file of the person's."""
+    path.with_name("elsewhere").write_text("mine")
+    path.symlink_to("elsewhere")
+
+
+def a_dead_link(path: Path) -> None:
+    """A link to nowhere."""
+    path.symlink_to("nowhere")
+
+
+def a_file(path: Path) -> None:
+    """A file of the person's."""
+    path.write_text("mine")
+
+
+def a_folder(path: Path) -> None:
+    """A folder."""
+    path.mkdir()
+
+
+IN_THE_WAY = [a_pipe, a_link, a_dead_link, a_file, a_folder]
+
+
+@pytest.mark.parametrize("make", IN_THE_WAY)
+@pytest.mark.parametrize("command", ["report", "encode", "encode-manifest", "metrics"])
+def test_named_place_is_not_written_over(place: ScriptedWorkplace, command: str, make: Callable[[Path], None]) -> None:
+    """What stands where -o or metrics.textfile points, and chunkvisor has not made, is refused and stays."""
+    folder = place.folder / "there"
+    folder.mkdir()
+    name = {"report": "night.html", "encode": "o.npy", "encode-manifest": "o.json", "metrics": "figures.prom"}[command]
+    make(folder / name)
+    before = contents(folder), os.lstat(folder / name).st_ino
+    match command:
+        case "report":
+            ended = place.here("report", str(place.workdir), "-o", str(folder / name))
+        case "metrics":
+            ended = place.run_here("--set", f"metrics.textfile={folder / name}")
+        case _:
+            encode = ["encode", str(place.source), "--model", "test", "--encoder", "scripted:make", "--device", "cpu"]
+            ended = place.here(*encode, "--column", "text", "-o", str(folder / "o.npy"))
+    assert ended.returncode in ((2, 78) if make is a_folder else (78,)), ended.stderr
+    assert name in ended.stderr
+    assert (contents(folder), os.lstat(folder / name).st_ino) == before
+    assert [path.name for path in folder.iterdir() if path.name not in ("elsewhere", name)] == []
+
+
+def test_own_files_are_replaced(place: ScriptedWorkplace) -> None:
+    """A report and figures of our own are written anew; so is what is empty."""
+    night, figures = place.folder / "night.html", place.folder / "figures.prom"
+    night.touch()
+    for _ in range(2):
+        assert place.here("report", str(place.workdir), "-o", str(night)).returncode == 0
+        assert place.run_here("--set", f"metrics.textfile={figures}").returncode == 0
+    assert night.read_bytes().startswith(b"<!doctype html>")
+    assert figures.read_bytes().startswith(b"# HELP chunkvisor_")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "config.yaml", "work/events.jsonl", "work/outputs/figures.prom"])
+def test_metrics_take_no_place_of_a_run(place: ScriptedWorkplace, name: str) -> None:
+    """metrics.textfile that names the source, the config or state is refused."""
+    before = contents(place.folder)
+    ended = place.run_here("--set", f"metrics.textfile={place.folder / name}")
+    assert ended.returncode == 78, ended.stderr
+    assert "metrics.textfile" in ended.stderr
+    assert contents(place.folder) == before
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "/dev/stdout"])
+def test_report_replaces_no_device(place: ScriptedWorkplace, target: str) -> None:
+    """`-o /dev/null`, as root even, leaves the device where it is."""
+    before = os.lstat(target)
+    assert place.here("report", str(place.workdir), "-o", target).returncode == 78
+    after = os.lstat(target)
+    assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
+
+
+# Verify
+
+
+def test_verify_without_state(place: ScriptedWorkplace) -> None:
+    """A final file is checked by its manifest where the state is gone, in the workdir or anywhere else."""
+    shutil.rmtree(place.workdir / "outputs")
+    elsewhere = place.folder / "results"
+    elsewhere.mkdir()
+    for name in ("out.npy", "out.json"):
+        shutil.copy(place.workdir / name, elsewhere)
+    for folder in (place.workdir, elsewhere):
+        ended = place.here("verify", str(folder))
+        assert (ended.returncode, ended.stdout) == (0, "2 files, all as they were written\n"), ended.stderr
+        data = bytearray((folder / "out.npy").read_bytes())
+        data[-3] ^= 1
+        (folder / "out.npy").write_bytes(data)
+        ended = place.here("verify", str(folder))
+        assert ended.returncode == 74
+        assert "out.npy: has another digest" in ended.stderr
+
+
+def test_verify_of_nothing_is_no_success(tmp_path: Path) -> None:
+    """Where a run has begun and nothing can be checked, verify does not end with 0."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, device="cuda")
+    assert place.run_here().returncode == 69
+    ended = place.here("verify", str(place.workdir))
+    assert ended.returncode == 78
+    assert "can be verified yet" in ended.stderr
+
+
+# Things that would block or mislead in the place of state
+
+STATE = ["invocations/{newest}/sensors.jsonl", "outputs/out/table/offsets.bin", "outputs/out/chunks", "events.jsonl"]
+STATE += ["outputs/out/table", "outputs/out/attempts", "outputs/out/parts", "lessons.json", "report.html", "fetch"]
+STATE += ["outputs/out/done.json", "outputs/out/published.json", "outputs/out/facts.json", "outputs/out/quarantine"]
+STATE += ["model.json", "template", "invocations", "outputs/out/identity.json", "outputs/out/staged.json", "out.json"]
+STATE += ["outputs/out/chunks/000", "outputs/out/attempts/000000", "out.npy", ".chunkvisor", ".out.npy.partial"]
+
+
+@pytest.mark.parametrize("make", [a_pipe, a_file, a_link])
+@pytest.mark.parametrize("name", STATE)
+def test_anything_in_the_place_of_state(place: ScriptedWorkplace, name: str, make: Callable[[Path], None]) -> None:
+    """A pipe, a file or a link in the place of state: each command ends, in words, and writes through no link."""
+    newest = sorted((place.workdir / "invocations").iterdir())[0].name
+    path = place.workdir / name.format(newest=newest)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = place.folder / "elsewhere"
+    if make is a_link:
+        elsewhere.write_text("mine")
+        path.symlink_to(elsewhere)
+    else:
+        make(path)
+    for arguments in (["status"], ["verify"], ["report"], ["clean"], ["retry"]):
+        ended = place.here(arguments[0], str(place.workdir))
+        assert ended.returncode in (0, 74, 78), ended
+        assert "Traceback" not in ended.stderr, ended.stderr
+    ended = place.run_here()
+    assert ended.returncode in (0, 74, 78), ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+    if ended.returncode == 0:
+        assert np.array_equal(place.vectors(), expected(TEXTS))
+    if make is a_link:
+        assert elsewhere.read_text() == "mine"
+
+
+# A copy of a live workdir
+
+
+def test_copy_of_a_live_workdir(tmp_path: Path) -> None:
+    """A run, `clean` and `status` in a copy leave the original's workers alone, and do not take the copy for live."""
+    place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "slow"], chunk__size=1)
+    place.lay("slow", "wait_for_release")
+    process = place.start("run", str(place.config_path))
+    try:
+        wait_for(lambda: any("slow" in call for call in place.calls()))
+        workers = [event["pid"] for event in place.events() if event["event"] == "attempt_started"][-1:]
+        copy = place.copy(tmp_path / "copy")
+        assert read_holder(Layout(place.workdir).lock) is not None
+        assert copy.status()["state"] == "stopped"
+        assert copy.here("clean", str(copy.workdir)).returncode == 0
+        assert copy.run_here().returncode == 0
+        for pid in workers:
+            os.kill(pid, 0)
+        assert process.poll() is None
+    finally:
+        kill(process)
+    assert place.run_here().returncode == 0
+    assert np.array_equal(place.vectors(), expected(["t0", "slow"]))

@@ -1,0 +1,222 @@
+"""Another user of the machine: what he leaves in a shared folder, what he can read, and a workdir that is his."""
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkvisor.store.layout import Layout
+from harness import Ended, expected, finish
+from scripted_workplace import ScriptedWorkplace
+
+OTHER = 65534
+"""nobody, on every system; the tests run as root, who alone can be two users."""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
+TEXTS = ["t0", "t1", "t2"]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that the other user can reach, too."""
+    for folder in (tmp_path, *tmp_path.parents):
+        with contextlib.suppress(PermissionError):
+            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+                folder.chmod(folder.stat().st_mode | 0o011)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+def as_other(place: ScriptedWorkplace, *arguments: str, umask: int = 0o022) -> Ended:
+    """A command of the other user."""
+    process = subprocess.Popen(
+        place.command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        cwd="/",
+        user=OTHER,
+        group=OTHER,
+        extra_groups=(),
+        umask=umask,
+        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    return finish(process)
+
+
+def can_run_as_other() -> bool:
+    """Whether the other user can read our interpreter and our code."""
+    command = [sys.executable, "-c", "import chunkvisor.cli, duckdb, xxhash"]
+    try:
+        ended = subprocess.run(command, user=OTHER, group=OTHER, cwd="/", stderr=subprocess.DEVNULL, check=False)
+    except OSError:
+        return False
+    return not ended.returncode
+
+
+def give(folder: Path, user: int = OTHER) -> None:
+    """Make everything the user's, links themselves and not what they lead to."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, user, user, follow_symlinks=False)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Permission bits of everything in it."""
+    found = (path for path in folder.rglob("*") if not path.is_symlink())
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in found}
+
+
+RESULTS = {"out.npy", "out.json"}
+
+
+@pytest.mark.parametrize(("umask", "file_mode"), [(0o000, 0o666), (0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
+    """State is private under every umask; final file and manifest are as the umask says; the workdir lets others in."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, chunk__keep=True)
+    place.lay("t1", "value_error!")
+    before = os.umask(umask)
+    try:
+        assert place.run_here().returncode == 3
+    finally:
+        os.umask(before)
+    found = modes(place.workdir)
+    for name, mode in found.items():
+        want = file_mode if name in RESULTS else 0o700 if (place.workdir / name).is_dir() else 0o600
+        assert mode == want, (name, oct(mode))
+    assert found.keys() > RESULTS
+    assert stat.S_IMODE(place.workdir.stat().st_mode) == 0o755 & ~umask
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_modes_of_shards_and_encode(tmp_path: Path, umask: int) -> None:
+    """Shards, their folder and the file of `encode` are as the umask says as well."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, outputs__out__shards=2)
+    before = os.umask(umask)
+    try:
+        assert place.run_here().returncode == 0
+        encode = ["encode", str(place.source), "--model", "test", "--encoder", "scripted:make", "--device", "cpu"]
+        given = ["--set", f"env.PYTHONPATH={place.folder}", "--column", "text", "-o", str(place.folder / "o.npy")]
+        assert place.here(*encode, *given).returncode == 0
+    finally:
+        os.umask(before)
+    for path in (place.workdir / "out" / "0001.npy", place.folder / "o.npy", place.folder / "o.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE((place.workdir / "out").stat().st_mode) == 0o777 & ~umask
+
+
+PREDICTABLE = ["lock", "events.jsonl", "report.html", "out.npy", "out.json", ".out.npy.partial", "lessons.json"]
+PREDICTABLE += [".chunkvisor", "model.json", ".events.jsonl.tmp", ".lessons.json.tmp", "outputs", "invocations"]
+PREDICTABLE += ["outputs/out", "outputs/out/attempts", "outputs/out/table", "outputs/out/.identity.json.tmp"]
+PREDICTABLE += ["outputs/out/chunks", "outputs/out/table.new.partial", "outputs/out/identity.json", ".out.before"]
+PREDICTABLE += [".out.json.tmp", "template"]
+
+
+@pytest.mark.parametrize("sticky", [True, False], ids=["sticky", "group-writable"])
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+def test_links_of_a_neighbour_are_never_followed(shared: Path, tmp_path: Path, sticky: bool, begun: bool) -> None:
+    """With a neighbour's link in any predictable place, nothing that it leads to is written, moved or removed."""
+    precious = tmp_path / "precious"
+    place = ScriptedWorkplace.make(shared / "place", TEXTS, chunk__size=2, workers__start="fresh")
+    if begun:
+        assert place.run_here("--set", "recovery.attempts=1").returncode == 0
+    for name in PREDICTABLE:
+        copy = place.copy(shared / "copy")
+        workdir = copy.workdir
+        workdir.mkdir(exist_ok=True)
+        workdir.chmod(0o1777 if sticky else 0o777)
+        precious.mkdir()
+        (precious / "file").write_text("mine")
+        (precious / "chunks").mkdir()
+        (precious / "chunks" / "file").write_text("mine")
+        (precious / "out").mkdir()
+        (precious / "out" / "file").write_text("mine")
+        in_the_way = workdir / name
+        if in_the_way.parent.is_dir():
+            if in_the_way.is_dir():
+                shutil.rmtree(in_the_way)
+            in_the_way.unlink(missing_ok=True)
+            target = precious if in_the_way.suffix in ("", ".before", ".partial") else precious / "file"
+            target = precious / "file" if name in ("lock", ".chunkvisor", ".out.npy.partial") else target
+            in_the_way.symlink_to(target)
+            os.chown(in_the_way, OTHER, OTHER, follow_symlinks=False)
+            for arguments in (["run", str(copy.config_path)], ["clean", str(workdir)], ["report", str(workdir)]):
+                ended = copy.here(*arguments)
+                assert ended.returncode in (0, 74, 78), (name, ended)
+                assert "Traceback" not in ended.stderr, (name, ended.stderr)
+            found = {str(p.relative_to(precious)): p.read_text() for p in precious.rglob("*") if p.is_file()}
+            assert found == dict.fromkeys(("file", "chunks/file", "out/file"), "mine"), name
+        shutil.rmtree(precious)
+        shutil.rmtree(copy.folder)
+
+
+def test_workdir_of_somebody_else(shared: Path) -> None:
+    """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
+    if not can_run_as_other():
+        pytest.skip("another user cannot read this interpreter, or this checkout")
+    place = ScriptedWorkplace.make(shared / "place", TEXTS)
+    assert place.run_here().returncode == 0
+    before = modes(place.workdir)
+    for arguments in (["run", str(place.config_path)], ["clean", str(place.workdir)], ["retry", str(place.workdir)]):
+        ended = as_other(place, *arguments)
+        assert ended.returncode == 78, ended
+        assert "may not use" in ended.stderr
+        assert "belongs to root" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert modes(place.workdir) == before
+    verified = as_other(place, "verify", str(place.workdir))
+    assert "Traceback" not in verified.stderr
+
+
+def test_folder_that_cannot_be_written(shared: Path) -> None:
+    """A workdir that cannot be made, and a report that cannot be put where it was asked for, are refused in words."""
+    if not can_run_as_other():
+        pytest.skip("another user cannot read this interpreter, or this checkout")
+    place = ScriptedWorkplace.make(shared / "place", TEXTS)
+    ended = as_other(place, "run", str(place.config_path))
+    assert ended.returncode == 78, ended
+    assert "may not use" in ended.stderr
+    assert not place.workdir.exists()
+    ended = as_other(place, "init", str(place.folder / "new.yaml"))
+    assert ended.returncode == 78
+
+
+def test_read_only_disk(shared: Path) -> None:
+    """A workdir on a disk that is mounted read-only is 74, and says so."""
+    place = ScriptedWorkplace.make(shared / "place", TEXTS)
+    assert place.run_here().returncode == 0
+    mount = ["mount", "--bind", "-o", "ro", str(place.workdir), str(place.workdir)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        if os.access(place.workdir, os.W_OK):
+            subprocess.run(["mount", "-o", "remount,ro,bind", str(place.workdir)], capture_output=True, check=False)
+        for arguments in (["run", str(place.config_path)], ["clean", str(place.workdir)]):
+            ended = place.here(*arguments)
+            assert ended.returncode == 74, ended
+            assert "mounted read-only" in ended.stderr
+        assert np.array_equal(place.vectors(), expected(TEXTS))
+        assert place.here("verify", str(place.workdir)).returncode == 0
+        assert place.here("status", str(place.workdir)).returncode == 0
+    finally:
+        subprocess.run(["umount", str(place.workdir)], capture_output=True, check=False)
+
+
+def test_mark_tells_whose_the_folder_is(shared: Path) -> None:
+    """A workdir that another user has begun, in a folder that all may write, is no reason for a traceback."""
+    if not can_run_as_other():
+        pytest.skip("another user cannot read this interpreter, or this checkout")
+    place = ScriptedWorkplace.make(shared / "place", TEXTS)
+    give(place.folder)
+    theirs = as_other(place, "run", str(place.config_path))
+    assert theirs.returncode == 0, theirs
+    assert stat.S_IMODE((place.workdir / "out.npy").stat().st_mode) == 0o644
+    assert Layout(place.workdir).mark.stat().st_uid == OTHER
+    assert place.here("verify", str(place.workdir)).returncode == 0

@@ -1,0 +1,203 @@
+"""Calls that nobody means: closed and full streams, names too long, wrong encodings, addresses instead of paths."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.errors import Halt
+from chunkvisor.printing import say
+from chunkvisor.store.seal import write_sealed
+from scripted_workplace import ScriptedWorkplace
+
+TEXTS = ["t0", "t1", "t2"]
+LONG = "x" * 300
+ESCAPE = "\x1b[31mred\x07\x9b2J"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """A complete workdir."""
+    place = ScriptedWorkplace.make(tmp_path_factory.mktemp("finished") / "place", TEXTS)
+    assert place.run_here().returncode == 0
+    return place
+
+
+SHELL = {
+    "stdin closed": ("run {config} --from-scratch --yes <&-", 0),
+    "stdin closed, no answer given": ("run {config} --from-scratch <&-", 0),
+    "stderr closed": ("run {config} 2>&-", 0),
+    "stderr closed, an error": ("run nowhere.yaml 2>&-", 78),
+    "all closed": ("status {work} <&- >&- 2>&-", 0),
+    "stdout full": ("status {work} >/dev/full", 74),
+    "stdout full, help": ("--help >/dev/full", 74),
+    "stdout full, json": ("status {work} --json >/dev/full", 74),
+    "stderr full": ("run {config} 2>/dev/full", 0),
+    "stderr full, an error": ("run nowhere.yaml 2>/dev/full", 78),
+    "nobody reads": ("status {work} | true; exit ${{PIPESTATUS[0]}}", 0),
+    "nobody reads the errors": ("run nowhere.yaml 2>&1 | true; exit ${{PIPESTATUS[0]}}", 78),
+    "no umlauts": ("status {umlaut}", 78),
+    "folder deleted": ("encode {source} --model m --encoder a:b --column text -o o.npy", 78),
+    "folder deleted, status": ("status .", 78),
+}
+
+
+@pytest.mark.parametrize("which", SHELL)
+def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> None:
+    """Each ends with its own code and without a traceback, whatever becomes of its words."""
+    line, code = SHELL[which]
+    here = tmp_path / "here"
+    here.mkdir()
+    names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source, "umlaut": "ümläut"}
+    command = shlex.join([sys.executable, "-c", "from chunkvisor.cli import main; main()"])
+    script = f"cd {here}; {'rmdir ../here;' if 'deleted' in which else ''} {command} {line.format(**names)}"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if which == "no umlauts" else {}
+    ended = subprocess.run(
+        ["bash", "-c", script], capture_output=True, env=os.environ | plain, timeout=120, check=False
+    )
+    assert ended.returncode == code, ended
+    assert b"Traceback" not in ended.stderr + ended.stdout, ended
+    assert b"Exception ignored" not in ended.stderr, ended
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", LONG],
+        ["report", LONG],
+        ["verify", LONG],
+        ["run", LONG],
+        ["init", LONG],
+        ["encode", f"{LONG}.csv", "--model", "m", "--column", "text", "-o", "o.npy"],
+        ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", f"{LONG}.npy"],
+        ["report", "{work}", "-o", LONG],
+        ["report", "{work}", "-o", ""],
+        ["report", "{work}", "-o", "/nowhere/at/all.html"],
+        ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", ""],
+        ["run", "{config}", "--max-rows", "1" + "0" * 23],
+        ["run", "{config}", "--set", f"workdir={LONG}"],
+        ["run", "{config}", "--set", f"metrics.textfile={LONG}"],
+        ["run", "{config}", "--set", f"outputs.out.source={LONG}.csv"],
+        ["plan", "{config}", "--max-rows", "1" + "0" * 23],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
+    """A name that no file can have, and a number that no table has, are refused in words."""
+    names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source}
+    ended = finished.here(*[each.format(**names) for each in arguments])
+    assert ended.returncode in (2, 74, 78), ended
+    assert "Traceback" not in ended.stderr, ended
+    assert ended.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("s3://bucket/x", "s3:// is the address of something elsewhere"),
+        ("gs://bucket/x", "gs:// is the address of something elsewhere"),
+        ("file:///x", "file:// is the address"),
+        ("$HOME/x", "$HOME is not replaced in a config"),
+        ("a/${USER}/x", "${USER} is not replaced in a config"),
+        ("~nobody-of-that-name/x", "there is no user 'nobody-of-that-name'"),
+    ],
+)
+@pytest.mark.parametrize("key", ["workdir", "metrics.textfile", "outputs.out.source"])
+def test_paths_that_are_none(tmp_path: Path, key: str, value: str, words: str) -> None:
+    """An address, a variable and an unknown home are no folders to be made here."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    before = sorted(place.folder.rglob("*"))
+    ended = place.run_here("--set", f"{key}={value}")
+    assert ended.returncode == 78, ended.stderr
+    if key != "outputs.out.source" or "://" in value:
+        assert words in ended.stderr
+    assert sorted(place.folder.rglob("*")) == before or key == "outputs.out.source"
+
+
+def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
+    """A run there is refused by name, since the source could not be read into it; nothing else minds."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    place = ScriptedWorkplace.make(folder, TEXTS, **{"outputs.out.source": "rows.jsonl"})
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert "is no text in the encoding of this locale" in ended.stderr
+    for arguments in (["status"], ["status", "--json"], ["verify"], ["report"], ["clean"]):
+        ended = place.here(arguments[0], str(place.workdir), *arguments[1:])
+        assert ended.returncode in (0, 78), ended
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("record", ["published.json", "done.json", "facts.json", "identity.json", "staged.json"])
+@pytest.mark.parametrize("value", [{"marks": 7}, {"marks": {"a": 1}}, {}, {"final": 3, "manifest": []}])
+def test_state_of_other_types(
+    finished: ScriptedWorkplace, tmp_path: Path, record: str, value: dict[str, object]
+) -> None:
+    """A record whose seal holds, with other types in it, is damage and not a bug."""
+    place = finished.copy(tmp_path / "place")
+    write_sealed(place.workdir / "outputs" / "out" / record, value)
+    if record == "published.json":
+        (place.workdir / "outputs" / "out" / "done.json").unlink()
+        (place.workdir / "out.json").unlink()
+    for arguments in (["run", str(place.config_path)], ["verify", str(place.workdir)], ["status", str(place.workdir)]):
+        ended = place.here(*arguments)
+        assert ended.returncode in (0, 74, 78), ended
+        assert "Traceback" not in ended.stderr, ended.stderr
+
+
+# What is printed
+
+
+def steers(text: str) -> bool:
+    """Whether there is anything in it that a terminal would not show but do."""
+    return any(not char.isprintable() and char not in "\n\t" for char in text)
+
+
+def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
+    """Escape sequences in a cell, in names of files and columns, and on the command line come out as marks."""
+    folder = tmp_path / f"place{ESCAPE}"
+    place = ScriptedWorkplace.make(folder, [f"bad{ESCAPE}", "t1"], recovery__attempts=1)
+    place.lay(f"bad{ESCAPE}", "value_error!")
+    calls = [
+        ["run", str(place.config_path)],
+        ["status", str(place.workdir)],
+        ["status", str(place.workdir), "--watch"],
+        ["report", str(place.workdir)],
+        ["verify", str(place.workdir)],
+        ["retry", str(place.workdir)],
+        ["plan", str(place.config_path)],
+        ["run", str(place.config_path), "--set", f"outputs.out.column={ESCAPE}"],
+        ["run", str(place.config_path), "--set", f"{ESCAPE}=1"],
+        ["run", ESCAPE],
+        ["status", ESCAPE],
+        ["init", str(folder)],
+        [ESCAPE],
+        ["run", f"--{ESCAPE}"],
+        ["run", str(place.config_path), "--slice", ESCAPE],
+        ["drill", str(place.config_path), "--fault", ESCAPE],
+    ]
+    for arguments in calls:
+        ended = place.here(*arguments)
+        assert not steers(ended.stdout + ended.stderr), (arguments, ended)
+        assert "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_json_stays_as_it_is(finished: ScriptedWorkplace) -> None:
+    """What is for programs is not altered: JSON has its own escapes."""
+    assert json.loads(finished.here("status", str(finished.workdir), "--json").stdout)["state"] == "complete"
+
+
+def test_say_where_nothing_can_be_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output that is full is an error in words; standard error that is full is passed over."""
+    assert say(ESCAPE)
+    assert not steers(capsys.readouterr().out)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(Halt, match="standard output cannot be written"):
+            say("x")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert not say("x", err=True)

@@ -1,0 +1,91 @@
+"""What the machine refuses to the program itself, in words: whose it is, what to do, and the exit code."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.errors import ExitCode
+from chunkvisor.store.refusal import of_start, refusal
+from chunkvisor_worker.contract.exits import Outcome
+
+PLACE = Path("/data/work")
+CODES = {
+    errno.EMFILE: (ExitCode.MACHINE, "limit of this machine"),
+    errno.ENOMEM: (ExitCode.MACHINE, "limit of this machine"),
+    errno.ENOSPC: (ExitCode.DISK, "full or failing"),
+    errno.EIO: (ExitCode.DISK, "full or failing"),
+    errno.EROFS: (ExitCode.DISK, "mounted read-only"),
+    errno.EACCES: (ExitCode.CONFIG, "may not use"),
+    errno.EPERM: (ExitCode.CONFIG, "may not use"),
+    errno.ENAMETOOLONG: (ExitCode.CONFIG, "too long for a file"),
+    errno.ENOTDIR: (ExitCode.CONFIG, "is not what belongs there"),
+    errno.ELOOP: (ExitCode.CONFIG, "is not what belongs there"),
+    errno.ENOENT: (ExitCode.DISK, "is gone"),
+}
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_refusal_in_words(number: int) -> None:
+    """Each names the path, and has something to do."""
+    code, words = CODES[number]
+    halt = refusal(OSError(number, os.strerror(number), "/data/work/events.jsonl"), PLACE)
+    assert halt is not None
+    assert halt.code is code
+    assert words in halt.what
+    assert halt.remedy
+    assert "events.jsonl" in str(halt)
+
+
+def test_refusal_names_the_owner(tmp_path: Path) -> None:
+    """Of a file that may not be used, or of the nearest folder above it that can be looked at."""
+    halt = refusal(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "no" / "lock")), tmp_path)
+    assert halt is not None
+    assert f"{tmp_path} belongs to " in halt.why
+    assert "(drwx" in halt.why
+
+
+def test_current_folder_is_gone() -> None:
+    """os.getcwd tells of no path."""
+    halt = refusal(FileNotFoundError(errno.ENOENT, "No such file or directory"), PLACE)
+    assert halt is not None
+    assert halt.what == "the current folder has been removed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EBADF, "Bad file descriptor", "/data/work/lock"),
+        OSError(errno.EINVAL, "Invalid argument", "/data/work/lock"),
+        FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere"),
+        OSError("no number"),
+    ],
+)
+def test_bugs_stay_bugs(error: OSError) -> None:
+    """What can only be a fault of ours keeps its traceback."""
+    assert refusal(error, PLACE) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (errno.EAGAIN, Outcome.HOST_OOM),
+        (errno.ENOMEM, Outcome.HOST_OOM),
+        (errno.EMFILE, Outcome.HOST_OOM),
+        (None, Outcome.HOST_OOM),
+        (errno.ENOSPC, Outcome.DISK_FULL),
+        (errno.EROFS, Outcome.DISK_FULL),
+        (errno.E2BIG, Outcome.SETUP),
+        (errno.EEXIST, Outcome.SETUP),
+        (errno.ENOENT, Outcome.SETUP),
+        (errno.ENOEXEC, Outcome.SETUP),
+        (errno.EACCES, Outcome.SETUP),
+        (errno.ENOTDIR, Outcome.SETUP),
+    ],
+)
+def test_worker_that_cannot_be_started(number: int | None, outcome: Outcome) -> None:
+    """What passes is waited for; what does not is a fault of the set-up, with something to do."""
+    found, remedy = of_start(OSError() if number is None else OSError(number, os.strerror(number)))
+    assert found is outcome
+    assert bool(remedy) is (outcome is Outcome.SETUP)
