@@ -70,6 +70,24 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
     assert "complete already" in place.run_here().stderr
 
 
+def test_parquet(tmp_path: Path) -> None:
+    """An array becomes a table by an update, which goes with it; of the table nothing is taken."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    assert place.run_here().returncode == 0
+    done = len(calls(place))
+    set_output(place, format="parquet")
+    for texts, new in (([*TEXTS, "n0"], ["n0"]), (TEXTS[:3], TEXTS[:3])):
+        place.write_source(texts)
+        ended = place.run_here("--update")
+        assert ended.returncode == 0, ended.stderr
+        assert sorted(calls(place)[done:]) == sorted(new)
+        assert own_files(place) == {"out.parquet", "out.json"}
+        assert pq.read_table(place.workdir / "out.parquet")["vector"].to_pylist() == expected(texts).tolist()
+        assert place.here("verify", str(place.workdir)).returncode == 0
+        done += len(new)
+
+
 def test_chunks_that_are_kept(tmp_path: Path) -> None:
     """Where the chunks of a rounded final are kept, an update takes their vectors."""
     place = ScriptedWorkplace.make(
