@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from chunkvisor.ingest.spool import write_all
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles, private
+from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
+from chunkvisor_worker.contract.files import open_kept, open_new
 
 _STRETCH_ROWS = 1 << 20
 _MOST_STRETCHES = 256
@@ -39,7 +40,7 @@ class WhereWriter:
         owners = here // self._stretch
         found = found[np.argsort(owners, kind="stable")]
         for owner, part in zip(*_parts(np.sort(owners), found), strict=True):
-            with open(self._put_by(owner), "ab", buffering=0, opener=private) as file:
+            with open(open_kept(self._put_by(owner)), "ab", buffering=0) as file:
                 write_all(file.fileno(), part.tobytes())
 
     def write(self) -> tuple[int, dict[int, int]]:
@@ -47,8 +48,8 @@ class WhereWriter:
         files, taken = ReuseFiles(self._folder), dict[int, int]()
         seen = encoded = 0
         with (
-            open(files.where, "wb", buffering=0, opener=private) as where_file,
-            open(files.encoded, "wb", buffering=0, opener=private) as fresh_file,
+            open_new(files.where) as where_file,
+            open_new(files.encoded) as fresh_file,
         ):
             for number, first in enumerate(range(0, self._table.rows, self._stretch)):
                 ids = self._table.row_text(first, min(first + self._stretch, self._table.rows))

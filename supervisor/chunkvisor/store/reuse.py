@@ -3,7 +3,6 @@
 Fixed before the first chunk: chunks are cut out of the texts to be encoded. Without a plan, that is all of them.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -133,11 +132,6 @@ def read_reuse(layout: OutputLayout) -> Reuse | None:
 def is_planned(layout: OutputLayout) -> bool:
     """Whether there is a plan, of whatever contents."""
     return ReuseFiles(layout.reuse).record.exists()
-
-
-def private(name: str, flags: int) -> int:
-    """An opener for `open`: nobody else reads what is made of a person's texts. Raises OSError."""
-    return os.open(name, flags | os.O_CLOEXEC, 0o600)
 
 
 def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
