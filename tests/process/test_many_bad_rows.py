@@ -109,7 +109,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     """What stands under that name before is kept under another."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, recovery__max_bad_rows=10_000)
     place.lay("bad", "nan!")
-    place.workdir.mkdir()
+    assert place.run_here("--set", "recovery.max_bad_rows=0").returncode == 78  # it has made the workdir its own
     (place.workdir / "out.quarantined.jsonl").write_text("mine")
 
     assert place.run_here().returncode == 3
