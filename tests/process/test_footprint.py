@@ -79,7 +79,7 @@ def test_supervisor_needs_little_memory(workplace: Workplace) -> None:
 
 
 def test_files_are_private(workplace: Workplace) -> None:
-    """Whatever the umask, nobody but the user can read or write any state, kept attempts included; results follow it."""
+    """Whatever the umask, nobody but the user can read or write any state, kept attempts included."""
     workplace.write_source([f"text {number}" for number in range(12)])
     kwargs = {"plan": {"out/1": "segfault@encode", "out/2": "drop_the_mask@import"}, "times": None}
     workplace.write_config(
