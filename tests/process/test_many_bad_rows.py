@@ -8,6 +8,8 @@ import pytest
 
 import chunkvisor
 from chunkvisor.assemble.badrows import LISTED
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import mark
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
@@ -106,10 +108,11 @@ def test_retry_takes_the_file_away(place: ScriptedWorkplace) -> None:
 
 
 def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
-    """What stands under that name before is kept under another."""
+    """What stands under that name in a workdir of ours is kept under another."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, recovery__max_bad_rows=10_000)
     place.lay("bad", "nan!")
-    assert place.run_here("--set", "recovery.max_bad_rows=0").returncode == 78  # it has made the workdir its own
+    place.workdir.mkdir()
+    mark(Layout(place.workdir))
     (place.workdir / "out.quarantined.jsonl").write_text("mine")
 
     assert place.run_here().returncode == 3
