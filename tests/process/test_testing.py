@@ -134,7 +134,7 @@ def test_the_struck_worker_may_be_warm(workplace: Workplace) -> None:
 def test_times_and_output(workplace: Workplace) -> None:
     """A fault strikes so many attempts of its own output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
-    told = prepared(workplace, outputs=outputs)
+    told = prepared(workplace, outputs=outputs, reuse=False)  # else the second has nothing to encode
     with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
         chunkvisor.run(workplace.config_path, on_event=told)
 
