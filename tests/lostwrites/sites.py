@@ -124,7 +124,7 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
     "chunkvisor/api.py _write_texts fsync": "python",
-    "chunkvisor/assemble/before.py keep_before make_folder": "from scratch",
+    "chunkvisor/assemble/before.py _make_before make_folder": "from scratch",
     "chunkvisor/assemble/before.py keep_before sync_folder": "from scratch",
     "chunkvisor/assemble/checkedfile.py CheckedFile._sync_once fsync": "python",
     "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder": "shards",
@@ -137,11 +137,12 @@ MISSED_IN: dict[str, str] = {
 
 NOT_SHOWN = frozenset(
     {
-        "chunkvisor/assemble/before.py switch make_folder",
+        "chunkvisor/store/fixed.py make_state make_folder",
+        "chunkvisor_worker/contract/files.py write_blocks fsync",
+        "chunkvisor_worker/contract/files.py write_blocks sync_folder",
         "chunkvisor/assemble/before.py switch sync_folder",
         "chunkvisor/assemble/before.py switch sync_folder 2",
         "chunkvisor/assemble/before.py switch sync_folder 3",
-        "chunkvisor/assemble/combine.py combine make_folder",
         "chunkvisor/assemble/copiedrows.py copy_rows fsync",
         "chunkvisor/engine/modelsource.py fetch_model make_folder",
         "chunkvisor/engine/ray/create.py ray_engine make_folder",
@@ -152,16 +153,12 @@ NOT_SHOWN = frozenset(
         "chunkvisor/store/mark.py mark fsync",
         "chunkvisor/store/mark.py mark sync_folder",
         "chunkvisor/supervise/begin.py _stage make_folder",
-        "chunkvisor/supervise/begin.py make_state make_folder",
         "chunkvisor/supervise/begin.py move_on make_folder",
         "chunkvisor/supervise/planreuse.py Planner._write fsync",
         "chunkvisor/supervise/planreuse.py Planner.plan make_folder",
         "chunkvisor/supervise/planreuse.py Planner.plan sync_folder",
         "chunkvisor/supervise/planreuse.py Planner.plan sync_folder 2",
         "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2",
-        "chunkvisor/assemble/badrows.py _write fsync",
-        "chunkvisor/assemble/sides.py write_sides sync_folder",
-        "chunkvisor/assemble/badrows.py _write sync_folder",
         "chunkvisor/commands/onefile.py encode make_folders",
         "chunkvisor/store/ledger.py Ledger.commit fsync",
         "chunkvisor/store/ledger.py Ledger.commit make_folder",
@@ -175,8 +172,6 @@ NOT_SHOWN = frozenset(
         "chunkvisor_worker/contract/files.py make_folder sync_folder",
         "chunkvisor_worker/contract/files.py make_folders sync_folder",
         "chunkvisor_worker/contract/files.py sync_folder fsync",
-        "chunkvisor_worker/contract/files.py write_atomic fsync",
-        "chunkvisor_worker/contract/files.py write_atomic sync_folder",
     }
 )
 """Those that nobody has taken out yet."""

@@ -4,10 +4,8 @@ That file, `<output>.quarantined.jsonl`, lies beside the manifest, with a twin i
 line, and is written and read a line at a time.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -16,12 +14,11 @@ from typing import Any
 
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import PRIVATE, RESULT, open_new, open_regular, set_aside, sync_folder
+from chunkvisor.store.stamp import digest_file
+from chunkvisor_worker.contract.files import PRIVATE, RESULT, copy_atomic, open_regular, set_aside, write_blocks
 
 LISTED = 1000
 """Rows in the manifest itself, at most."""
-
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,8 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
             digest.update(line)
             yield line
 
-    _write(layout.quarantined_twin, lines())
-    copy(layout.quarantined_twin, layout.quarantined)
+    write_blocks(layout.quarantined_twin, lines())
+    copy_atomic(layout.quarantined_twin, layout.quarantined, mode=RESULT)
     file = {"file": layout.quarantined.name, "digest": f"sha256:{digest.hexdigest()}"}
     return {"quarantined": first, "quarantined_rows": count, "quarantined_in": file}
 
@@ -80,14 +77,10 @@ def every_row(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[s
 
 def holds(path: Path, manifest: dict[str, Any]) -> bool:
     """Whether the file is the one that was written; it is read through."""
-    digest = hashlib.sha256()
     try:
-        with open_regular(path) as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+        return bool(manifest["quarantined_in"]["digest"] == f"sha256:{digest_file(path)}")
     except OSError:
         return False
-    return bool(manifest["quarantined_in"]["digest"] == f"sha256:{digest.hexdigest()}")
 
 
 def mend(layout: OutputLayout, manifest: dict[str, Any]) -> bool:
@@ -98,8 +91,7 @@ def mend(layout: OutputLayout, manifest: dict[str, Any]) -> bool:
     good = [path for path in paths if holds(path, manifest)]
     for path in paths:
         if good and path not in good:
-            set_aside(path)
-            copy(good[0], path, RESULT if path == layout.quarantined else PRIVATE)
+            copy_atomic(good[0], path, mode=RESULT if path == layout.quarantined else PRIVATE)
     return bool(good)
 
 
@@ -108,26 +100,3 @@ def forget(layout: OutputLayout, manifest: dict[str, Any] | None) -> None:
     if manifest is not None and "quarantined_in" in manifest and holds(layout.quarantined, manifest):
         layout.quarantined.unlink()
     layout.quarantined_twin.unlink(missing_ok=True)
-
-
-def copy(source: Path, target: Path, mode: int = RESULT) -> None:
-    """By one rename, and synced; a result is for others to read. Raises OSError."""
-    with open_regular(source) as file:
-        _write(target, iter(lambda: file.read(_BLOCK_BYTES), b""), mode)
-
-
-def _write(path: Path, blocks: Iterable[bytes], mode: int = PRIVATE) -> None:
-    """As `write_atomic`, but a block at a time."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        set_aside(temporary)
-        with open_new(temporary, mode) as file:
-            file.writelines(blocks)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_folder(path.parent)

@@ -12,14 +12,7 @@ from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.reuse import is_planned
-from chunkvisor_worker.contract.files import (
-    make_folder,
-    open_regular,
-    remove_folder,
-    set_aside,
-    sync_folder,
-    write_atomic,
-)
+from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder, set_aside, sync_folder
 
 
 def begun(layout: OutputLayout) -> bool:
@@ -37,9 +30,7 @@ def keep_before(layout: OutputLayout) -> Path:
     finals = _finals(layout)
     if finals:
         drop_before(layout)
-    if layout.before.is_symlink() or not layout.before.is_dir():
-        set_aside(layout.before, files_too=True)
-    make_folder(layout.before)
+    _make_before(layout)
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
@@ -52,6 +43,12 @@ def keep_before(layout: OutputLayout) -> Path:
         state = layout.before / "since"
         remove_folder(state)
     return layout.state.rename(state)
+
+
+def _make_before(layout: OutputLayout) -> None:
+    if layout.before.is_symlink():
+        set_aside(layout.before, files_too=True)
+    make_folder(layout.before)
 
 
 def finish_switch(layout: OutputLayout) -> bool:
@@ -75,13 +72,10 @@ def switch(layout: OutputLayout) -> None:
     if not prepared.table.exists():
         layout.table.rename(prepared.table)
     if layout.published.exists():
-        with open_regular(layout.published) as file:
-            write_atomic(prepared.published, file.read())  # what stands there is still ours
+        copy_atomic(layout.published, prepared.published)  # what stands there is still ours
     sync_folder(prepared.state)
     if state.exists():
-        if layout.before.is_symlink() or not layout.before.is_dir():
-            set_aside(layout.before, files_too=True)
-        make_folder(layout.before)
+        _make_before(layout)
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)

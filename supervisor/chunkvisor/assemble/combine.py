@@ -19,10 +19,10 @@ from chunkvisor.assemble.numbers import Stored
 from chunkvisor.assemble.reform import Source, rows_of_parts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
+from chunkvisor.store.fixed import make_state
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import make_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,7 @@ def combine(
             f"{layout.final} is there already, and no run of this workdir has made it",
             remedy="move it away, or give the combination another name",
         )
-    for folder in (layout.state.parent, layout.state):
-        make_folder(folder)
+    make_state(layout)
     rows, dimension = members[0].manifest["rows"], sum(each.dimension for each in members)
     clear_partial(layout)
     with FinalWriter(layout, rows, dimension, Form()) as writer:

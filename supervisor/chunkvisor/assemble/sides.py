@@ -5,7 +5,6 @@ The ranges are in the manifest as well, and the table among the staged texts, so
 
 import hashlib
 import io
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import RESULT, open_new, open_regular, set_aside, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import RESULT, copy_atomic, set_aside, write_atomic
 
 
 def describe_ranges(layout: OutputLayout, ranges: Vectors) -> dict[str, Any]:
@@ -78,12 +77,8 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
             there = find_rows_table(layout, digest_of_rows_table(manifest))
             if there is None:
                 continue  # the next run stages it again
-            partial = path.with_name(f".{path.name}.partial")
-            with open_regular(there) as source, open_new(partial, RESULT) as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
             set_aside(path, files_too=True)
-            partial.replace(path)
-            sync_folder(layout.workdir)
+            copy_atomic(there, path, mode=RESULT)
 
 
 def remove_sides(layout: OutputLayout, manifest: dict[str, Any], but: Collection[Path] = ()) -> None:

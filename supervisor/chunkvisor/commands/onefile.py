@@ -29,7 +29,15 @@ from chunkvisor.store.stamp import digest_file
 from chunkvisor.store.target import check_target
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
-from chunkvisor_worker.contract.files import RESULT, make_folders, open_new, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import (
+    RESULT,
+    copy_atomic,
+    make_folders,
+    open_new,
+    open_regular,
+    remove_folder,
+    sync_folder,
+)
 
 OUTPUT = "embeddings"
 """Name of the one output in the state folder."""
@@ -158,7 +166,7 @@ def _publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 raise FileNotFoundError(output.manifest)
             if (listed := manifest.get("quarantined_in")) is not None:
                 rows = wanted.out.with_suffix(".quarantined.jsonl")
-                badrows.copy(output.quarantined, rows)
+                copy_atomic(output.quarantined, rows, mode=RESULT)
                 more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more, mode=RESULT)
             _move(output.final, wanted.out)

@@ -12,7 +12,7 @@ from chunkvisor.store.identity import Identity, from_json
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import sync_folder
+from chunkvisor_worker.contract.files import make_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -94,6 +94,12 @@ class StagedRecord:
 @dataclass(frozen=True, slots=True)
 class _FactsRecord:
     facts: Facts
+
+
+def make_state(layout: OutputLayout) -> None:
+    """Make the output's state folder where it is missing. Raises OSError."""
+    for folder in (layout.state.parent, layout.state):
+        make_folder(folder)
 
 
 def read_fixed(layout: OutputLayout) -> Fixed | None:

@@ -25,7 +25,7 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, read_fixed, write_fixed, write_staged
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError
@@ -34,7 +34,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, request_of, staged_before
-from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, write_atomic
+from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
 
 
 @dataclass(slots=True)
@@ -142,8 +142,7 @@ def move_on(begun: Begun) -> None:
     prepared = begun.layout.next
     remove_folder(prepared.state)
     make_folder(prepared.state)
-    with open_regular(begun.layout.staged) as file:
-        write_atomic(prepared.staged, file.read())
+    copy_atomic(begun.layout.staged, prepared.staged)
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
 
@@ -156,12 +155,6 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
                 f"{place} is there already, and no run of this workdir has made it",
                 remedy="move it away, or choose another workdir or another name for the output",
             )
-
-
-def make_state(layout: OutputLayout) -> None:
-    """Make the output's state folder where it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):
-        make_folder(folder)
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:

@@ -6,11 +6,13 @@ import itertools
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any
 
+_COPY_BYTES = 1 << 20
 READ_LIMIT_BYTES = 8 << 20
 """No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
 
@@ -94,13 +96,24 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = P
     With `durable` the file and its folder are synced, so that it survives a power cut, and a folder or a pipe that
     stands in the way is set aside. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
     """
+    write_blocks(path, [data], durable=durable, mode=mode)
+
+
+def copy_atomic(source: Path, target: Path, *, mode: int = PRIVATE) -> None:
+    """Copy a file into the place of another, as `write_atomic`, in bounded memory. Raises OSError."""
+    with open_regular(source) as file:
+        write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), mode=mode)
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes], *, durable: bool = True, mode: int = PRIVATE) -> None:
+    """As `write_atomic`, of data that need not be in memory as a whole. Raises what the blocks raise, too."""
     # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         if durable:
             set_aside(path)
         with open_new(temporary, mode) as file:
-            file.write(data)
+            file.writelines(blocks)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
