@@ -29,8 +29,17 @@ _FAILING = frozenset({"error", "assert_true"})
 _STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
 
 
-def check_expression(connection: duckdb.DuckDBPyConnection, sql: str, key: str = "sql") -> None:
+def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise Halt (exit 78) for what is no expression over one row, as far as the text alone can tell."""
+    if name := next((each for each in changing_calls(connection, sql, "sql") if each not in _FAILING), None):
+        raise _no_function_of_the_row(f"{name}()", sql)
+
+
+def changing_calls(connection: duckdb.DuckDBPyConnection, sql: str, key: str) -> list[str]:
+    """Functions in one expression over one row whose value is not made of the row, in their order.
+
+    Raises Halt (exit 78), with the key in its words, for what is no such expression.
+    """
     tree = json.loads(_serialized(connection, sql))
     if tree["error"]:
         raise config_error(f"`{key}` cannot be parsed: {tree['error_message']}", why=f"It is: {sql}")
@@ -43,9 +52,8 @@ def check_expression(connection: duckdb.DuckDBPyConnection, sql: str, key: str =
             why="It may look at the columns of its own row; only that can be told to be unchanged at a resume.",
             remedy="Compute it beforehand and write it to a parquet file.",
         )
-    unstable = _unstable(connection) if key == "sql" else frozenset()  # `condition` has words of its own
-    if name := next((name for name in _named(tree, "FUNCTION") if name in unstable), None):
-        raise _no_function_of_the_row(f"{name}()", sql)
+    unstable = _unstable(connection)
+    return [name for name in _named(tree, "FUNCTION") if name in unstable]
 
 
 def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, columns: Iterable[str]) -> None:
@@ -54,7 +62,7 @@ def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: st
     `current_date` is the clock unless there is such a column; a column with a name of ours would be ours.
     """
     known = {column.casefold() for column in columns}
-    for name in _named(json.loads(_serialized(connection, sql)), "COLUMN_REF"):
+    for name in bare_names(connection, sql):
         if name in _VALUES and name not in known:
             raise _no_function_of_the_row(name, sql)
     if clash := next((column for column in columns if column.casefold().startswith(_OURS)), None):
@@ -63,6 +71,11 @@ def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: st
             f"a column is named {clash!r}, and such names are used while the SQL is evaluated.",
             remedy="Rename the column, or use column or template, which can take it.",
         )
+
+
+def bare_names(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+    """Names in the expression that no table stands before, in lower case."""
+    return list(_named(json.loads(_serialized(connection, sql)), "COLUMN_REF"))
 
 
 def evaluate(
@@ -157,9 +170,9 @@ def _unstable(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     rows = connection.execute(
         "SELECT lower(function_name), stability, lower(macro_definition) FROM duckdb_functions()"
     ).fetchall()
-    found = {name for name, stability, _ in rows if stability not in (None, "CONSISTENT")} - _FAILING
+    found = {name for name, stability, _ in rows if stability not in (None, "CONSISTENT")}
     called = re.compile(
-        rf"\b({'|'.join(map(re.escape, sorted(found)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
+        rf"\b({'|'.join(map(re.escape, sorted(found - _FAILING)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
     )
     return frozenset(found | {name for name, _, macro in rows if macro and called.search(macro)})
 

@@ -72,6 +72,7 @@ def test_columns_of_every_row(stage_here: Stage, tmp_path: Path) -> None:
     [
         ("random() < 0.5", "`where` has random, which gives something else each time"),
         ("current_date > '2020-01-01'", "`where` has current_date"),
+        ("ago(INTERVAL 1 day) > '2020-01-01'", "`where` has ago, which gives something else each time"),
         ("split = ", "`where` cannot be parsed"),
         ("count(*) OVER () > 1", "`where` has a window function"),
         ("split IN (SELECT 'a' FROM other)", "`where` has a table"),
