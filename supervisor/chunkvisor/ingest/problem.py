@@ -1,12 +1,12 @@
 """Messages about bad input: which file, where in it, and what is wrong."""
 
 import difflib
-import errno
 from collections.abc import Iterable
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 
 MAX_TEXT_BYTES = 16 << 20
 """Of UTF-8, of one text."""
@@ -32,14 +32,14 @@ def refused(error: OSError, folder: Path) -> Halt | None:
             why=str(error),
             remedy="Free space, or move the workdir to another disk.",
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+    if error.errno in LIMIT_ERRNOS:
         return Halt(
             ExitCode.MACHINE,
             "The process that reads the sources has met a limit of this machine.",
             why=str(error),
             remedy="Raise the limits of open files and memory (ulimit -a shows them), then run the same command again.",
         )
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if error.errno in FORBIDDEN_ERRNOS:
         return config_error(
             f"{error.filename or folder} may not be used.",
             why=str(error),

@@ -24,7 +24,7 @@ _NO_START = {
 }
 """Why no worker can be started, whatever is waited for -> what to do."""
 
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
 _IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL})
 """Something else stands where a file or a folder belongs; EINVAL is our own, of what is no regular file."""
 
@@ -54,7 +54,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     if path is None:
         gone = config_error("the current folder has been removed", remedy="change to a folder that is there")
         return gone if error.errno == errno.ENOENT else None
-    if error.errno in _FORBIDDEN:
+    if error.errno in FORBIDDEN_ERRNOS:
         return _forbidden(error, path)
     if error.errno == errno.ENAMETOOLONG:
         return config_error(
