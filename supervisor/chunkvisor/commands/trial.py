@@ -94,13 +94,15 @@ def try_texts(
     return Trial(verdict, vectors, last[:300], evidence.result.phase_s, evidence.result.facts.dtype)
 
 
-def environment_of(base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str]) -> dict[str, str]:
+def environment_of(
+    base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str], *, workers: int = 1
+) -> dict[str, str]:
     """What workers on the devices get, but for the pid of a parent: a worker run by hand waits at no gate.
 
     Without a device (no config, or one whose GPU is not there), the child sees the GPUs that this command sees.
     """
-    cores = len(os.sched_getaffinity(0))
-    environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=cores)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=threads)
     del environment[PARENT_PID], environment[_VISIBLE]
     if devices:
         environment[_VISIBLE] = ",".join(device.uuid for device in devices)

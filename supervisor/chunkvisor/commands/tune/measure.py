@@ -167,11 +167,7 @@ class _Bench:
         self._folders += 1
         folder = self._scratch / f"try{self._folders}"
         folder.mkdir(mode=0o700)
-        on_cpu = self._device.kind == "cpu"
-        environment = environment_of(os.environ, [self._device], config.env)
-        if candidate.per_device > 1 and on_cpu:
-            cores = len(os.sched_getaffinity(0))
-            environment["OMP_NUM_THREADS"] = str(max(1, cores // candidate.per_device))
+        environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
         conditions = Conditions(self._device.kind, environment, place, config.recovery.startup_timeout)
         encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
