@@ -15,7 +15,6 @@ from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import (
     FILE_KEYS,
     describe_files,
-    finish_publishing,
     publish_manifest,
     read_finished,
     read_recorded,
@@ -44,7 +43,6 @@ def keep_finished(
     Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
     to stop. Raises OSError; Halt (78) where the form cannot be made of what is there.
     """
-    finish_publishing(layout)
     _finish_reforming(layout)
     if replaces_another(layout):
         return None

@@ -6,7 +6,7 @@ The rows are put together in float32. A final of another form is made from a fil
 import errno
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,8 +61,9 @@ def assemble(
     if form.is_of_rows:
         with FinalWriter(layout, table.rows, dimension, form) as writer:
             joined = _join(ledger, table, writer, on_block, taken)
-            on_written(Final(writer.stamps(), dimension, joined.zero_rows, joined.bad_rows))
-            return Final(writer.publish(), dimension, joined.zero_rows, joined.bad_rows)
+            final = Final(writer.stamps(), dimension, joined.zero_rows, joined.bad_rows)
+            on_written(final)
+            return replace(final, stamps=writer.publish())
     ranges = Ranges(dimension)
     with FinalWriter(layout, table.rows, dimension, Form(), layout.partial_rows) as writer:
         joined = _join(ledger, table, writer, on_block, taken, ranges)
@@ -71,12 +72,13 @@ def assemble(
     try:
         with reform(source, lambda _: rows_of(layout.partial_rows, source), form, on_block) as reformed:
             written = reformed.writer.stamps()
-            on_written(Final(written, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges))
-            stamps = reformed.publish()
+            final = Final(written, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges)
+            on_written(final)
+            final = replace(final, stamps=reformed.publish())
     except BadVectorsError as error:
         raise OSError(errno.EIO, f"does not hold what was written to it: {error}", str(layout.partial_rows)) from None
     clear_partial(layout)
-    return Final(stamps, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges)
+    return final
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,13 +101,8 @@ def main() -> None:
     except Halt as halt:
         show(halt)
         sys.exit(int(halt.code))
-    except click.NoSuchOption as error:
-        meant = _MEANT.get(error.option_name)
-        shown = click.UsageError(f"There is no option {error.option_name}: {meant}", error.ctx) if meant else error
-        shown.show()
-        sys.exit(int(ExitCode.USAGE))
     except click.ClickException as error:
-        show_usage(error)
+        show_usage(_with_what_was_meant(error))
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -121,6 +116,12 @@ def main() -> None:
             raise
         show(words)
         sys.exit(int(words.code))
+
+
+def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
+    if isinstance(error, click.NoSuchOption) and (meant := _MEANT.get(error.option_name)):
+        return click.UsageError(f"There is no option {error.option_name}: {meant}", error.ctx)
+    return error
 
 
 def _ignore_signals() -> None:

@@ -27,14 +27,15 @@ def explain(name: str) -> str:
     for rule in RULES:
         if rule.name == wanted:
             return _plain(entry(rule))
-    if wanted.replace("-", "_") not in ENTRIES:
+    outcome = wanted.replace("-", "_")
+    if outcome not in ENTRIES:
         raise Halt(
             ExitCode.USAGE,
             f"the handbook has no entry {name}; {did_you_mean(wanted, names())}",
             remedy="`chunkvisor explain` without a name lists them all",
         )
-    found = ENTRIES[wanted.replace("-", "_")]
-    parts = [wanted.replace("-", "_"), "", _wrapped(found.what), ""]
+    found = ENTRIES[outcome]
+    parts = [outcome, "", _wrapped(found.what), ""]
     parts += [
         "What the run does by itself",
         _wrapped(found.then, "  "),
@@ -42,7 +43,7 @@ def explain(name: str) -> str:
         "What you can do",
         _wrapped(found.do, "  "),
     ]
-    if rules := _rules_of(wanted.replace("-", "_")):
+    if rules := _rules_of(outcome):
         parts += ["", "Rules with this outcome (chunkvisor explain RULE):", _wrapped(", ".join(rules), "  ")]
     return "\n".join(parts)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Never
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
+from chunkvisor.units import printable
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -67,7 +68,7 @@ def _new_bar(total: int, done: int) -> "tqdm[Never]":
 
 def _note(state: RunState) -> str:
     if state.waits_for:
-        return f"waiting: {state.waits_for:.60}"
+        return printable(f"waiting: {state.waits_for:.60}")
     if state.quarantined:
         return f"{state.quarantined} in quarantine"
     return f"{state.failed} failed attempts, tried again" if state.failed else ""

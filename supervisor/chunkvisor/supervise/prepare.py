@@ -28,7 +28,6 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.fixed import Fixed, Staged
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes, read_stretches
@@ -69,7 +68,9 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     reuse = read_reuse(layout)
     ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
     ledger.load()
-    _tell_opened(opening, ledger, reuse, staged, fixed)
+    # A slice does not count them as its own.
+    taken = reuse.taken if reuse is not None and opening.slice is None else 0
+    _tell_opened(opening, ledger, reuse, taken, begun)
     job = _job(opening, name, ledger.fingerprint)
     finish = _finish(opening, ledger, table, reuse, job, begun)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
@@ -85,27 +86,25 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         asked_form(config.outputs[name], staged.carried),
         opening.source.local,
         versions,
-        taken=reuse.taken if reuse is not None and opening.slice is None else 0,
+        taken=taken,
         awaits=frozenset(each.output for each in taken_from),
     )
 
 
-def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, staged: Staged, fixed: Fixed) -> None:
-    taken = 0
+def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: int, begun: Begun) -> None:
     if reuse is not None:
         places = [each.words for each in reuse.places if each.texts]
         told_of = of_output.TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )
         opening.emit(told_of)
-        taken = reuse.taken if opening.slice is None else 0
     told = of_output.OutputOpened(
         output=ledger.layout.name,
         # Of a slice they are those of its texts, about: a text may stand in several rows.
-        rows=staged.rows * (ledger.texts + taken) // staged.distinct,
+        rows=begun.staged.rows * (ledger.texts + taken) // begun.staged.distinct,
         distinct=ledger.texts + taken,
         chunks=len(ledger.share),
-        chunk_size=fixed.chunk_size,
+        chunk_size=begun.fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done + taken,
     )
