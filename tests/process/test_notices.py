@@ -170,6 +170,24 @@ def test_a_dead_notifier_is_not_waited_for(tmp_path: Path, receiver: Receiver, m
     assert "not delivered" in (tmp_path / "notices.jsonl").read_text()
 
 
+def test_notices_arrive_in_order(tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next notice is sent when the one before has been delivered, however long that takes."""
+    monkeypatch.setattr(notices, "END_S", 60.0)
+    receiver.hold.clear()
+    told = Notices([receiver.url], Layout(tmp_path), InvocationFiles(tmp_path))
+    for code in (3, 69, 78):
+        told.event(Halted(code, "x"), RunState())
+    wait_for(lambda: receiver.got)
+    told.tick()
+    receiver.hold.set()
+
+    told.close()
+
+    assert titles(receiver) == [f"ended with exit code {code}" for code in (3, 69, 78)]
+    record = [json.loads(line) for line in (tmp_path / "notices.jsonl").read_text().splitlines()]
+    assert [each["end"] for each in record] == ["delivered"] * 3
+
+
 def test_a_notifier_that_cannot_be_started_hurts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no child can be started there is no notice, and no exception."""
     monkeypatch.setattr(notices, "_COMMAND", (str(tmp_path / "missing"),))

@@ -1,9 +1,10 @@
 """Tells people elsewhere when a run ends, stalls, or meets the first text that cannot be encoded.
 
-Nobody waits for a notifier while the run lives, and ten seconds at most at its end, three after SIGTERM. Addresses hold
-passwords.
+One notice goes out after the other, so that they arrive in the order of what happened. Nobody waits for a notifier
+while the run lives, and ten seconds at most at its end, three after SIGTERM. Addresses hold passwords.
 """
 
+import collections
 import json
 import socket
 import subprocess
@@ -38,7 +39,9 @@ class Notices(Observer):
         self._urls = list(urls)
         self._layout = layout
         self._record = BoundedLines(files.notices, 1000) if files is not None else None
-        self._under_way: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._waiting: collections.deque[tuple[str, str]] = collections.deque()
+        """What each is about, and its text, in the order of what happened."""
+        self._under_way: tuple[str, subprocess.Popen[bytes]] | None = None
         self._pace = Pace()
         self._stalled = False
         self._end_s = END_S
@@ -67,8 +70,8 @@ class Notices(Observer):
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def tick(self) -> None:
-        """Look after the children, and whether the run stalls."""
-        self._collect()
+        """Look after the child under way, and whether the run stalls."""
+        self._advance()
         stalled_s = self._pace.stalled_s(time.monotonic())
         if stalled_s is not None and not self._stalled:
             self._stalled = True
@@ -77,25 +80,49 @@ class Notices(Observer):
             self._send("no progress", f"no chunk was committed for {human_time(stalled_s)}{usual}\n{todo}")
 
     def close(self) -> None:
-        """Wait a little for what is under way, and end the rest."""
+        """Wait a little for what is under way or waiting, and end or leave out the rest."""
         deadline_s = time.monotonic() + self._end_s
-        for _, child in self._under_way:
+        while self._under_way is not None:
+            _, child = self._under_way
+            # One that hangs leaves their share of the time to those after it.
+            share_s = (deadline_s - time.monotonic()) / (1 + len(self._waiting))
             try:
-                child.wait(max(0.0, deadline_s - time.monotonic()))
+                child.wait(max(0.0, share_s))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait(_KILL_S)
-        self._collect()
+            self._advance()
 
     def _send(self, what: str, body: str) -> None:
+        self._waiting.append((what, body))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Note what has ended, and start the next."""
+        while True:
+            if self._under_way is not None:
+                what, child = self._under_way
+                if child.poll() is None:
+                    return
+                self._under_way = None
+                self._note(what, "delivered" if child.returncode == 0 else "not delivered to all")
+            if not self._waiting:
+                return
+            what, body = self._waiting.popleft()
+            if (started := self._start(what, body)) is not None:
+                self._under_way = (what, started)
+            else:
+                self._note(what, "not sent")
+
+    def _start(self, what: str, body: str) -> subprocess.Popen[bytes] | None:
+        """The child that delivers it; None where none can be started."""
         title = f"chunkvisor: {what}: {self._layout.workdir.name} on {socket.gethostname()}"
         try:
             child = subprocess.Popen(
                 _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
         except OSError:
-            self._note(what, "not sent")
-            return
+            return None
         assert child.stdin is not None
         # By standard input: a command line and an environment can be read by others. It fits into the pipe's buffer.
         order = {"urls": self._urls, "title": title, "body": body[:8000]}
@@ -104,16 +131,7 @@ class Notices(Observer):
                 child.stdin.write(json.dumps(order).encode())
         except OSError:
             child.kill()
-        self._under_way.append((what, child))
-
-    def _collect(self) -> None:
-        waiting = []
-        for what, child in self._under_way:
-            if child.poll() is None:
-                waiting.append((what, child))
-            else:
-                self._note(what, "delivered" if child.returncode == 0 else "not delivered to all")
-        self._under_way = waiting
+        return child
 
     def _note(self, what: str, end: str) -> None:
         if self._record is not None:
