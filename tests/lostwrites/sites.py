@@ -81,6 +81,8 @@ def _sites_in(path: str, node: ast.AST, function: str) -> Iterator[Site]:
 
 def _sync_of(call: ast.Call) -> str:
     """The name of the sync that it calls, itself or in another thread."""
+    if any(word.arg == "durable" and ast.unparse(word.value) == "False" for word in call.keywords):
+        return ""
     for each in (call.func, *call.args):
         name = each.attr if isinstance(each, ast.Attribute) else each.id if isinstance(each, ast.Name) else ""
         if name in _SYNCS:
