@@ -174,6 +174,8 @@ class Judge:
         problems, refused, seconds = [], False, 0.0
         if scenario.keeps_a_final and promises.was_complete and not _some_final(case / "disk"):
             problems.append("no final file is left, neither the old one nor the new")
+        if crash.told and not _mark_is_whole(case / "disk"):
+            problems.append("the mark does not say which format the workdir has")
         tries = scenario.again(promises.command)
         checked = next(number for number, each in enumerate(tries) if each.final)
         for number, each in enumerate(tries):
@@ -289,6 +291,16 @@ def _same_bytes(one: Path, other: Path) -> bool:
 def _calls(case: Path) -> list[Any]:
     path = case / "calls.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _mark_is_whole(disk: Path) -> bool:
+    """Whether each mark of a workdir can be read, without which a later format could not be refused by name."""
+    for path in disk.rglob(".chunkvisor"):
+        try:
+            json.loads(path.read_bytes())["format"]
+        except (ValueError, KeyError):
+            return False
+    return True
 
 
 def _some_final(disk: Path) -> bool:
