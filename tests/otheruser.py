@@ -49,17 +49,17 @@ def why_not(scratch: Path) -> str:
 
 def _script(scratch: Path, umask: int) -> str:
     """For a shell in a namespace of mounts of its own; its arguments are the command."""
-    hidden = [path for path in dict.fromkeys(_NEEDED) if _closed_above(path) is not None]
+    hidden = [path for path in dict.fromkeys(_NEEDED) if closed_above(path) is not None]
     lines = [f"umask {umask:03o}"]
     for number, path in enumerate(hidden):
         aside = quote(str(scratch / str(number)))
         lines += [f"mkdir -p {aside}", f"mount --bind {quote(str(path))} {aside}"]
-    lines += [f"mount -t tmpfs -o mode=755 none {quote(str(each))}" for each in {*map(_closed_above, hidden)}]
+    lines += [f"mount -t tmpfs -o mode=755 none {quote(str(each))}" for each in {*map(closed_above, hidden)}]
     for number, path in enumerate(hidden):
         lines += [f"mkdir -p {quote(str(path))}", f"mount --bind {quote(str(scratch / str(number)))} {quote(str(path))}"]
     return "\n".join([*lines, f'exec setpriv --reuid {OTHER} --regid {OTHER} --clear-groups "$@"'])
 
 
-def _closed_above(path: Path) -> Path | None:
+def closed_above(path: Path) -> Path | None:
     """The topmost folder above it that others may not enter."""
     return next((folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001), None)

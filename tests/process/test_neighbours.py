@@ -1,11 +1,11 @@
 """Another user of the machine: what he leaves in a shared folder, what he can read, and a workdir that is his."""
 
-import contextlib
 import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 
 from chunkvisor.store.layout import Layout
 from harness import Ended, expected
-from otheruser import OTHER, run_as_other, why_not
+from otheruser import OTHER, closed_above, run_as_other, why_not
 from scripted_workplace import ScriptedWorkplace
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
@@ -21,15 +21,14 @@ TEXTS = ["t0", "t1", "t2"]
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder that the other user can reach, too."""
-    for folder in (tmp_path, *tmp_path.parents):
-        with contextlib.suppress(PermissionError):
-            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-                folder.chmod(folder.stat().st_mode | 0o011)
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    return folder
+def shared() -> Iterator[Path]:
+    """A folder that the other user can reach, too; above pytest's own nobody else may pass."""
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-shared-") as name:
+        folder = Path(name)
+        if closed_above(folder) is not None:
+            pytest.skip(f"another user may not enter {closed_above(folder)}")
+        folder.chmod(0o755)
+        yield folder
 
 
 AsOther = Callable[..., Ended]
