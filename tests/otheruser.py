@@ -56,7 +56,10 @@ def _script(scratch: Path, umask: int) -> str:
         lines += [f"mkdir -p {aside}", f"mount --bind {quote(str(path))} {aside}"]
     lines += [f"mount -t tmpfs -o mode=755 none {quote(str(each))}" for each in {*map(closed_above, hidden)}]
     for number, path in enumerate(hidden):
-        lines += [f"mkdir -p {quote(str(path))}", f"mount --bind {quote(str(scratch / str(number)))} {quote(str(path))}"]
+        lines += [
+            f"mkdir -p {quote(str(path))}",
+            f"mount --bind {quote(str(scratch / str(number)))} {quote(str(path))}",
+        ]
     return "\n".join([*lines, f'exec setpriv --reuid {OTHER} --regid {OTHER} --clear-groups "$@"'])
 
 

@@ -6,6 +6,7 @@ complete, and after an undisturbed second run the same bytes as if nothing had b
 
 import gc
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -35,6 +37,7 @@ import chunkvisor.supervise.joins
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
+from chunkvisor.observe.surroundings import surroundings
 
 from .forked import fork_children
 from .scenarios import RUN, Scenario
@@ -287,8 +290,22 @@ def _be_impatient(config_path: Path) -> None:
     config_path.write_text(yaml.safe_dump(config))
 
 
+_LOADED_LATE = (
+    *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
+    *("chunkvisor.observe.systemd", "chunkvisor.devices.processes", "pydantic.dataclasses", "numpy.ma"),
+    *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
+)
+"""What a process imports when it needs it; here all processes have it from the start."""
+
+
 def _be_quick() -> None:
-    """Pauses that a person does not notice would be most of the time of thousands of runs."""
+    """Imports, and pauses that a person does not notice, would be most of the time of thousands of runs."""
+    for name in _LOADED_LATE:
+        importlib.import_module(name)
+    versions = surroundings({})
+    mock.patch("chunkvisor.observe.surroundings._version", versions["packages"].get).start()
+    # It looks at every process of the machine; workers end with their supervisor all the same.
+    mock.patch("chunkvisor.supervise.session.end_orphans", return_value=[]).start()
     chunkvisor.decide.policy.BACKOFF_S = 0.01
     chunkvisor.supervise.driver._PAUSE_S = 0.02
     chunkvisor.supervise.joins.PAUSE_S = 0.05

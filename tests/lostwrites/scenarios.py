@@ -214,8 +214,12 @@ def _same(words: Sequence[str]) -> Again:
 
 SCENARIOS = {
     "plain": Scenario(FEW),
-    "quarantine": Scenario(MANY, (Command(code=3),), config={"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)),
-    "killed": Scenario(("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}),
+    "quarantine": Scenario(
+        MANY, (Command(code=3),), config={"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)
+    ),
+    "killed": Scenario(
+        ("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}
+    ),
     "retry": Scenario(
         MANY[6:],
         (Command(code=3), Command(("chunkvisor", "retry", "disk/work"), mended=True), Command()),
@@ -264,9 +268,7 @@ SCENARIOS = {
         config={"outputs.out.format": "parquet", "outputs.out.columns": ["text"]},
         exact=("work/out.parquet",),
     ),
-    "warm": Scenario(
-        FEW, config={"workers.start": "warm"}, again=_same((*RUN, *_options(workers__start="fresh")))
-    ),
+    "warm": Scenario(FEW, config={"workers.start": "warm"}, again=_same((*RUN, *_options(workers__start="fresh")))),
     "slices": Scenario(
         ("t0", "big0", "t0", "t2", "t3", "t4"),
         (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),

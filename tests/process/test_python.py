@@ -186,7 +186,7 @@ def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch
             encode(["a"], stop_after=given)
     assert asked == [10_800, 10_800, 0.5, 0.5, None, None]
     for wrong in ("soon", 0, -1, True):
-        with pytest.raises(chunkvisor.ChunkvisorError, match="stop_after: .* is no time") as caught:
+        with pytest.raises(chunkvisor.ChunkvisorError, match=r"stop_after: .* is no time") as caught:
             chunkvisor.run(workplace.config_path, stop_after=wrong)
         assert caught.value.code is chunkvisor.ExitCode.CONFIG
 

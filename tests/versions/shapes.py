@@ -1,4 +1,4 @@
-"""The shapes of all state files that are JSON, and of the journal's lines, each with its version, as the code has them."""
+"""The shapes of all state files that are JSON, and of the journal's lines, each with its version."""
 
 import json
 import re
