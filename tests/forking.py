@@ -52,8 +52,8 @@ def fork_children_of_this_process() -> None:
     """Have the children of this process, which has imported what they import, forked from a fork of it."""
     if wanted():
         Forked.zygote = Zygote("command", of_this_process=True)
-        fresh.spawn = QuickWorkers(Forked.zygote)  # type: ignore[assignment]  # has what it uses
-        child.subprocess = FORKING  # type: ignore[assignment]
+        fresh.spawn = QuickWorkers(Forked.zygote)  # type: ignore[assignment,attr-defined]  # it has what is used
+        child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
 
 
 class Zygote:
