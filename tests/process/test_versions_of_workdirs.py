@@ -17,6 +17,7 @@ from chunkvisor.store.lock import read_note
 from chunkvisor.store.seal import read_sealed, write_sealed
 from harness import local_engine_only, vector_of
 from lostwrites.judge import Server
+from soaked import wide
 from versions.make import HERE, STATES, State, lay_out
 from versions.shapes import GOLDEN, merged, shapes_of, shapes_of_events
 
@@ -128,7 +129,8 @@ def test_notes_of_a_newer_version_tell_nothing(present: dict[str, Path], server:
     assert server.ask(place, RUN)["code"] == 0
 
 
-@pytest.mark.parametrize("state_name", ["half-done", "taken-apart", "quarantined", "finished"])
+@pytest.mark.soak
+@pytest.mark.parametrize("state_name", ["taken-apart", "finished", *wide("half-done", "quarantined")])
 def test_a_newer_record_is_refused_by_name(
     present: dict[str, Path], server: Server, state_name: str, tmp_path: Path
 ) -> None:
