@@ -46,7 +46,8 @@ def takes(field: FieldInfo) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(code(each.value) for each in kind)
     try:
-        TypeAdapter(Annotated[kind, None, *field.metadata]).validate_python(object())  # type: ignore[valid-type]
+        annotated: Any = Annotated
+        TypeAdapter(annotated[kind, None, *field.metadata]).validate_python(object())
     except ValidationError as error:
         (first, *_) = error.errors()
         return str(first.get("ctx", {}).get("what", "a mapping"))
