@@ -66,22 +66,20 @@ def finish_switch(layout: OutputLayout) -> bool:
 def switch(layout: OutputLayout) -> None:
     """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
 
-    Each step may be done twice. Raises OSError.
+    Each step may be done twice; before the first that the old state cannot do without, the new one's name is on the disk,
+    by the sync that comes with the folder of what is kept. Raises OSError.
     """
     state, prepared = layout.state, layout.next
     if not prepared.table.exists():
         layout.table.rename(prepared.table)
     if layout.published.exists():
         copy_atomic(layout.published, prepared.published)  # what stands there is still ours
-    sync_folder(prepared.state)
     if state.exists():
         _make_before(layout)
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)
-        state.rename(kept)
-        for folder in (kept.parent, state.parent):
-            sync_folder(folder)  # the old state is in its new place before the next one takes the old
+        state.rename(kept)  # on the disk, too, before the next one can have its name
     prepared.state.rename(state)
     for folder in (state.parent, layout.workdir):
         sync_folder(folder)

@@ -1,7 +1,6 @@
 """Copies vectors that may be gone by the time of the join, and reads them again."""
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class CopiedRows:
 def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable[[], None]) -> None:
     """Copy what the plan in `folder` has in these places into one file, in the order of the texts, and point there.
 
-    Raises OSError; EIO where a place has other rows without a vector than its record says.
+    They are not synced: whoever writes the plan does that. Raises OSError; EIO where a place has other rows without a vector than its record says.
     """
     files, count = ReuseFiles(folder), 0
     for where in _blocks(files.where):
@@ -62,9 +61,6 @@ def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable
             where["row"][hits] = np.arange(done, done + len(hits))
             done += len(hits)
             out.write(where.tobytes())
-        for file in (copied, out):
-            file.flush()
-            os.fsync(file.fileno())
     pointed.replace(files.where)
 
 

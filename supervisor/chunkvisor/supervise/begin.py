@@ -141,7 +141,7 @@ def move_on(begun: Begun) -> None:
     """
     prepared = begun.layout.next
     remove_folder(prepared.state)
-    make_folder(prepared.state)
+    make_folder(prepared.state, durable=False)
     copy_atomic(begun.layout.staged, prepared.staged)
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
@@ -230,7 +230,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
         prepared = layout.next
         remove_folder(prepared.state)
-        make_folder(prepared.state)
+        make_folder(prepared.state, durable=False)
         fresh.rename(prepared.table)
         write_staged(prepared, record)
         new = Fixed(identity, _chunk_size(opening, layout.name), fixed.generation + 1)

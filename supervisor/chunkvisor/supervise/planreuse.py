@@ -37,7 +37,7 @@ class Planner:
         """
         partial = folder.with_name(folder.name + ".partial")
         remove_folder(partial)
-        make_folder(partial)
+        make_folder(partial, durable=False)  # its name comes with the last rename
         used, facts = self._look_up(name, partial, table, candidates)
         encoded, places = table.distinct, list[Place]()
         if used:
@@ -46,7 +46,6 @@ class Planner:
             remove_folder(partial)
             return None
         write_plan(partial, table.distinct, encoded, places)
-        sync_folder(partial)
         remove_folder(folder)
         partial.rename(folder)
         sync_folder(folder.parent)
@@ -86,9 +85,11 @@ class Planner:
             if each.place.kind is PlaceKind.COPY and each.reader is not None and number in taken
         }
         copy_rows(folder, copies, self._on_wait)
-        for path in (ReuseFiles(folder).where, ReuseFiles(folder).encoded):
-            with open_regular(path) as file:
-                os.fsync(file.fileno())
+        files = ReuseFiles(folder)
+        for path in (files.where, files.encoded, files.copied):
+            if path.exists():
+                with open_regular(path) as file:
+                    os.fsync(file.fileno())
         return encoded, [replace(each.place, texts=taken.get(number, 0)) for number, each in enumerate(used)]
 
     def _problem(self, candidate: Candidate) -> str | None:
