@@ -66,8 +66,7 @@ def finish_switch(layout: OutputLayout) -> bool:
 def switch(layout: OutputLayout) -> None:
     """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
 
-    Each step may be done twice; before the first that the old state cannot do without, the new one's name is on the disk,
-    by the sync that comes with the folder of what is kept. Raises OSError.
+    Each step may be done twice. Raises OSError.
     """
     state, prepared = layout.state, layout.next
     if not prepared.table.exists():
@@ -75,7 +74,7 @@ def switch(layout: OutputLayout) -> None:
     if layout.published.exists():
         copy_atomic(layout.published, prepared.published)  # what stands there is still ours
     if state.exists():
-        _make_before(layout)
+        _make_before(layout)  # and with it the name of the prepared state is on the disk
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)

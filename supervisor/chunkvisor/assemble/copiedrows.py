@@ -34,7 +34,8 @@ class CopiedRows:
 def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable[[], None]) -> None:
     """Copy what the plan in `folder` has in these places into one file, in the order of the texts, and point there.
 
-    They are not synced: whoever writes the plan does that. Raises OSError; EIO where a place has other rows without a vector than its record says.
+    Whoever writes the plan syncs them. Raises OSError; EIO where a place has other rows without a vector than its
+    record says.
     """
     files, count = ReuseFiles(folder), 0
     for where in _blocks(files.where):
