@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `harness`, as pytest has it
@@ -34,18 +35,18 @@ def main() -> int:
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     if options.sites is not None:
-        return take_out_each(seed, options.sites)
+        return take_out_each(seed, options.sites, options.scenarios)
     unsound = 0
     for name in options.scenarios or SCENARIOS:
         unsound += play(name, options.folders, seed, options.at_once, options.show)
     return 1 if unsound else 0
 
 
-def take_out_each(seed: int, word: str) -> int:
+def take_out_each(seed: int, word: str, names: Sequence[str]) -> int:
     """All syncs that it fits; returns 1 where one is not missed."""
     folder, missed = scratch_folder(), 0
     try:
-        recordings = record_all(folder)
+        recordings = record_all(folder, names)
         for site in (site for site in sites() if re.search(word, str(site))):
             found = take_out(site, recordings, random.Random(seed))
             missed += not found.scenario

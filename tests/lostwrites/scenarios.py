@@ -1,5 +1,6 @@
 """What is recorded: some commands each, what a person types after a power cut, and what has to come of it."""
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -289,3 +290,5 @@ SCENARIOS = {
         stages_again=True,
     ),
 }
+if importlib.util.find_spec("pyarrow") is None:  # the extra [parquet]
+    del SCENARIOS["parquet"]

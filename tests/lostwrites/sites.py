@@ -6,7 +6,7 @@ A sync that is taken out is one whose records are passed over: the same calls, a
 import ast
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,9 +113,9 @@ def _rank(crash: Crash) -> int:
     return next((number for number, words in enumerate(order) if crash.what.startswith(words)), len(order))
 
 
-def record_all(folder: Path) -> dict[str, Recording]:
-    """The recordings of all scenarios, the short ones first."""
-    found = {name: SCENARIOS[name].record(folder / str(number)) for number, name in enumerate(SCENARIOS)}
+def record_all(folder: Path, names: Collection[str]) -> dict[str, Recording]:
+    """The recordings of the scenarios of these names, the short ones first; of none, those of all."""
+    found = {name: SCENARIOS[name].record(folder / str(number)) for number, name in enumerate(names or SCENARIOS)}
     return dict(sorted(found.items(), key=lambda each: len(each[1].calls)))
 
 
