@@ -15,7 +15,7 @@ HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait.
 MAKE_TEST := tests/simulator tests/process tests/unit
-RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py)
+RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py kept_batches.py)
 
 # A run is made of many short processes; without its cache, Python compiles us anew in each of them.
 export PYTHONDONTWRITEBYTECODE :=

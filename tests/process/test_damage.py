@@ -102,6 +102,17 @@ def swap(first: Path, second: Path) -> None:
     between.rename(second)
 
 
+def test_what_was_being_prepared_goes(tmp_path: Path) -> None:
+    """What an earlier run could neither finish nor remove is removed by the next, though that has nothing to do."""
+    place = complete(tmp_path / "place")
+    left = [place.workdir / "outputs" / "out" / name for name in ("table.new", "table.new.partial", "reuse.partial")]
+    for folder in left:
+        folder.mkdir()
+        (folder / "file").touch()
+    assert place.run_here().returncode == 0
+    assert not any(folder.exists() for folder in left)
+
+
 def test_chunks_swapped(tmp_path: Path) -> None:
     """Two chunk files under each other's names, or under each other's numbers, are computed again."""
     place = unfinished(tmp_path / "place")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import expected, wait_for
+from harness import expected, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 MANY = [f"text {number}" for number in range(1000)]
@@ -56,6 +56,7 @@ def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) 
     assert "128 texts were encoded before the attempt ended, and are kept" in ended.stderr
 
 
+@local_engine_only
 def test_a_killed_supervisor_costs_batches_not_chunks(tmp_path: Path) -> None:
     """What its worker had written is adopted by the next run."""
     texts = MANY[:200]
@@ -71,6 +72,7 @@ def test_a_killed_supervisor_costs_batches_not_chunks(tmp_path: Path) -> None:
     assert {text for text, count in counts.items() if count > 1} <= set(texts[128:160])
 
 
+@local_engine_only
 def test_a_run_that_is_stopped_at_once_keeps_its_batches(tmp_path: Path) -> None:
     """The second SIGTERM ends the workers; the next run goes on behind what they had written."""
     texts = MANY[:200]
