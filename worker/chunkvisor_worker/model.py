@@ -115,6 +115,19 @@ def max_length(model: Any) -> int | None:
     return int(length) if length is not None and length < NO_LIMIT else None
 
 
+def sample_vector(model: Any) -> Any:
+    """The vector of a text of eight tokens, of shape (1, dimension), by a plain text model.
+
+    The tokenizer is not asked for it: it would start threads, which a template must not have.
+    """
+    import torch
+
+    rows = table_rows(model.transformers_model) or 8
+    ids = torch.arange(rows // 2, rows // 2 + 8)[None] % rows
+    with torch.inference_mode():
+        return model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
+
+
 def table_rows(transformer: Any) -> int | None:
     """Rows of the input embedding table of a transformers model, None where there is no such table."""
     try:

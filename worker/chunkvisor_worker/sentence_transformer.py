@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker import attention
+from chunkvisor_worker import attention, linear
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens, slices
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
@@ -24,6 +24,7 @@ from chunkvisor_worker.model import (
     load_model,
     max_length,
     resolve_prompt,
+    sample_vector,
     set_truncate_dim,
     table_rows,
 )
@@ -55,6 +56,7 @@ class SentenceTransformerEncoder:
         self._extras: dict[str, Any] = {}
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
+        self._linear: LinearKernel | None = None
         self._pinned = PinnedBuffers()
 
     def load(self, progress: Progress) -> None:
@@ -141,7 +143,7 @@ class SentenceTransformerEncoder:
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
-        return Facts(self._dimension, dtype, max_length(self._model), versions)
+        return Facts(self._dimension, dtype, max_length(self._model), versions, self._linear)
 
     def release(self) -> bool:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
@@ -160,6 +162,9 @@ class SentenceTransformerEncoder:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
             self._model = load_model(self._spec, device)
+            if self._device == "cpu" and is_plain_text_model(self._model):
+                progress.tick()
+                self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
         set_truncate_dim(self._model, self._encode.truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 

@@ -173,6 +173,16 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearKernel:
+    """What computes the linear layers of a model on a CPU; the vectors are equal to 1e-6 (see `linear`)."""
+
+    name: str
+    """"torch" (its own products) or "onednn" (with packed weights)."""
+    time_ratio: float = 0.0
+    """Time that oneDNN takes, by that of torch's own, as the worker has measured; 0 = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the worker found out about the model, for the manifest."""
 
@@ -181,6 +191,8 @@ class Facts:
     """Of the weights as loaded; empty for a plug-in that does not say."""
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    linear: LinearKernel | None = None
+    """None on a GPU, and for what is no plain text model."""
 
 
 @dataclass(frozen=True, slots=True)
