@@ -471,7 +471,7 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         with_job(samples=(replace(GOOD, linear=LinearKernel("torch", 1.02)),)),
         "linear-layers",
         OK,
-        "torch's own products; oneDNN would take 102 %",
+        "torch's own products; oneDNN would take 102 % of that",
     ),
     "a kernel that was laid down": (
         with_job(samples=(replace(GOOD, linear=LinearKernel("torch")),)),

@@ -1,12 +1,12 @@
-"""Has a model's linear layers computed by the faster of two kernels on a CPU: torch's own, or oneDNN's with packed weights.
+"""Has a model's linear layers computed by the faster of two kernels on a CPU: torch's own, or oneDNN's.
 
-torch gives products in float32 to MKL, which takes a slow path on AMD's CPUs. oneDNN has kernels of its own for every
-CPU, over weights in the order in which they are read (what Inductor does with a frozen model: torch 2.13,
-_inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both compute in float32, so
-that vectors differ by less than 1e-6, as they do by the batch that a text is in.
+torch gives products in float32 to MKL, which on AMD's CPUs keeps to AVX2, also where the CPU has AVX-512. oneDNN takes
+what the CPU has, over weights packed in the order in which they are read (as Inductor does with a frozen model: torch
+2.13, _inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both compute in float32:
+vectors differ by less than 1e-6, as they do by the batch that a text is in, so that they may stand in one output.
 
-A packed weight takes the place of the dense one, so that no weight is in memory twice. It is a tensor with shape, dtype
-and device, as which code reads it; code that wants its numbers gets an error, and then, in `choose`, the dense ones back.
+A packed weight takes the place of the dense one, so that no weight is in memory twice. Code that reads its shape, dtype
+or device finds them; code that wants its numbers gets an error, and then, in `choose`, the model its dense weights back.
 """
 
 import functools
@@ -51,7 +51,7 @@ class Timing:
 
 
 def time_ratio(timings: Sequence[Timing]) -> float:
-    """The time that all layers take for one token with packed weights, by that with torch's own; inf without a timing."""
+    """What all layers take for one token with packed weights, by what they take with torch's own; inf: not timed."""
     own_s = sum(each.layers * each.own_s / each.rows for each in timings)
     return sum(each.layers * each.packed_s / each.rows for each in timings) / own_s if own_s > 0 else float("inf")
 
@@ -167,26 +167,37 @@ def _measure(layers: Sequence[Any]) -> list[Timing]:
 
 
 def _timed(torch: Any, layers: Sequence[tuple[int, Any]]) -> list[Timing]:
-    least_s: list[list[float]] = []
-    calls = []
-    for _, layer in layers:
-        rows = min(_ROWS[1], max(_ROWS[0], _MULTIPLICATIONS // layer.weight.numel()))
-        given, weight, packed = torch.rand(rows, layer.in_features), layer.weight, _packed(layer.weight)
-        own = functools.partial(torch.nn.functional.linear, given, weight, layer.bias)
-        calls.append((own, functools.partial(torch.ops.mkldnn._linear_pointwise, given, packed, layer.bias, "none", [], "")))
-        least_s.append([float("inf"), float("inf")])
+    trials = [_Trial(torch, count, layer) for count, layer in layers]
     began_s = time.thread_time()
     for number in range(_ROUNDS + 1):
-        for least, pair in zip(least_s, calls, strict=True):
-            for which, call in enumerate(pair):
-                before_s = time.thread_time()
-                call()
-                took_s = time.thread_time() - before_s
-                if number:  # the first round makes the kernels
-                    least[which] = min(least[which], took_s)
+        for trial in trials:
+            trial.run(counts=number > 0)  # the first round makes the kernels
         if number and time.thread_time() - began_s > _TIME_LIMIT_S:
             break
-    return [Timing(count, call[0].args[0].shape[0], *least) for (count, _), call, least in zip(layers, calls, least_s, strict=True)]
+    return [Timing(trial.layers, trial.rows, *trial.least_s) for trial in trials]
+
+
+class _Trial:
+    """Products of one layer, by both kernels."""
+
+    def __init__(self, torch: Any, layers: int, layer: Any) -> None:
+        self.layers = layers
+        self.rows = min(_ROWS[1], max(_ROWS[0], _MULTIPLICATIONS // layer.weight.numel()))
+        self.least_s = [float("inf"), float("inf")]
+        """Of torch's own, and with packed weights."""
+        given, packed = torch.rand(self.rows, layer.in_features), _packed(layer.weight)
+        self._calls = (
+            lambda: torch.nn.functional.linear(given, layer.weight, layer.bias),
+            lambda: torch.ops.mkldnn._linear_pointwise(given, packed, layer.bias, "none", [], ""),
+        )
+
+    def run(self, *, counts: bool) -> None:
+        for which, call in enumerate(self._calls):
+            before_s = time.thread_time()
+            call()
+            took_s = time.thread_time() - before_s
+            if counts:
+                self.least_s[which] = min(self.least_s[which], took_s)
 
 
 def _has_onednn() -> bool:

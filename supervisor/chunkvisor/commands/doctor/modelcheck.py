@@ -114,10 +114,10 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
 def _kernel(linear: LinearKernel) -> str:
     packed = linear.name == "onednn"
     by = "oneDNN, with packed weights" if packed else "torch's own products"
-    share = f"{100 * linear.time_ratio:.0f} %"
     if not linear.time_ratio:
         return by
-    return f"{by}, in {share} of the time of torch's own" if packed else f"{by}; oneDNN would take {share} of their time"
+    share = f"{100 * linear.time_ratio:.0f} %"
+    return f"{by}, in {share} of the time of torch's own" if packed else f"{by}; oneDNN would take {share} of that"
 
 
 def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:
