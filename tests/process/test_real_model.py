@@ -26,20 +26,22 @@ TEXTS = [
 
 
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
-    """Row by row within 1e-5: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji among them."""
+    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, CJK, emoji, texts far over max_length."""
     from sentence_transformers import SentenceTransformer
 
     workplace.write_source(TEXTS)
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=16, workers={})
+    changes = {"env.CHUNKVISOR_LINEAR": "onednn", "chunk.size": 16, "workers": {}}
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), **changes)
 
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
     model = SentenceTransformer(str(minilm_path), device="cpu")
     plain = model.encode([text or "" for text in TEXTS], show_progress_bar=False)
-    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-6)
     manifest = workplace.manifest()
     assert manifest["rows"] == len(TEXTS)
     assert manifest["distinct_texts"] == len({text or "" for text in TEXTS})
     assert manifest["model"]["max_length"] == model.max_seq_length
     assert manifest["model"]["revision"].startswith("sha256:")
+    assert manifest["linear"] == {"name": "onednn", "time_ratio": 0.0}

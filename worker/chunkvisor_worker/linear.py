@@ -1,12 +1,13 @@
 """Has a model's linear layers computed by the faster of two kernels on a CPU: torch's own, or oneDNN's.
 
-torch gives products in float32 to MKL, which on AMD's CPUs keeps to AVX2, also where the CPU has AVX-512. oneDNN takes
-what the CPU has, over weights packed in the order in which they are read (as Inductor does with a frozen model: torch
-2.13, _inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both compute in float32:
-vectors differ by less than 1e-6, as they do by the batch that a text is in, so that they may stand in one output.
+torch gives products in float32 to MKL, which takes more than twice the time that is needed on some of AMD's CPUs.
+oneDNN has kernels of its own, over weights packed in the order in which they are read (as Inductor does with a frozen
+model: torch 2.13, _inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both
+compute in float32: vectors differ by less than 1e-6, as they do by the batch that a text is in, so that they may stand
+in one output.
 
 A packed weight takes the place of the dense one, so that no weight is in memory twice. Code that reads its shape, dtype
-or device finds them; code that wants its numbers gets an error, and then, in `choose`, the model its dense weights back.
+or device finds them; code that wants its numbers gets an error, and then, in `choose`, the model has its own back.
 """
 
 import functools
@@ -130,7 +131,7 @@ def _replace(layer: Any, weight: Any, kind: type) -> None:
 def _packed_linear() -> type:
     import torch
 
-    class PackedLinear(torch.nn.Linear):
+    class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # torch is Any where it is not installed
         """A linear layer whose weight oneDNN has packed."""
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in torch.nn.Linear
@@ -186,7 +187,7 @@ class _Trial:
         self.least_s = [float("inf"), float("inf")]
         """Of torch's own, and with packed weights."""
         given, packed = torch.rand(self.rows, layer.in_features), _packed(layer.weight)
-        self._calls = (
+        self._calls: tuple[Callable[[], Any], ...] = (
             lambda: torch.nn.functional.linear(given, layer.weight, layer.bias),
             lambda: torch.ops.mkldnn._linear_pointwise(given, packed, layer.bias, "none", [], ""),
         )

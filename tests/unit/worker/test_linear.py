@@ -170,7 +170,7 @@ def test_the_faster_kernel_is_chosen(
     assert model[0].weight.is_mkldnn is (name == "onednn")
 
 
-class Reader(torch.nn.Module):  # type: ignore[misc]  # torch is Any here
+class Reader(torch.nn.Module):  # type: ignore[name-defined,misc]  # a module that may be missing
     """Multiplies by the weight of its layer without calling it."""
 
     def __init__(self) -> None:
