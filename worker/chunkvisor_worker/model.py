@@ -81,7 +81,7 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
 
 
 def is_plain_text_model(model: Any) -> bool:
-    """Whether token ids, padded, are all that the modules need; only then may tokenizing and forwarding be parted."""
+    """Whether token ids are all that the modules need; only then may tokenizing and forwarding be parted."""
     first = model[0]
     return (
         model.get_backend() == "torch"
@@ -91,7 +91,6 @@ def is_plain_text_model(model: Any) -> bool:
         and "processing_kwargs" in inspect.signature(first.preprocess).parameters
         and list(first.modality_config) == ["text"]
         and not first.processing_kwargs  # its own padding or length would be overridden
-        and not first.can_flatten_inputs  # flash attention without padding batches by itself
     )
 
 
