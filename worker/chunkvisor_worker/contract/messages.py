@@ -162,6 +162,8 @@ class Beat:
     tokens_done: int = 0
     tokens_total: int = 0
     """Of all its texts, without padding; 0 = unknown."""
+    padded_tokens: int = 0
+    """Of the batches that are done; 0 = unknown."""
     batch_rows: int = 0
     """Of the batch under way."""
     batch_tokens: int = 0
