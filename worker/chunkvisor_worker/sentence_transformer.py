@@ -167,7 +167,6 @@ class SentenceTransformerEncoder:
         if self._model is None:
             self._model = load_model(self._spec, device)
             if self._device == "cpu" and is_plain_text_model(self._model):
-                progress.tick()
                 self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
         set_truncate_dim(self._model, self._encode.truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
