@@ -508,7 +508,6 @@ def flattening(minilm_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
         from transformers import DataCollatorWithFlattening
 
         self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
-        self.model_forward_params |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
         return True
 
     AttentionInterface.register(FLAT, attend)
