@@ -336,7 +336,7 @@ CASES = (
         {"out/1": "cuda_oom@encode"},
         3,
         {"committed": 2, "gpu_oom": 3 + 2 * 4},
-        (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 rows", "gpu_oom"),
+        (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 row", "gpu_oom"),
         done=(0, 1, 2),
         bad_rows=(4, 5, 6, 7),
     ),
@@ -502,7 +502,7 @@ SLOW_CASES = (
             bad_rows=(4, 5, 6, 7),
         ),
     ),
-    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("nothing is started for 1 s", "429"), done=()),
+    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("waiting, for up to", "429"), done=()),
     Case(
         "disk-always",
         {"out/1": "disk_full@encode"},

@@ -62,7 +62,7 @@ def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """A console in the place of `on_event` prints what the command prints."""
     encode(TEXTS, on_event=Console())
 
-    assert "reading its source" in (said := capsys.readouterr().err)
+    assert "reading the source" in (said := capsys.readouterr().err)
     assert "1 chunk computed in" in said
 
 
@@ -144,7 +144,7 @@ def test_log_of_a_temporary_folder() -> None:
 def test_quarantined_texts_warn() -> None:
     """Texts without a vector are NaN and warned of by index; nothing is raised."""
     with pytest.warns(
-        chunkvisor.QuarantineWarning, match="1 rows have no vector and are NaN: embeddings row 1"
+        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(NaN in an array of floats\): embeddings row 1"
     ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()

@@ -259,8 +259,8 @@ def test_a_failing_report_does_not_fail_the_run(place: ScriptedWorkplace, monkey
 
 
 def test_no_workdir(workplace: Workplace, tmp_path: Path) -> None:
-    """A folder that is no workdir is refused, and nothing is written there."""
+    """A folder that is not a workdir is refused, and nothing is written there."""
     ended = workplace.call("report", str(tmp_path / "nothing"))
 
     assert ended.returncode == 78
-    assert "is no workdir of chunkvisor" in ended.stderr
+    assert "is not a workdir of chunkvisor" in ended.stderr

@@ -120,11 +120,11 @@ def test_output_of_another_config(place: ScriptedWorkplace) -> None:
 
 @pytest.mark.parametrize("command", ["status", "verify", "clean"])
 def test_no_workdir(tmp_path: Path, command: str) -> None:
-    """A folder that is no workdir is told as such, and stays as it is."""
+    """A folder that is not a workdir is told as such, and stays as it is."""
     place = ScriptedWorkplace(tmp_path)
     ended = place.here(command, str(tmp_path))
     assert ended.returncode == 78
-    assert "is no workdir of chunkvisor" in ended.stderr
+    assert "is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
 
 
