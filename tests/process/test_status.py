@@ -54,6 +54,16 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     kill(process)
     killed = status_here(place)
     assert killed == {**live, "state": "stopped", "eta_s": None}
+    verified = place.here("verify", str(place.config_path))
+    assert (verified.returncode, verified.stdout.splitlines()) == (
+        0,
+        [
+            "1 file checked: it is intact",
+            "out is not complete: 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
+        ],
+    )
+    told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
+    assert (told["ok"], told["complete"], told["files"], told["unfinished"]["out"]["rows_done"]) == (True, False, 1, 3)
 
     process = place.start("run", str(place.config_path))
     wait_for(lambda: len(place.calls()) == 3)
