@@ -209,7 +209,7 @@ def test_encode_quietly_and_in_json(place: ScriptedWorkplace) -> None:
 def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
     """`status --watch` may be opened first; it shows the same view, and at a kill says so, and what comes next."""
     terminal = opened("status", "--watch", str(place.config_path))
-    terminal.wait_for("waiting for one to begin")
+    terminal.wait_for("waiting for a run to begin in")
     process = place.start("run", str(place.config_path))
     screen = half_way(place, terminal.look)
     assert any(line.startswith("computing, ") for line in screen)

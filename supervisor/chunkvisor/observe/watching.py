@@ -48,7 +48,7 @@ def wait_for_run(workdir: Path) -> None:
     while not is_workdir(Layout(workdir)) and not workdir.is_file():
         if not told:
             told = True
-            say(f"no run in {workdir} yet; waiting for one to begin (Ctrl-C ends this)", err=True)
+            say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
         _pause(REFRESH_S)
 
 
