@@ -129,7 +129,7 @@ def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
     assert ended.returncode == 78
     page = page_of(place.workdir / "report.html")
     assert "Halted (exit code 78)" in page.text
-    assert "Mend or remove the row" in page.text
+    assert "Correct or remove the row" in page.text
 
 
 def test_live_and_killed(place: ScriptedWorkplace) -> None:
@@ -263,4 +263,4 @@ def test_no_workdir(workplace: Workplace, tmp_path: Path) -> None:
     ended = workplace.call("report", str(tmp_path / "nothing"))
 
     assert ended.returncode == 78
-    assert "is not a workdir of chunkvisor" in ended.stderr
+    assert "no run has begun in it" in ended.stderr

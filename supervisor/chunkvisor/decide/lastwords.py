@@ -96,7 +96,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
     else:
         what = f"output {output}: {counted(count, 'row')} cannot be encoded; the last of them: {place}"
         remedy = "So many are rarely the fault of the texts. Find out why; if it is the texts, raise "
-        remedy += f"recovery.max_bad_rows ({bad_rows.limit} now)."
+        remedy += f"recovery.max_bad_rows ({bad_rows.limit})."
     return Halt(
         ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=log, see=verdict.see
     )
