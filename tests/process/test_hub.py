@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import ModelConfig
+from chunkvisor.decide.history import Budget
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Budget
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.messages import ONLY_ASK

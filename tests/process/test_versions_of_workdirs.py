@@ -14,6 +14,7 @@ import pytest
 from chunkvisor.store.seal import read_sealed, write_sealed
 from harness import local_engine_only, vector_of
 from lostwrites.judge import Server
+from soaked import wide
 from versions.make import HERE, STATES, State, lay_out
 from versions.shapes import GOLDEN, merged, shapes_of
 
@@ -101,7 +102,8 @@ def test_no_shape_changes_without_a_new_version(present: dict[str, Path]) -> Non
             assert version == max(golden[kind], key=int), f"{kind}: {version} is not the newest in {GOLDEN}"
 
 
-@pytest.mark.parametrize("state_name", ["half-done", "taken-apart", "quarantined", "finished"])
+@pytest.mark.soak
+@pytest.mark.parametrize("state_name", ["taken-apart", "finished", *wide("half-done", "quarantined")])
 def test_a_newer_record_is_refused_by_name(
     present: dict[str, Path], server: Server, state_name: str, tmp_path: Path
 ) -> None:
