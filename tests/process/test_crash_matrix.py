@@ -268,7 +268,7 @@ class Case:
 
 
 SET_ASIDE = ("out chunk 1", "everything else is done", "Then run the same command again", "worker.log")
-QUARANTINED = ("finished, but", "are NaN", "rows.jsonl:", "chunkvisor retry")
+QUARANTINED = ("finished, but", "no vector: ", "rows.jsonl:", "chunkvisor retry")
 SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
 
 CASES = (
@@ -485,7 +485,7 @@ SLOW_CASES = (
         {"out/1": "sleep_after@encode"},
         0,
         {"committed": 3},
-        ("after its work was done",),
+        ("after it had saved its vectors",),
         done=(0, 1, 2),
         changes={"recovery__stall_timeout": 4},
         times=1,
