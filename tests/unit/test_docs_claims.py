@@ -334,6 +334,8 @@ def _rules_for(message: str) -> Iterator[str]:
 def test_numbers_of_things_are_right() -> None:
     """How many rules there are, and how many of them were seen on a card."""
     assert f"All {len(RULES)} rules" in text_of(ROOT / "docs" / "reference" / "failures.md")
+    assert "one of fifteen" in text_of(ROOT / "docs" / "explanation" / "how-it-works.md")
+    assert len(Outcome) == 15
     seen = any(rule.evidence is Evidence.CARD for rule in RULES)
     told = "**Nothing has been seen on a card yet.**" in text_of(ROOT / "docs" / "explanation" / "evidence.md")
     assert told is not seen
