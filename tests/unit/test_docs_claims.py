@@ -342,10 +342,10 @@ def test_numbers_of_things_are_right() -> None:
 
 
 def test_each_mark_of_evidence_is_explained() -> None:
-    """The page has a line for each mark, by the words before any bracket or comma."""
+    """The page has each mark in bold or italics, by its words before any bracket or comma."""
     page = text_of(ROOT / "docs" / "explanation" / "evidence.md").lower()
     for mark in Evidence:
-        assert re.split(r"[;:,(]", mark.lower())[0].strip() in page, mark
+        assert f"*{re.split(r'[;:,(]', mark.lower())[0].strip()}*" in page, mark
 
 
 def test_figures_say_whence_they_come() -> None:
