@@ -15,6 +15,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.observe.console import Console
+from chunkvisor.supervise.work import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -172,6 +173,29 @@ def test_run_reports(workplace: Workplace) -> None:
     assert out.vectors().shape == (3, 8)
     Path("mended").touch()
     assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
+
+
+def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stop_after` is what --stop-after is to the command, whose tests show what comes of it; no time is refused."""
+    workplace.write_source(["one"])
+    workplace.write_config("good:make")
+    asked = []
+
+    def run_session(request: Request, _observer: object) -> None:
+        asked.append(request.stop_after_s)
+        raise chunkvisor.ChunkvisorError(chunkvisor.ExitCode.TRY_AGAIN, "stopped")
+
+    monkeypatch.setattr("chunkvisor.api.run_session", run_session)
+    for given in ("3h", 0.5, None):
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            chunkvisor.run(workplace.config_path, stop_after=given)
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            encode(["a"], stop_after=given)
+    assert asked == [10_800, 10_800, 0.5, 0.5, None, None]
+    for wrong in ("soon", 0, -1, True):
+        with pytest.raises(chunkvisor.ChunkvisorError, match=r"stop_after: .* is no time") as caught:
+            chunkvisor.run(workplace.config_path, stop_after=wrong)
+        assert caught.value.code is chunkvisor.ExitCode.CONFIG
 
 
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
