@@ -9,7 +9,8 @@ from chunkvisor.decide.following import what_follows
 from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.attempt import AttemptFailed
-from chunkvisor.events.event import Event, event
+from chunkvisor.events.event import Event
+from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
 from chunkvisor.store.attempt import last_log, log_of
 from chunkvisor.supervise.waitteller import WaitTeller
@@ -51,15 +52,10 @@ def test_a_failure_without_an_attempt() -> None:
     assert AttemptFailed("a", 1, 0, "host_oom", "why").line == "a chunk 1: host_oom: why"
 
 
-@event("{things:thing} of {all:other thing}, {all:,}")
-class _Counted(Event):
-    things: int
-    all: int
-
-
 def test_nouns_are_counted() -> None:
-    """One thing, two things."""
-    assert _Counted(1, 2000).line == "1 thing of 2,000 other things, 2,000"
+    """One chunk, two chunks."""
+    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 chunk of up to 2,000 texts"
+    assert OutputOpened("a", 2, 2, 2, 1, chunks_done=1).line == "a: 2 chunks of up to 1 text, 1 done already"
 
 
 def test_a_wait_is_told_once_a_minute() -> None:
