@@ -33,7 +33,7 @@ from chunkvisor_worker.contract.messages import Tier
         (Split((3,)), "keeping the others, and trying the bad text alone"),
         (Split((3, 5)), "keeping the others, and trying the 2 bad texts alone"),
         (Wait(1), "waiting, then retrying"),
-        (EndRun(ExitCode.MACHINE), "nothing more can be done here"),
+        (EndRun(ExitCode.MACHINE), "retrying would not help"),
         (Quarantine(), ""),
         (SetAside(), ""),
         (Commit(), ""),

@@ -25,7 +25,7 @@ def what_follows(step: Step) -> str:
         case Wait():
             return "waiting, then retrying"
         case EndRun():
-            return "nothing more can be done here"
+            return "retrying would not help"
     return ""
 
 
