@@ -5,6 +5,7 @@ What an earlier run has fixed stays as it was.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from chunkvisor.assemble import badrows
@@ -29,7 +30,7 @@ from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
+from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes, read_stretches
 from chunkvisor.supervise.begin import Begun, Opening, open_table
 from chunkvisor.supervise.outputrun import OutputRun
@@ -93,7 +94,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
 
 def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: int, begun: Begun) -> None:
     if reuse is not None:
-        places = [each.words for each in reuse.places if each.texts]
+        places = [each.in_words for each in reuse.places if each.texts]
         told_of = of_output.TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )
@@ -132,11 +133,7 @@ def _finish(
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
         manifest["generation"] = begun.fixed.generation
         if reuse is not None:
-            manifest["reused"] = [
-                {"from": each.words, "texts": each.texts, "versions": each.versions}
-                for each in reuse.places
-                if each.texts
-            ]
+            manifest["reused"] = [_reused(each) for each in reuse.places if each.texts]
             manifest["texts_encoded"] = reuse.encoded
         return manifest
 
@@ -170,6 +167,12 @@ def _finish(
         return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, form))}
 
     return finish
+
+
+def _reused(place: Place) -> dict[str, Any]:
+    """One of a manifest's `reused`; `cut` is there where the vectors are not those that were there."""
+    said = {"from": place.words, "texts": place.texts, "versions": place.versions}
+    return said | {"cut": asdict(place.cut)} if place.cut else said
 
 
 def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
