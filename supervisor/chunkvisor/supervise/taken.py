@@ -70,7 +70,7 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
     else:
         source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
-        _check_cut(layout, source, place)
+        check_cut(layout, source, place)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
     if not form_of(manifest).is_of_rows:
@@ -92,7 +92,7 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
     return cut_rows(rows, place.cut), bad
 
 
-def _check_cut(layout: OutputLayout, source: OutputLayout, place: Place) -> None:
+def check_cut(layout: OutputLayout, source: OutputLayout, place: Place) -> None:
     """Raises TakenDamagedError where its vectors are, after all, not to be had by that cut."""
     try:
         ours, theirs, facts = read_fixed(layout), read_fixed(source), read_facts(source)

@@ -208,7 +208,6 @@ def safetensors(*dtypes: str) -> bytes:
         ({}, {}, [], None),
         ({"dtype": "float32"}, {"dtype": "bfloat16"}, [], "float32"),
         ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, [], None),
-        ({"dtype": "float32", "kwargs": {"torch_dtype": "float16"}}, {}, [], None),
         ({"dtype": "float32", "kwargs": {"model_kwargs": {"dtype": "float16"}}}, {}, [], None),
         ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, [], None),
         ({"dtype": "float32", "kwargs": {"attn_implementation": "eager"}}, {}, [], "float32"),
