@@ -1,6 +1,6 @@
 """Who else was on the GPU when its memory ran out, and what that means for the words of the verdict.
 
-Pure: it never asks the GPU; torch's message and the gate's last look are handed in.
+Pure: torch's message and the gate's last look are handed in.
 """
 
 from dataclasses import replace

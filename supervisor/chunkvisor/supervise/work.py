@@ -1,7 +1,4 @@
-"""The work of one run: its model, its outputs, its engine, and the loop over them.
-
-It never takes the workdir's lock, and never loops over chunks itself: the runner does.
-"""
+"""The work of one run: its model, its outputs, its engine, and the loop over them."""
 
 import os
 import time
