@@ -36,14 +36,15 @@ CONFIG = {
 )
 def test_cut_that_was_promised(tmp_path: Path, name: str, cut: Cut, dtype: str, holds: bool) -> None:
     """A model that has computed in another dtype than its files told, or another identity, ends what was planned."""
-    config, layouts = Config.model_validate(CONFIG), [Layout(tmp_path).output(each) for each in (name, "full")]
-    for layout in layouts:
-        layout.state.mkdir(parents=True)
-        write_fixed(layout, Fixed(identity_of(config, layout.name, "abc", "digest", 3, {}), 1000))
-    write_facts(layouts[1], Facts(384, dtype), None)
+    config, layout = Config.model_validate(CONFIG), Layout(tmp_path)
+    ours, theirs = layout.output(name), layout.output("full")
+    for each in (ours, theirs):
+        each.state.mkdir(parents=True)
+        write_fixed(each, Fixed(identity_of(config, each.name, "abc", "digest", 3, {}), 1000))
+    write_facts(theirs, Facts(384, dtype), None)
     place = Place(PlaceKind.OUTPUT, "output full", "full", texts=3, cut=cut)
     if holds:
-        check_cut(*layouts, place)
+        check_cut(ours, theirs, place)
     else:
         with pytest.raises(TakenDamagedError, match="output full has other vectors"):
-            check_cut(*layouts, place)
+            check_cut(ours, theirs, place)
