@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
-    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji among them.
+    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
 
     So is an output that is cut from it.
     """
