@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from chunkvisor.cli import cli
+from chunkvisor.commands.explain import names
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
@@ -71,7 +72,7 @@ def test_every_option_is_one_of_ours() -> None:
 
 
 def test_every_command_exists() -> None:
-    """`chunkvisor VERB`, `make VERB`, `python -m MODULE`, `python PATH` and extras name what is there."""
+    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras name what is there."""
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     wrong = []
@@ -79,6 +80,8 @@ def test_every_command_exists() -> None:
         for code in [*inline_code(page), *(block.text for block in blocks(page, "sh", "console"))]:
             found = [(verb, verb in VERBS) for verb in re.findall(r"^(?:\$ )?chunkvisor ([a-z]+)", code, re.MULTILINE)]
             found += [(verb, verb in made) for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)]
+            explained = re.findall(r"chunkvisor explain ([\w-]+)", code)
+            found += [(name, name == "NAME" or name in names()) for name in explained]
             for module in re.findall(r"python -m ((?:chunkvisor|tests)[\w.]*)", code):
                 place = module.replace(".", "/")
                 there = [ROOT / top / place for top in (".", "supervisor", "worker")]
