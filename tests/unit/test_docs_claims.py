@@ -72,7 +72,7 @@ def test_every_option_is_one_of_ours() -> None:
 
 
 def test_every_command_exists() -> None:
-    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH`, extras: each names what is there."""
+    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras are there."""
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     wrong = []
