@@ -5,8 +5,6 @@ notebook or a thread will do.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import tempfile
 import warnings
@@ -29,6 +27,7 @@ from chunkvisor.config.model import FinalFormat
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
+from chunkvisor.ingest.giventexts import texts_of, write_texts
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.store.layout import Layout
@@ -135,7 +134,7 @@ def run(
 
 
 def encode(
-    texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
+    texts: Iterable[str | None] | Iterable[Mapping[str, Any]] | Any,
     *,
     model: str,
     column: str | None = None,
@@ -161,8 +160,9 @@ def encode(
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
-    None counts as an empty text. With `column`, the texts are rows of which that column is taken, such as those of a
-    `datasets.Dataset`; whatever can be iterated once will do. With `workdir` the array is mapped from a file there, the
+    None counts as an empty text. Whatever can be iterated once will do, such as a generator; the texts are never in
+    memory together. With `column`, that column is taken of rows that are mappings, or of a table: a `datasets.Dataset`,
+    a DataFrame of pandas or polars, a pyarrow.Table. With `workdir` the array is mapped from a file there, the
     work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
     in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
     "recovery.attempts=5".
@@ -172,7 +172,7 @@ def encode(
     no string is refused by its index (code 78).
     """
     given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
-    wanted: Iterable[object] = texts if column is None else _column(texts, column)
+    wanted = texts_of(texts, column)
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
     folder, overrides = Path.cwd(), tuple(set)
     with _workdir(workdir) as place:
@@ -180,7 +180,7 @@ def encode(
         # Validated before the texts are written: a typing error costs nothing then.
         values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
         from_values(values, folder, overrides)
-        values["outputs"][_OUTPUT]["source"] = str(_write_texts(wanted, place))
+        values["outputs"][_OUTPUT]["source"] = str(write_texts(wanted, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
         final = _run(Request(loaded, from_scratch=from_scratch), on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
@@ -256,57 +256,3 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
                     error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
                 error.log = None
             raise
-
-
-def _column(rows: Iterable[object], column: str) -> Iterator[object]:
-    """That column of each row. Raises ChunkvisorError (78) where it has none."""
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping) or column not in row:
-            has = f"has the columns {listed(list(row), 20)}" if isinstance(row, Mapping) else f"is {type(row).__name__}"
-            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it {has}")
-        yield row[column]
-
-
-def _write_texts(texts: Iterable[object], folder: Path) -> Path:
-    """Write the texts as JSON lines under a name made of their digest: equal texts are the same untouched file.
-
-    Raises ChunkvisorError (78) for what is no text, OSError.
-    """
-    if isinstance(texts, str | bytes):
-        raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
-    digest, count = hashlib.sha256(), 0
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
-    partial = Path(name)
-    try:
-        with open(handle, "wb") as file:
-            for index, text in enumerate(texts):
-                line = _line(index, text)
-                digest.update(line)
-                file.write(line)
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        if not count:
-            raise config_error("there are no texts", remedy="give at least one")
-        path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
-        if not path.exists():
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
-
-
-def _line(index: int, text: object) -> bytes:
-    if text is not None and not isinstance(text, str):
-        raise config_error(
-            f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
-            remedy="convert it, or give None for an empty text (pandas has NaN for a missing one: fillna(''))",
-        )
-    try:
-        return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError as error:
-        raise config_error(
-            f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
-            why="it is half of a character, which UTF-8 cannot hold",
-            remedy="mend it; it mostly comes from a text that was cut in the middle of an emoji",
-        ) from None

@@ -167,6 +167,9 @@ NO_KWARGS: tuple[Any, ...] = ([], {"a": float("nan")}, {1: 2}, {"a": object()}, 
         ("outputs", {"a": {"source": "a.csv", "column": "a", "sql": "b"}}),
         ("outputs", {"a": {"source": [], "column": "a"}}),
         ("outputs", {"a": {"source": "a\0.csv", "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": "a.db"}, "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": "a.db", "query": "SELECT 1", "other": 1}, "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": ["a.db"], "query": "SELECT 1"}, "column": "a"}}),
         ("outputs", {"a": {**OUTPUT, "chunk": {"keep": True}}}),
         *[("outputs", {"a": {**OUTPUT, "shards": wrong}}) for wrong in (0, -1, 1.5, "auto", True, 10_001)],
         ("outputs", {"outputs": {**OUTPUT, "shards": 2}}),
@@ -201,6 +204,14 @@ def test_both_prompts_are_refused() -> None:
     """A prompt and the name of a prompt exclude each other."""
     with pytest.raises(ValidationError, match="prompt and prompt_name are both given"):
         build(encode={"prompt": "query: ", "prompt_name": "query"})
+
+
+def test_a_database_is_a_source() -> None:
+    """A database with a query is a source; its path starts at the folder of the config, as others do."""
+    output = build(outputs={"a": {"source": {"database": "d/a.db", "query": "SELECT 1"}, "column": "c"}}).outputs["a"]
+    assert (output.sources, output.query) == (("/data/d/a.db",), "SELECT 1")
+    output = build(outputs={"a": {"source": "a.csv", "column": "c"}}).outputs["a"]
+    assert (output.sources, output.query) == (("/data/a.csv",), None)
 
 
 @pytest.mark.parametrize("source", ["a.txt", ["a.txt.gz", "B.TXT", "c.txt.zst"], "texts/*.txt"])

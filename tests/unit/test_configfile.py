@@ -58,11 +58,12 @@ def test_starter_loads_with_the_defaults(folder: Path) -> None:
     starter = Path(chunkvisor.__file__).with_name("starter.yaml").read_text()
     plain = load_text(starter).config
     keys = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in starter.splitlines()[3:]]
-    alternatives = ("template:", "sql:", "encode: {", "chunk: {")
+    alternatives = ("template:", "sql:", "source: {", "encode: {", "chunk: {")
     everything = "\n".join(line for line in keys if not line.strip().startswith(alternatives))
     assert load_text(everything).config == plain
-    for alternative in (line for line in keys if line.strip().startswith(alternatives[:2])):
-        load_text("\n".join(alternative if "    column:" in line else line for line in starter.splitlines()))
+    for alternative in (line for line in keys if line.strip().startswith(alternatives[:3])):
+        key = "    source:" if "source: {" in alternative else "    column:"
+        load_text("\n".join(alternative if key in line else line for line in starter.splitlines()))
 
 
 @pytest.mark.parametrize(

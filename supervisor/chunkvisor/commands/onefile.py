@@ -118,7 +118,9 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
 
 def _made_from(config: Config) -> dict[str, Any]:
     """What shapes the vectors, as far as it is known without reading source or model."""
-    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
+    output = config.outputs[OUTPUT]
+    state: list[Any] = signature(resolve(output.sources, output.query))
+    source = digest_of([*state, output.query] if output.query is not None else state)
     model = Path(config.model.name)
     revision = config.model.revision or ""
     if not config.model.is_plugin and model.is_dir():

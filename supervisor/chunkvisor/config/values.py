@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ByteSize,
     Field,
@@ -24,6 +25,7 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WrapValidator,
@@ -69,6 +71,18 @@ def expected(what: str, *, text: bool = False) -> WrapValidator:
                     most = f"{item['ctx']['le']:,}"
                     raise PydanticCustomError("too_large", "is too large; {most} is the most", {"most": most}) from None
             raise PydanticCustomError("expected", "should be {what}", {"what": what, "text": text}) from None
+
+    return WrapValidator(validate)
+
+
+def of_two(section: type[BaseModel], otherwise: Any) -> WrapValidator:
+    """A mapping is the section, anything else the other: only what is wrong with that one is told."""
+    other: TypeAdapter[Any] = TypeAdapter(otherwise)
+
+    def validate(value: Any, _: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        if isinstance(value, dict | section):
+            return section.model_validate(value, context=info.context)
+        return other.validate_python(value, context=info.context)
 
     return WrapValidator(validate)
 
@@ -292,7 +306,7 @@ Sources = Annotated[
     tuple[Annotated[Name, AfterValidator(_no_address), AfterValidator(joined)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
-    expected("a file, a pattern, or a list of them", text=True),
+    expected("a file, a pattern, a list of them, or {database: FILE, query: SELECT …}", text=True),
 ]
 Columns = Annotated[
     tuple[Name, ...],

@@ -28,10 +28,11 @@ from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
 from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
+from chunkvisor.ingest.queried import queried_rows
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
-from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
+from chunkvisor.ingest.sources import Format, SourceFile, check_unchanged, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
@@ -44,7 +45,7 @@ _PLACES_AT_ONCE = 1 << 16
 
 def stage(request: IngestRequest, folder: Path) -> None:
     """Write the table of the request into the existing folder. Raises Halt, OSError or duckdb.Error."""
-    sources = resolve(request.sources)
+    sources = resolve(request.sources, request.query)
     state = signature(sources)
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -81,7 +82,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
     drop_repeats(paths, spooled, spool.batches)
     shutil.rmtree(scratch)
-    _check_unchanged(sources, state)
+    check_unchanged(sources, state)
     for path in (*paths.arrays, *paths.there, paths.index):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -128,6 +129,8 @@ def _texts(
         rows = parquet_rows(reader, file, request, limit, scratch)
     elif file.format is Format.ARROW:
         rows = arrow_rows(reader, file, request, limit)
+    elif file.format is Format.DATABASE:
+        rows = queried_rows(reader, file, request, limit, scratch)
     elif request.sql is not None:
         sql = request.sql if request.where is None else folded(request.where, request.sql)
         rows = sql_rows(reader, file, replace(request, sql=sql), limit)
@@ -172,16 +175,6 @@ def _composed(
             raise input_error(
                 file.path, str(error), line=line, remedy="Name a column of text, or use sql to convert it."
             ) from error
-
-
-def _check_unchanged(sources: list[SourceFile], state: list[list[str | int]]) -> None:
-    for before, after in zip(state, signature(sources), strict=True):
-        if before != after:
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{before[0]} was changed while it was being read.",
-                remedy="Run again when nothing writes to it.",
-            )
 
 
 def _die_with_parent(parent_pid: int) -> None:
