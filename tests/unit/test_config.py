@@ -8,8 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
+from chunkvisor.config.load import from_values
 from chunkvisor.config.model import Config, Dtype, OnBadRow, Section, Start
 from chunkvisor.config.schema import config_schema
+from chunkvisor.errors import Halt
 
 SCHEMA = Draft202012Validator(config_schema())
 OUTPUT = {"source": "a.csv", "column": "text"}
@@ -204,6 +206,34 @@ def test_both_prompts_are_refused() -> None:
     """A prompt and the name of a prompt exclude each other."""
     with pytest.raises(ValidationError, match="prompt and prompt_name are both given"):
         build(encode={"prompt": "query: ", "prompt_name": "query"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://key:hunter2@bucket/a.csv",
+        "https://hunter2@host/a.csv",
+        "https://host/a.csv?X-Amz-Signature=hunter2",
+        "https://host/a.csv?download=true&access_token=hunter2",
+        "s3://",
+        "file:///a.csv",
+    ],
+)
+def test_an_address_with_a_secret_is_refused(address: str) -> None:
+    """Whoever may read is said elsewhere: an address with a password or a token is refused and not repeated."""
+    with pytest.raises(Halt) as raised:
+        from_values(
+            {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": ["a.csv", address], "column": "c"}}},
+            Path("/data"),
+        )
+    assert raised.value.code == 78
+    assert "hunter2" not in str(raised.value)
+
+
+def test_an_address_stays_as_it_is() -> None:
+    """What is elsewhere is not joined to the folder of the config, whatever case or version its address has."""
+    addresses = ("s3://bucket/a/*.csv", "hf://datasets/me/set@main/a.csv.gz", "https://host/a.txt?download=true")
+    assert build(outputs={"a": {"source": list(addresses), "column": "c"}}).outputs["a"].sources == addresses
 
 
 def test_a_database_is_a_source() -> None:

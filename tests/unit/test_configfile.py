@@ -112,7 +112,8 @@ def test_all_problems_at_once(folder: Path) -> None:
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
         "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
-        'config.yaml:4: outputs.b.source: 3 is not a file, a pattern, or a list of them; put it in quotes: "3"',
+        "config.yaml:4: outputs.b.source: 3 is not a file, a pattern, an address, a list of them, or "
+        '{database: FILE, query: SELECT …}; put it in quotes: "3"',
         'config.yaml:5: device: "gpu" is not "cuda", "cuda:N" or "cpu", or a list of GPUs',
     ]
 

@@ -303,8 +303,8 @@ class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
     source: Annotated[values.Sources | DatabaseSource, of_two(DatabaseSource, values.Sources)]
-    """File, glob or list of them: .csv .tsv .jsonl .ndjson .txt, plain or .gz or .zst; .parquet .arrow .feather; or a
-    database with a query."""
+    """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
+    .gz or .zst; .parquet .arrow .feather. Or a database with a query."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
     """Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text."""
     sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None

@@ -116,8 +116,29 @@ def empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
+_SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
+
+
+def _file_or_address(text: str, info: ValidationInfo) -> str:
+    """The path as `joined` has it, or an address as it stands."""
+    address = _ADDRESS.match(text)
+    if address is None:
+        return joined(text, info)
+    if address[1].lower() == "file":
+        raise refused("file:// is not needed; name the path itself")
+    if "@" in address[2] or _SECRET_ARGUMENT.search(text):
+        raise refused(
+            "this address holds a password, a key or a token, and would be repeated in manifests; leave it out, and "
+            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        )
+    if not address[2]:
+        raise refused(f"{address[1]}:// needs a name behind it")
+    return text
+
+
 def _no_address(text: str) -> str:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+    if _ADDRESS.match(text):
         raise refused(f"{text.split('://')[0]}:// is the address of something elsewhere; name a path on this machine")
     return text
 
@@ -303,10 +324,10 @@ Addresses = Annotated[
 ]
 """Secret: most hold a token or a password."""
 Sources = Annotated[
-    tuple[Annotated[Name, AfterValidator(_no_address), AfterValidator(joined)], ...],
+    tuple[Annotated[Name, AfterValidator(_file_or_address)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
-    expected("a file, a pattern, a list of them, or {database: FILE, query: SELECT …}", text=True),
+    expected("a file, a pattern, an address, a list of them, or {database: FILE, query: SELECT …}", text=True),
 ]
 Columns = Annotated[
     tuple[Name, ...],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.remote import find, is_remote, state_of
 from chunkvisor_worker.contract.files import read_bounded
 
 Signature: TypeAlias = list[list[str | int]]
@@ -71,12 +72,14 @@ class SourceFile:
     compression: Compression
     query: str | None = None
     """Of a database."""
+    address: str | None = None
+    """Of a file elsewhere, which is fetched before it is read; `path` is then its name alone."""
 
 
 def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile]:
     """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
 
-    With a query they are databases.
+    With a query they are databases. An address, such as s3://bucket/key, is a file elsewhere, or a glob.
 
     A glob gives each file once, under its shortest name, however many links lead to it. A name that exists is that
     file, whatever glob characters it holds; folders among the matches of a glob are passed over. Raises Halt (exit 78)
@@ -84,7 +87,13 @@ def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile
     """
     if query is not None:
         return [_database(Path(source), query) for source in sources]
-    return [_source_file(path) for source in sources for path in _paths(source)]
+    found = list[SourceFile]()
+    for source in sources:
+        if is_remote(source):
+            found += [_of_format(Path(address.split("?")[0]), address) for address in find(source)]
+        else:
+            found += map(_source_file, _paths(source))
+    return found
 
 
 def signature(files: Sequence[SourceFile]) -> Signature:
@@ -92,7 +101,13 @@ def signature(files: Sequence[SourceFile]) -> Signature:
 
     Raises Halt (exit 78) where a file is missing.
     """
-    return [state for file in files for state in (_state(file.path), *(_stat(path) for path in beside(file)))]
+    return [state for file in files for state in _states(file)]
+
+
+def _states(file: SourceFile) -> Signature:
+    if file.address is not None:
+        return [state_of(file.address)]
+    return [_state(file.path), *map(_stat, beside(file))]
 
 
 def beside(file: SourceFile) -> list[Path]:
@@ -213,28 +228,34 @@ def _check_regular(path: Path, instead_of_folder: str) -> None:
 
 def _source_file(path: Path) -> SourceFile:
     _check_regular(path, f"Name its files, e.g. {path}/*.csv")
+    return _of_format(path)
+
+
+def _of_format(path: Path, address: str | None = None) -> SourceFile:
+    """By its suffixes. Raises Halt (exit 78) for those of no known format."""
+    name = address or path
     compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
     bare = path.with_suffix("") if compression is not Compression.NONE else path
     form = _FORMATS.get(bare.suffix.lower())
     if form in (Format.PARQUET, Format.ARROW) and compression is not Compression.NONE:
         raise config_error(
-            f"{path}: a {form} file in {compression} is not read.",
+            f"{name}: a {form} file in {compression} is not read.",
             why="It is compressed inside, or can be.",
             remedy="Unpack it.",
         )
     if form is None and bare.suffix.lower() in _DATABASES:
         raise config_error(
-            f"{path} looks like a database, of which a query says what the rows are.",
+            f"{name} looks like a database, of which a query says what the rows are.",
             remedy=f'Write source: {{database: {path.name}, query: "SELECT … ORDER BY …"}}; '
             "with `chunkvisor encode`, add --query.",
         )
     if form is None:
         raise config_error(
-            f"{path}: the suffix tells no format that is read.",
+            f"{name}: the suffix tells no format that is read.",
             remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
             f"and all but .parquet, .arrow and .feather also with {' or '.join(_COMPRESSIONS)} behind.",
         )
-    return SourceFile(path, form, compression)
+    return SourceFile(path, form, compression, address=address)
 
 
 def _unreachable(path: Path, error: OSError) -> Halt:

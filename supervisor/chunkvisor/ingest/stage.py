@@ -26,10 +26,12 @@ from chunkvisor.ingest.condition import check_condition, folded, question
 from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
+from chunkvisor.ingest.fetched import at_hand
 from chunkvisor.ingest.parquet import parquet_rows
 from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
 from chunkvisor.ingest.queried import queried_rows
 from chunkvisor.ingest.readers import read_rows
+from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
 from chunkvisor.ingest.sources import Format, SourceFile, check_unchanged, resolve, signature
@@ -64,15 +66,16 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 left = None if request.max_rows is None else request.max_rows - read
                 if left == 0:
                     break
-                count = _spool(spool, _texts(reader, source, request, left, scratch), places)
-                if table is not None:
-                    table.add(source, left, count)
+                with at_hand(source, scratch) as local:
+                    count = _spool(spool, _texts(reader, local, request, left, scratch), places)
+                    if table is not None:
+                        table.add(local, left, count)
                 files.append(TableSource(source.path, first, spool.rows_added - first))
                 first, read = spool.rows_added, read + count
         if not first:
             where = f" for which `where` holds ({request.where})" if request.where is not None else ""
             raise config_error(
-                f"The sources have no rows{where}: {', '.join(str(source.path) for source in sources[:10])}",
+                f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
                 remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
             )
         if table is not None:

@@ -31,6 +31,7 @@ Nothing is created, read or deleted here.
         staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated, and an index of their hashes
         reuse/                          which texts have a vector elsewhere, where, and which are encoded
+        indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
         versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk

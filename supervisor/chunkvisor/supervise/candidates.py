@@ -49,7 +49,11 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) -> Candidate | None:
+IndexOf = Callable[[OutputLayout, str], Path | None]
+"""The index of an output's texts, which the words describe; None where there is none."""
+
+
+def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str, index_of: IndexOf) -> Candidate | None:
     """The final file of a finished state; None where it is none, of other vectors, or of another form than float32."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -59,7 +63,8 @@ def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) ->
         whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, form).exists()
         if not whole or not form.is_of_rows:
             return None
-        if not TableFiles(layout.table).holds_index():
+        index = index_of(layout, words)
+        if index is None:
             return None
         rows = FinalRows(layout, manifest)
     except (DamagedError, OSError):
@@ -71,7 +76,7 @@ def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) ->
     def numbers(found: Rows) -> Rows:
         return np.where(np.isin(found, rows.without), -1, found)
 
-    return Candidate(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+    return Candidate(place, index, facts, rows, numbers, rows.problem)
 
 
 def promised(layout: OutputLayout, vectors: str) -> Candidate | None:
@@ -83,7 +88,7 @@ def promised(layout: OutputLayout, vectors: str) -> Candidate | None:
     return Candidate(place, TableFiles(layout.table).index, None, None)
 
 
-def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
+def of_chunks(layout: OutputLayout, vectors: str, index_of: IndexOf) -> Candidate | None:
     """What a state has committed, or copied, that will have no final file; None where that is nothing.
 
     Its chunks are read, each against its digest.
@@ -92,7 +97,9 @@ def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
         fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
         if fixed is None or record is None or facts is None or fixed.identity.of_vectors != vectors:
             return None
-        if not TableFiles(layout.table).holds_index():
+        words = "earlier chunks of this output"
+        index = index_of(layout, words)
+        if index is None:
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
         ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
@@ -102,15 +109,15 @@ def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
     rows = CommittedRows(layout, ledger, reuse)
     if rows.empty:
         return None
-    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions)
+    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions)
 
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    return Candidate(place, table.index, facts, rows, numbers)
+    return Candidate(place, index, facts, rows, numbers)
 
 
-def of_other_workdirs(folders: Sequence[Path], vectors: str) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], vectors: str, index_of: IndexOf) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
         layout = Layout(folder)
@@ -119,7 +126,8 @@ def of_other_workdirs(folders: Sequence[Path], vectors: str) -> Iterator[Candida
                 f"reuse_from: {folder} is no workdir of chunkvisor", remedy="name one, or take it out of the list"
             )
         for path in sorted(layout.outputs.glob("*/")):
-            found = of_final(layout.output(path.name), vectors, PlaceKind.COPY, f"{folder} output {path.name}")
+            words = f"{folder} output {path.name}"
+            found = of_final(layout.output(path.name), vectors, PlaceKind.COPY, words, index_of)
             if found is not None:
                 yield found
 

@@ -11,13 +11,15 @@ from chunkvisor.assemble.form import asked_form, form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.indexing import index_of
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
-from chunkvisor.supervise.candidates import Candidate, copied, of_chunks, of_final, of_other_workdirs, promised
+from chunkvisor.supervise.candidates import Candidate, IndexOf, copied, of_chunks, of_final, of_other_workdirs, promised
+from chunkvisor.supervise.indexes import Indexes
 from chunkvisor_worker.contract.files import remove_folder
 
 
@@ -44,9 +46,10 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
-    wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
-    found = _candidates(opening, begun, outputs) if wanted else iter(())
-    facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
+    wanted = opening.config.reuse and index_of(table.folder, opening.on_wait) is not None
+    with Indexes(opening, begun.name, target.state / "indexes") as indexes:
+        found = _candidates(opening, begun, outputs, indexes.of) if wanted else iter(())
+        facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts, None)
     if begun.moves_on:
@@ -96,11 +99,13 @@ def _gives_vectors(opening: Opening, name: str) -> bool:
     return asked_form(opening.config.outputs[name]).is_of_rows
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_of: IndexOf) -> Iterator[Candidate]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, vectors = begun.layout, begun.fixed.identity.of_vectors
     own_is_final = begun.moves_on and layout.done.exists()
-    own = of_final(layout if own_is_final else layout.earlier, vectors, PlaceKind.EARLIER, "its earlier final file")
+    own = of_final(
+        layout if own_is_final else layout.earlier, vectors, PlaceKind.EARLIER, "its earlier final file", index_of
+    )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
     late: list[Candidate] = []
@@ -110,17 +115,17 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Ite
         words = f"output {name}"
         if of_run is None or of_run.complete:
             if of_run is not None or not opening.from_scratch:
-                yield from filter(None, [of_final(other, vectors, PlaceKind.OUTPUT, words)])
+                yield from filter(None, [of_final(other, vectors, PlaceKind.OUTPUT, words, index_of)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, vectors, PlaceKind.COPY, f"the earlier final file of {words}"))
+        late += copied(of_final(before, vectors, PlaceKind.COPY, f"the earlier final file of {words}", index_of))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and _gives_vectors(opening, name):
             yield from filter(None, [promised(other, vectors)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_chunks(layout, vectors)])
+        yield from filter(None, [of_chunks(layout, vectors, index_of)])
     yield from late
-    yield from of_other_workdirs(opening.config.reuse_from, vectors)
+    yield from of_other_workdirs(opening.config.reuse_from, vectors, index_of)
 
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
+from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import SourceFile, resolve, signature
 from chunkvisor.store.fixed import Staged, read_staged
@@ -19,7 +20,8 @@ from chunkvisor.store.seal import DamagedError, digest_of
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
     """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
     output = config.outputs[name]
-    _refuse_state(Layout(config.workdir), name, resolve(output.sources, output.query))
+    here = [source for source in output.sources if not is_remote(source)]
+    _refuse_state(Layout(config.workdir), name, resolve(here, output.query))
     return IngestRequest(
         sources=output.sources,
         query=output.query,

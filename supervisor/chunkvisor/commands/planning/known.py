@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.model import Config, EngineKind
+from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import identity_of
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import Candidate, of_final, of_other_workdirs
@@ -38,7 +39,7 @@ def known_texts(config: Config, samples: Mapping[str, Sample], revision: str, sc
             folder = scratch / f"known-{len(found)}"
             folder.mkdir(mode=0o700)
             writer = WhereWriter(folder, table)
-            for candidate in _candidates(config, name, vectors):
+            for candidate in _candidates(config, name, vectors, folder):
                 for here, there in matches(index, candidate.index):
                     known = candidate.numbers(there) >= 0
                     writer.add(0, here[known], there[known])
@@ -50,9 +51,15 @@ def known_texts(config: Config, samples: Mapping[str, Sample], revision: str, sc
     return found
 
 
-def _candidates(config: Config, name: str, vectors: str) -> Iterator[Candidate]:
-    layout = Layout(config.workdir)
+def _candidates(config: Config, name: str, vectors: str, scratch: Path) -> Iterator[Candidate]:
+    layout, numbers = Layout(config.workdir), count()
+
+    def index(of: OutputLayout, _: str) -> Path | None:
+        return index_of(of.table, lambda: None, scratch / f"index-{next(numbers)}")
+
     for folder in layout.outputs.glob("*/"):
         other = layout.output(folder.name)
-        yield from filter(None, [of_final(each, vectors, PlaceKind.OUTPUT, name) for each in (other, other.earlier)])
-    yield from of_other_workdirs(config.reuse_from, vectors)
+        yield from filter(
+            None, [of_final(each, vectors, PlaceKind.OUTPUT, name, index) for each in (other, other.earlier)]
+        )
+    yield from of_other_workdirs(config.reuse_from, vectors, index)
