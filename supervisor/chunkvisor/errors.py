@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `chunkvisor`; docs/exit-codes.md says which of them are worth a restart."""
+    """Exit codes of `chunkvisor`; docs/reference/exit-codes.md says which of them are worth a restart."""
 
     COMPLETE = 0
     BUG = 1

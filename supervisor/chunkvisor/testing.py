@@ -68,9 +68,9 @@ class Provoked:
 def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -> Iterator[Provoked]:
     """In this block, the workers of the chunk meet a fault: `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
 
-    `name` is a fault of the drill ("segfault", "nan-row"; docs/drill.md lists them) or an outcome ("gpu_oom", "hung");
-    `chunk` is counted from 0; `output` names one, None = any; `times` says in how many attempts it strikes, the first
-    of the chunk and those that follow. "poison-row" strikes wherever the first text of the chunk is.
+    `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/drill.md lists them) or an outcome ("gpu_oom",
+    "hung"); `chunk` is counted from 0; `output` names one, None = any; `times` says in how many attempts it strikes,
+    the first of the chunk and those that follow. "poison-row" strikes wherever the first text of the chunk is.
 
     It holds for `chunkvisor.run` and `chunkvisor.encode`, and for the commands that the block starts, on this machine:
     not for the nodes of a cluster. Nothing of it is left afterwards. Blocks may be nested.

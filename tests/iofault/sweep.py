@@ -1,7 +1,7 @@
 """Runs a scenario again and again, each time with one position failing, and says what was not as it should be.
 
-What should be: an exit code of docs/exit-codes.md other than 1, no traceback, words where it is not complete, and after
-an undisturbed second run the same bytes as if nothing had been.
+What should be: an exit code of docs/reference/exit-codes.md other than 1, no traceback, words where it is not
+complete, and after an undisturbed second run the same bytes as if nothing had been.
 """
 
 import gc

@@ -15,13 +15,13 @@ from harness import ROOT, finish, wait_for
 from nullgpu import GIB, LIMIT_S, GpuWorkplace, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
-_HANDBOOK = (ROOT / "docs" / "failures.md").read_text()
+_HANDBOOK = (ROOT / "docs" / "reference" / "failures.md").read_text()
 
 
 def contradictions(failed: Mapping[str, Any], rule: str, exit_code: int | None = None) -> list[str]:
-    """In what a failed attempt, and the run that it ended, are not what docs/failures.md says of the rule."""
+    """In what a failed attempt, and the run that it ended, are not what docs/reference/failures.md says of the rule."""
     found = re.search(rf"^### {re.escape(rule)}\n\n(.*?)(?=^##|\Z)", _HANDBOOK, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/failures.md has no entry {rule!r}"
+    assert found, f"docs/reference/failures.md has no entry {rule!r}"
     entry = found[1]
     wrong = [] if failed["rule"] == rule else [f"the rule is {failed['rule']}: {failed['reason']}"]
     if not failed["reason"].startswith(entry.partition(" **Do:** ")[0].rstrip(".")):

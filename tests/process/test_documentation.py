@@ -27,7 +27,7 @@ from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from harness import ENCODERS, ROOT, Workplace, expected
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/diary/*.md")})
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -150,10 +150,10 @@ exit 137
 
 
 def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
-    """The blocks of docs/getting-started.md work, one after the other, with an encoder of ours for the model."""
+    """The blocks of the tutorial work, one after the other, with an encoder of ours for the model."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    page, place, programs = ROOT / "docs" / "getting-started.md", Workplace(tmp_path), tmp_path / "bin"
+    page, place, programs = ROOT / "docs" / "tutorial" / "getting-started.md", Workplace(tmp_path), tmp_path / "bin"
     programs.mkdir()
     command = f'#!/bin/sh\nexec {shlex.join(place.command())} "$@"\n'
     for name, text in {"chunkvisor": command, "timeout": TIMEOUT}.items():
@@ -186,9 +186,9 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.soak(only=True)
 def test_migration_gives_the_same_vectors(tmp_path: Path, minilm_path: Path) -> None:
-    """The Python block of docs/migration.md, which compares both ways, holds with a real model."""
+    """The Python block of docs/how-to/coming-from-encode.md, which compares both ways, holds with a real model."""
     (tmp_path / "model").symlink_to(minilm_path)
-    (block,) = blocks(ROOT / "docs" / "migration.md", "python")
+    (block,) = blocks(ROOT / "docs" / "how-to" / "coming-from-encode.md", "python")
     ended = subprocess.run(
         [sys.executable, "-"], input=block, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
     )
@@ -196,7 +196,7 @@ def test_migration_gives_the_same_vectors(tmp_path: Path, minilm_path: Path) -> 
 
 
 def test_migration_page_has_every_argument() -> None:
-    """docs/migration.md says of every argument of sentence-transformers' encode and constructor what became of it."""
+    """The page says of every argument of sentence-transformers' encode and constructor what became of it."""
     if (package := importlib.util.find_spec("sentence_transformers")) is None:
         pytest.skip("sentence_transformers is not installed (extra: worker)")
     assert package.origin is not None
@@ -210,13 +210,13 @@ def test_migration_page_has_every_argument() -> None:
         for each in (*node.args.args, *node.args.kwonlyargs)
     }
     assert {"inputs", "prompt", "model_name_or_path", "backend"} <= names
-    text = (ROOT / "docs" / "migration.md").read_text("utf-8")
+    text = (ROOT / "docs" / "how-to" / "coming-from-encode.md").read_text("utf-8")
     assert {name for name in names - {"self", "use_auth_token"} if f"`{name}`" not in text} == set()
 
 
 def documented() -> dict[str, str]:
-    """Key -> default, from the tables of docs/config.md."""
-    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    """Key -> default, from the tables of docs/reference/config.md."""
+    text = (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
     return dict(re.findall(r"^\| `([\w.]+)` \| `?(.*?)`? \|", text, re.MULTILINE))
 
 
@@ -230,14 +230,14 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def test_config_page_has_every_key() -> None:
-    """docs/config.md explains every key that a config can have, and no other."""
+    """docs/reference/config.md explains every key that a config can have, and no other."""
     outputs = Config.model_json_schema()["$defs"]["OutputConfig"]["properties"]
 
     assert set(documented()) == {*keys(Config), *(f"outputs.NAME.{name}" for name in outputs)}
 
 
 def test_config_page_tells_the_defaults() -> None:
-    """A config that spells out every default of docs/config.md is the same as one that has none of them."""
+    """A config that spells out every default of docs/reference/config.md is the same as one that has none of them."""
     shortest: dict[str, Any] = {
         "workdir": "w",
         "model": {"name": "m"},
@@ -261,8 +261,8 @@ def test_config_page_tells_the_defaults() -> None:
 
 
 def test_config_page_has_every_choice() -> None:
-    """Where a key takes one of a few words, docs/config.md says each of them."""
-    text = (ROOT / "docs" / "config.md").read_text("utf-8")
+    """Where a key takes one of a few words, docs/reference/config.md says each of them."""
+    text = (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
     words = {word for each in Config.model_json_schema()["$defs"].values() for word in each.get("enum", ())}
 
     assert len(words) > 5
@@ -287,8 +287,8 @@ def codes(text: str) -> set[int]:
     ("page", "heading", "expected"),
     [
         ("README.md", "Exit codes", set(ExitCode)),
-        ("docs/exit-codes.md", "Exit codes of chunkvisor", set(ExitCode)),
-        ("docs/exit-codes.md", "Exit codes of a worker", set(WorkerExit)),
+        ("docs/reference/exit-codes.md", "Exit codes of chunkvisor", set(ExitCode)),
+        ("docs/reference/exit-codes.md", "Exit codes of a worker", set(WorkerExit)),
     ],
 )
 def test_exit_code_table_is_complete(page: str, heading: str, expected: set[int]) -> None:
@@ -297,7 +297,7 @@ def test_exit_code_table_is_complete(page: str, heading: str, expected: set[int]
 
 
 def test_every_outcome_has_a_step_on_the_page() -> None:
-    """The table in docs/how-it-works.md says what follows each outcome of an attempt."""
-    text = section("docs/how-it-works.md", "Two tables decide")
+    """The table in docs/explanation/how-it-works.md says what follows each outcome of an attempt."""
+    text = section("docs/explanation/how-it-works.md", "Two tables decide")
 
     assert {outcome for outcome in Outcome if f"`{outcome}`" in text} == set(Outcome)

@@ -245,8 +245,8 @@ def test_the_end_of_a_run_is_seen_by_its_status() -> None:
 
 
 def test_the_page_lists_the_faults() -> None:
-    """docs/drill.md says of every fault, and of no other, whether it is real or simulated on a CPU and on a GPU."""
-    page = (ROOT / "docs" / "drill.md").read_text("utf-8")
+    """The drill's page says of every fault, and of no other, whether it is real or simulated on a CPU and on a GPU."""
+    page = (ROOT / "docs" / "reference" / "drill.md").read_text("utf-8")
     listed = re.findall(r"^\| `([\w-]+)` \| .* \| (real|simulated) \| (real|simulated) \|$", page, re.MULTILINE)
 
     way = {True: "real", False: "simulated"}

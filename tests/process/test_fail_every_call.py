@@ -31,7 +31,7 @@ KINDS = {
 
 
 def test_some_calls_of_a_run_fail() -> None:
-    """Of all kinds of calls of all processes the same few each time; `make soak` has all (docs/reliability.md)."""
+    """Of all kinds of calls of all processes the same few each time; `make soak` has all."""
     command = [sys.executable, "-m", "tests.iofault", "--part", "1/120", "--without", REFUSED]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -23,7 +23,7 @@ def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, object]]:
 
 
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
-    """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (docs/how-it-works.md says so)."""
+    """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (how-it-works.md says so)."""
     place = workplace(tmp_path / "place", MANY)
     place.lay("text 777", "crash!")
 

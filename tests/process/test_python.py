@@ -257,12 +257,12 @@ def test_public_names() -> None:
 
 
 def code_blocks() -> list[str]:
-    """The Python examples of docs/python.md."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.DOTALL)
+    """The Python examples of docs/reference/python.md."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "python.md").read_text("utf-8"), re.DOTALL)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples of docs/python.md, one after the other, do what they say, here with a model of eight dimensions."""
+    """The examples of the page, one after the other, do what they say, here with a model of eight dimensions."""
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     model_folder(tmp_path / "model")
     (tmp_path / "articles.csv").write_text("title\nOne thing\nAnother\n")

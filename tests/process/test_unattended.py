@@ -77,13 +77,13 @@ def unit() -> configparser.ConfigParser:
 
 
 def codes_of(restart: str) -> set[int]:
-    """The exit codes for which docs/exit-codes.md gives this answer to "restart it?"."""
-    text = (ROOT / "docs" / "exit-codes.md").read_text()
+    """The exit codes for which docs/reference/exit-codes.md gives this answer to "restart it?"."""
+    text = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     return {int(code) for code, answer in re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text, re.M) if answer == restart}
 
 
 def test_unit_restarts_what_is_worth_it() -> None:
-    """The codes in the unit are the program's, and those that docs/exit-codes.md has a restart for, or not."""
+    """The codes in the unit are the program's, and those that exit-codes.md has a restart for, or not."""
     service = unit()["Service"]
     stopped = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
@@ -104,8 +104,8 @@ def test_unit_lets_the_run_look_after_its_workers() -> None:
 
 
 def test_unit_in_exit_codes_page_agrees() -> None:
-    """The short unit in docs/exit-codes.md has the same codes."""
-    (block,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "exit-codes.md").read_text(), re.DOTALL)
+    """The short unit in docs/reference/exit-codes.md has the same codes."""
+    (block,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "reference" / "exit-codes.md").read_text(), re.DOTALL)
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(block)
@@ -253,14 +253,14 @@ def lines_of(page: str, start: str) -> str:
 
 @pytest.mark.parametrize("program", ["nohup", "tmux"])
 def test_line_in_the_page_works(service: Service, workplace: Workplace, program: str) -> None:
-    """The line of docs/unattended.md does the job in the background, with a real run."""
+    """The line of docs/how-to/unattended.md does the job in the background, with a real run."""
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     workplace.write_source(TEXTS)
     workplace.write_config("good:make")
     workplace.config_path.rename(workplace.folder / "articles.yaml")
     shutil.copytree(EXAMPLES, workplace.folder / "examples" / "unattended")
-    line = lines_of("docs/unattended.md", program)
+    line = lines_of("docs/how-to/unattended.md", program)
     env = os.environ | {"CHUNKVISOR": str(service.write_program("real", workplace.command()))}
     env.pop("TMUX", None)
 

@@ -1,4 +1,4 @@
-"""The examples of docs/use.md run on finals that a run has made; those whose library is not installed are skipped."""
+"""The examples of docs/how-to/use-the-vectors.md run on finals of a run; those whose library is missing are skipped."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import yaml
 
 from harness import ROOT, Workplace
 
-PAGE = (ROOT / "docs" / "use.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "use-the-vectors.md").read_text()
 BLOCKS = re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 WIDE = """
 import numpy as np, good

@@ -1,4 +1,4 @@
-"""The table of waits and limits in docs/config.md has every one, with the value that the code has, and a history."""
+"""The table of waits and limits in config.md has every one, with the value that the code has, and a history."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from chunkvisor.supervise import draining, joins, slot
 from .histories import HISTORIES
 
 DEFAULTS = RecoveryConfig()
-PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
 
 
 class Limit(NamedTuple):

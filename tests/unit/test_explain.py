@@ -38,6 +38,6 @@ def test_a_name_that_is_none() -> None:
 
 
 def test_the_page_has_the_same_entries() -> None:
-    """The outcomes of docs/failures.md are these: `python -m chunkvisor.commands.explain docs/failures.md`."""
-    page = (ROOT / "docs" / "failures.md").read_text("utf-8")
+    """The outcomes of the page are these: `python -m chunkvisor.commands.explain docs/reference/failures.md`."""
+    page = (ROOT / "docs" / "reference" / "failures.md").read_text("utf-8")
     assert with_section(page) == page

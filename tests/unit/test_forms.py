@@ -93,7 +93,7 @@ def test_every_form_is_known_everywhere() -> None:
     assert set(FORMATS) == set(FinalFormat)
     assert len({each.suffix for each in FORMATS.values()}) == len(FORMATS)
     assert {str(each) for each in FinalFormat} == {each.suffix for each in FORMATS.values()}
-    documented = Path(__file__).parents[2].joinpath("docs/config.md").read_text()
+    documented = Path(__file__).parents[2].joinpath("docs/reference/config.md").read_text()
     for key in FORM_KEYS:
         assert key in OutputConfig.model_fields
         assert f"`outputs.NAME.{key}`" in documented

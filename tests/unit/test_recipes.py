@@ -48,7 +48,7 @@ def test_every_source_format_is_read(tmp_path: Path, format_: Format) -> None:
     (file,) = resolve([str(tmp_path / f"a.{format_}")])
     assert file.format is format_
     assert "'text'" in columns_in_words(file, tmp_path)
-    assert f"`.{format_}`" in (ROOT / "docs" / "config.md").read_text("utf-8")
+    assert f"`.{format_}`" in (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
 
 
 def checks() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -68,9 +68,10 @@ def test_every_check_of_the_doctor_is_made() -> None:
 
 
 def test_the_doctors_page_has_every_check() -> None:
-    """docs/doctor.md says of each finding what is looked at, and of no other."""
+    """docs/reference/doctor.md says of each finding what is looked at, and of no other."""
     source = "\n".join(path.read_text() for path in Path(doctor.__file__).parent.glob("*.py"))
-    page = (ROOT / "docs" / "doctor.md").read_text("utf-8").partition("## The checks\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "reference" / "doctor.md").read_text("utf-8")
+    page = page.partition("## The checks\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
     assert {name for name in listed if f'"{name}"' not in source} == set()
     assert set(re.findall(r'Finding\(\s*"([\w-]+)"', source)) - listed == set()

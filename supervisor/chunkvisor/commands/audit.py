@@ -37,8 +37,8 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
 """How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
 
-float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model: docs/audit.md
-has what was measured."""
+float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model.
+docs/how-to/check-vectors.md has what was measured."""
 
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
 """How much more, by the type of numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension."""

@@ -1,4 +1,4 @@
-"""The handbook's entry of an outcome or of a rule, as text for a terminal and as Markdown for docs/failures.md."""
+"""The handbook's entry of an outcome or of a rule, for a terminal and as Markdown for docs/reference/failures.md."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.handbook import entry
 from chunkvisor_worker.contract.rules import RULES
 
-_BEGIN = "<!-- Written by `python -m chunkvisor.commands.explain docs/failures.md`, to the next mark. -->\n"
+_BEGIN = "<!-- Written by `python -m chunkvisor.commands.explain docs/reference/failures.md`, to the next mark. -->\n"
 _END = "<!-- So far. -->\n"
 _WIDTH = 96
 

@@ -11,8 +11,9 @@ AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
 GPU this is 64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches before."""
 
 PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
-"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured (docs/performance.md), on
-a GPU the ten milliseconds or so in which it waits for the kernels of a deep model to be launched."""
+"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured
+(docs/explanation/performance.md), on a GPU the ten milliseconds or so in which it waits for the kernels of a deep
+model to be launched."""
 
 
 def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:

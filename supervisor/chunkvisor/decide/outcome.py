@@ -76,7 +76,7 @@ class Verdict:
     """One sentence for the person."""
     remedy: str = ""
     rule: str = ""
-    """Which row of the taxonomy, where one matched; docs/failures.md has an entry for each."""
+    """Which row of the taxonomy, where one matched; docs/reference/failures.md has an entry for each."""
     exit_code: int | None = None
     """With which code the run ends if this fault ends it; None = the policy's own for the outcome."""
     smaller_batch_helps: bool = True

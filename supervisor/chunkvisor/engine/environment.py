@@ -93,7 +93,7 @@ def worker_environment(
     environment = _SHORT_SPIN | environment | _FIXED
     if device == CPU:
         # Threads that spin at every barrier starve the worker beside them: on 2 cores that others use as well, a batch
-        # takes more than twice as long as with threads that sleep (docs/performance.md).
+        # takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environment["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else device.uuid
     environment |= extra

@@ -732,17 +732,17 @@ def test_rule_is_complete(rule: Any) -> None:
 
 
 def test_handbook_is_up_to_date() -> None:
-    """The entries are what the tables give: `python -m chunkvisor_worker.contract.handbook docs/failures.md`."""
-    page = (ROOT / "docs" / "failures.md").read_text("utf-8")
+    """The entries are those of the tables: `python -m chunkvisor_worker.contract.handbook PAGE` writes them."""
+    page = (ROOT / "docs" / "reference" / "failures.md").read_text("utf-8")
 
     assert handbook(page) == page
 
 
 def test_the_page_on_gpus_names_rules_as_they_are() -> None:
-    """docs/gpu.md lists faults with the outcome and the evidence of their rules."""
+    """docs/how-to/gpu-tests.md lists faults with the outcome and the evidence of their rules."""
     rules = {rule.name: rule for rule in RULES}
-    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
-    lines = re.findall(r"\(failures\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
+    page = (ROOT / "docs" / "how-to" / "gpu-tests.md").read_text("utf-8")
+    lines = re.findall(r"\(../reference/failures\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
     assert len(lines) >= 14
     for name, outcome, evidence in lines:
         assert (outcome, evidence) == (rules[name].outcome, rules[name].evidence), name

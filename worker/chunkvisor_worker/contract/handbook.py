@@ -1,4 +1,4 @@
-"""Writes the entries of docs/failures.md from the tables; what stands above them there is written by hand."""
+"""Writes the entries of docs/reference/failures.md from the tables; what stands above them there is written by hand."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from chunkvisor_worker.contract.rule import NEW_PROCESS, ROW, SMALLER_BATCH, Evidence, Rule
 from chunkvisor_worker.contract.rules import FAMILIES, RULES
 
-MARKER = "<!-- Written by `python -m chunkvisor_worker.contract.handbook docs/failures.md`, from here to the end. -->\n"
+MARKER = "<!-- Written by `python -m chunkvisor_worker.contract.handbook docs/reference/failures.md`, to the end. -->\n"
 
 _HINTS = {
     SMALLER_BATCH: "a smaller batch helps",

@@ -33,7 +33,7 @@ class Finding:
     """The result of one check."""
 
     check: str
-    """Which: a stable name, explained in docs/doctor.md."""
+    """Which: a stable name, explained in docs/reference/doctor.md."""
     state: State
     meaning: str
     """What was found, and what it means for a run."""
