@@ -37,7 +37,8 @@ def test_a_run(workplace: Workplace, database: Path) -> None:
     ended = workplace.run()
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(workplace.vectors(), expected(["c", "b", "a", None, "a"]))
-    assert workplace.manifest()["source"]["files"] == [str(database)]
+    source = workplace.manifest()["source"]
+    assert (source["files"], source["query"]) == ([str(database)], QUERY)
     assert workplace.run().returncode == 0
     assert [each["event"] for each in workplace.events()].count("staging") == 1
 

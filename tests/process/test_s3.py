@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()  # what another test has left
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "testing",
@@ -64,4 +66,37 @@ def test_sources_in_a_bucket(workplace: Workplace, bucket: Any) -> None:
     ended = workplace.run()
     assert ended.returncode == 78
     assert "No file matches s3://texts/a.*" in ended.stderr
+    assert SECRET.encode() not in everything_written(workplace.workdir)
+
+
+def test_finals_in_a_bucket(workplace: Workplace, bucket: Any) -> None:
+    """Finals are uploaded once, their manifests as well; what is gone or has changed is uploaded again."""
+    bucket.mkdir("vectors")
+    workplace.write_source(["one", "two"])
+    workplace.write_config("good:make", upload="s3://vectors/mine", outputs__out__shards=2)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+
+    def uploaded() -> dict[str, bytes]:
+        return {name.removeprefix("vectors/mine/"): bucket.cat_file(name) for name in bucket.find("vectors")}
+
+    def here() -> dict[str, bytes]:
+        names = ["out/0000.npy", "out/0001.npy", "out.json"]
+        return {name: (workplace.workdir / name).read_bytes() for name in names}
+
+    def uploads() -> int:
+        return [each["event"] for each in workplace.events()].count("uploaded")
+
+    assert uploaded() == here()
+    assert workplace.run().returncode == 0
+    assert uploads() == 1
+    bucket.rm("vectors/mine/out.json")
+    assert workplace.run().returncode == 0
+    assert (uploaded(), uploads()) == (here(), 2)
+
+    ended = workplace.run("--set", "outputs.out.shards=null", "--set", "upload=s3://nowhere/mine")
+    assert ended.returncode in (75, 78), ended.stderr
+    assert "out is complete in the workdir all the same" in ended.stderr
+    assert workplace.run("--set", "outputs.out.shards=null").returncode == 0
+    assert uploaded().keys() == {"out.npy", "out.json"}
     assert SECRET.encode() not in everything_written(workplace.workdir)

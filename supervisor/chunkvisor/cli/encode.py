@@ -89,8 +89,11 @@ def _require_text(source: str, query: str | None) -> None:
 
     files = [file for file in resolve([source], query) if file.format is not Format.TXT]
     if files:
-        with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-            columns = columns_in_words(files[0], Path(scratch))
+        columns = ""
+        if files[0].address is None:  # elsewhere, it would have to be fetched whole
+            with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
+                columns = columns_in_words(files[0], Path(scratch))
         raise config_error(
-            f"which text of {files[0].path} is to be encoded?", remedy=f"add --column, --template or --sql. {columns}"
+            f"which text of {files[0].address or files[0].path} is to be encoded?",
+            remedy=f"add --column, --template or --sql. {columns}".rstrip(),
         )

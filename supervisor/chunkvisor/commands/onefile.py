@@ -90,6 +90,8 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
+    if config.upload is not None:
+        raise config_error("upload is for `chunkvisor run`", why="`encode` makes the one .npy of -o, here")
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)

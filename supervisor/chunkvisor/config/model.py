@@ -392,6 +392,8 @@ class Config(Section):
     """Figures for a monitoring system."""
     notify: values.Addresses = ()
     """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
+    upload: values.FolderAddress | None = None
+    """Address of a folder, such as s3://bucket/embeddings, to which the finals are copied once they are complete."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each."""
     combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = {}

@@ -45,8 +45,8 @@ def find(source: str) -> list[str]:
     """
     if not re.search(r"[*\[]" if source.lower().startswith("http") else r"[*?\[]", source):
         return [source]
-    files = _file_system(source)
-    found = _persistently(source, lambda: files.glob(files._strip_protocol(source), detail=True))
+    files = file_system(source)
+    found = persistently(source, lambda: files.glob(files._strip_protocol(source), detail=True))
     names = sorted(name for name, info in found.items() if info.get("type") != "directory")
     if not names:
         raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
@@ -55,8 +55,8 @@ def find(source: str) -> list[str]:
 
 def state_of(address: str) -> State:
     """[address, size_bytes, tag, 0, 0]: the same as long as the content is. Raises Halt as `find`."""
-    files = _file_system(address)
-    info = _persistently(address, lambda: files.info(files._strip_protocol(address)))
+    files = file_system(address)
+    info = persistently(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
         raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
     tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
@@ -68,7 +68,7 @@ def fetch(address: str, target: Path, size_bytes: int) -> None:
 
     Raises Halt as `find`, and 75 where it has another size; OSError for the disk.
     """
-    files = _file_system(address)
+    files = file_system(address)
     with open(target, "xb") as file:
 
         def read_on() -> None:
@@ -78,7 +78,7 @@ def fetch(address: str, target: Path, size_bytes: int) -> None:
                 while block := source.read(_BLOCK_BYTES):
                     _write(file, block)
 
-        _persistently(address, read_on, file.tell)
+        persistently(address, read_on, file.tell)
         if size_bytes not in (0, file.tell()):
             raise Halt(
                 ExitCode.TRY_AGAIN,
@@ -102,7 +102,8 @@ def _write(file: BinaryIO, block: bytes) -> None:
         raise _DiskError(error) from error
 
 
-def _file_system(address: str) -> Any:
+def file_system(address: str) -> Any:
+    """What reads and writes there. Raises Halt (78) where that is not installed."""
     match = _SCHEME.match(address)
     assert match is not None
     try:
@@ -119,7 +120,7 @@ def _file_system(address: str) -> Any:
         ) from error
 
 
-def _persistently(address: str, action: Callable[[], Answer], progress: Callable[[], int] = lambda: 0) -> Answer:
+def persistently(address: str, action: Callable[[], Answer], progress: Callable[[], int] = lambda: 0) -> Answer:
     """What the action gives, tried again after faults that may pass; only tries without progress are counted."""
     failed, before = 0, progress()
     while True:
@@ -127,6 +128,8 @@ def _persistently(address: str, action: Callable[[], Answer], progress: Callable
             return action()
         except _DiskError as error:
             raise error.error from None
+        except Halt:
+            raise
         except Exception as error:
             if isinstance(error, _FINAL) or type(error).__name__ in _NO_RIGHTS:
                 raise _refused(address, error) from error
@@ -146,11 +149,11 @@ def _refused(address: str, error: Exception) -> Halt:
         return config_error(f"There is no {address}.", remedy="Correct the address.")
     if isinstance(error, PermissionError) or type(error).__name__ in _NO_RIGHTS:
         return config_error(
-            f"{address} may not be read.",
+            f"{address} may not be used.",
             why=_in_words(error),
             remedy="Say who you are in the environment of chunkvisor: AWS_PROFILE, AWS_ACCESS_KEY_ID, HF_TOKEN, …",
         )
-    return config_error(f"{address} cannot be read.", why=_in_words(error), remedy="Correct the address.")
+    return config_error(f"{address} cannot be used.", why=_in_words(error), remedy="Correct the address.")
 
 
 def _in_words(error: Exception) -> str:

@@ -3,11 +3,9 @@
 It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk.
 """
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import sys
 import traceback
 from array import array
@@ -19,6 +17,7 @@ from typing import BinaryIO
 
 import duckdb
 
+from chunkvisor.child import die_with_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
@@ -41,7 +40,6 @@ from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
-_PR_SET_PDEATHSIG = 1
 _PLACES_AT_ONCE = 1 << 16
 
 
@@ -180,13 +178,6 @@ def _composed(
             ) from error
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process with its parent; only the parent's exit before this call needs a look."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(ExitCode.TERMINATED)
-
-
 def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
     """The message for an error, met on the way into `folder`, that is no bug of ours."""
     if isinstance(error, Halt):
@@ -213,7 +204,7 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     request_path, folder = Path(arguments[0]), Path(arguments[1])
     if len(arguments) > 2:
-        _die_with_parent(int(arguments[2]))
+        die_with_parent(int(arguments[2]))
     request = None
     try:
         request = from_json(IngestRequest, request_path.read_bytes())

@@ -127,6 +127,8 @@ def _finish(
         manifest = build_manifest(
             layout, form, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
+        if (query := config.outputs[layout.name].query) is not None:
+            manifest["source"]["query"] = query
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(table, reuse))
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]

@@ -137,8 +137,8 @@ def test_faults_that_pass(elsewhere: Elsewhere, tmp_path: Path) -> None:
     ("given", "code", "words"),
     [
         ({"lost": 5}, 75, r"x://b/a.csv cannot be reached, in 5 tries.\nwhy: ConnectionResetError"),
-        ({"lost": 1, "error": PermissionError}, 78, r"x://b/a.csv may not be read"),
-        ({"lost": 1, "error": ValueError}, 78, r"x://b/a.csv cannot be read"),
+        ({"lost": 1, "error": PermissionError}, 78, r"x://b/a.csv may not be used"),
+        ({"lost": 1, "error": ValueError}, 78, r"x://b/a.csv cannot be used"),
         ({"files": {}}, 78, "There is no x://b/a.csv"),
         ({"files": {"b/a.csv": b"text\none\n\ntwo,three\n"}}, 78, r"x://b/a.csv, line 4: the row has 2 fields"),
         ({"files": {"b/a.csv": b""}}, 78, "x://b/a.csv: the file is empty"),
