@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := .venv-docs
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait.
@@ -21,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale docs build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -104,12 +105,22 @@ bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="ch
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 	$(BIN)/python benchmarks/cluster.py $(CLUSTER_ARGS)
 
+docs: $(DOCS)/.ready ## build the pages as a site with search, build/site/index.html; a wrong link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
 build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
+	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
 	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Some seconds, and nothing of what chunkvisor itself needs.
+$(DOCS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(DOCS)/bin/python -m pip install --quiet --group docs
+	@touch $@
 
 # pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.
 $(READY): pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 """What all tests share: a person's view of the command, a real model, and proof that no process is left behind."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -8,12 +9,16 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 from local_cluster import local_cluster
 
+import forking
+from chunkvisor import child
 from chunkvisor.devices.gpu import ask_smi
+from chunkvisor.engine import fresh
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
@@ -25,6 +30,7 @@ settings.load_profile("soak" if SOAK_SEED else "steady")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of torch that wait for one another turn, and take the time of the tests beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+workers = forking.QuickWorkers()
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -45,18 +51,24 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return None if listed else WithoutGpu.from_parent(parent, path=path)
 
 
+def zygotes() -> list[forking.Zygote]:
+    """Those that live as long as this session."""
+    return [zygote for zygote in (workers.zygote, forking.Forked.zygote) if zygote is not None]
+
+
 def _reaped() -> int:
     """Grows with every child that ended: none lives without a page fault."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
 def _has_children() -> bool:
-    """Whether this process has a child, alive or not yet waited for."""
+    """Whether this process has a child, alive or not yet waited for, beside those that fork."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    return True
+    listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return not listed or {int(pid) for pids in listed for pid in pids} != {zygote.pid for zygote in zygotes()}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +96,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_workers() -> Iterator[None]:
+    """Children of runs in this process are forked: see forking.py."""
+    with contextlib.ExitStack() as stack:
+        if forking.wanted():
+            stack.enter_context(mock.patch.object(fresh, "spawn", workers))
+            stack.enter_context(mock.patch.object(child, "subprocess", forking.FORKING))
+        yield
+    for zygote in zygotes():
+        zygote.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,13 +25,14 @@ from chunkvisor.cli import main
 from chunkvisor.decide import policy
 from chunkvisor.ingest import child, stage
 from chunkvisor.supervise import driver
+from drivers.zygote import MARK as MARK
+from drivers.zygote import ROOM, ROOM_FILLED
+from forking import COMMAND_LINE, Forked
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = ROOT / "tests" / "encoders"
 STAND_IN = ROOT / "tests" / "standin"
 """On a worker's PYTHONPATH, it has no need of torch."""
-MARK = "CHUNKVISOR_TEST"
-"""Every process that a test starts bears it."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 """Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
 
@@ -91,7 +92,7 @@ class Workplace:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a chunkvisor command, under this interpreter."""
-        return [sys.executable, "-c", "from chunkvisor.cli import main; main()", *arguments]
+        return [*COMMAND_LINE, *arguments]
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command; both streams are pipes."""
@@ -99,7 +100,7 @@ class Workplace:
             # The environment of this machine does not travel to the nodes.
             travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
             arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))
-        return subprocess.Popen(
+        return Forked(
             self.command(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -240,10 +241,12 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / "tests" / "drivers" / "kill_at.py"), mode, when, str(template), str(scratch)]
+    command = [sys.executable, "-m", "drivers.kill_at", mode, when, str(template), str(scratch)]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
-    env["KILL_AT_MOST"] = str(most)
-    ended = subprocess.run([*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env)
+    env |= {"KILL_AT_MOST": str(most), ROOM: ROOM_FILLED}
+    ended = subprocess.run(
+        [*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env, cwd=ROOT / "tests"
+    )
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 

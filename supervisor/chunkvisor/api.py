@@ -24,6 +24,7 @@ from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
@@ -113,6 +114,7 @@ def run(
     max_rows: int | None = None,
     from_scratch: bool = False,
     update: bool = False,
+    stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> Report:
@@ -120,9 +122,10 @@ def run(
 
     `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a workdir of its own,
     `<workdir>-first-<max_rows>`. With `update` changed sources are taken as they are now, and only new texts are
-    encoded. `progress` shows a bar; by default at a terminal and in a notebook,
-    unless `on_event` is given, which hears what happens; `chunkvisor.observe.console.Console()` there prints the lines
-    of the command. Rows that cannot be encoded are NaN, listed in the report, and warned of (QuarantineWarning).
+    encoded. `stop_after`, in seconds or as "3h", is the time within which the run is over, with code 75 where work is
+    left. `progress` shows a bar; by default at a terminal and in a notebook, unless `on_event` is given, which hears
+    what happens; `chunkvisor.observe.console.Console()` there prints the lines of the command. Rows that cannot be
+    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -130,7 +133,8 @@ def run(
     loaded = load(Path(config_path), tuple(set))
     if max_rows is not None:
         loaded = loaded.trial(max_rows)
-    return _run(Request(loaded, max_rows, from_scratch, update), on_event, progress)
+    request = Request(loaded, max_rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
+    return _run(request, on_event, progress)
 
 
 def encode(
@@ -155,6 +159,7 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
+    stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
@@ -165,7 +170,7 @@ def encode(
     a DataFrame of pandas or polars, a pyarrow.Table. With `workdir` the array is mapped from a file there, the
     work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
     in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
-    "recovery.attempts=5".
+    "recovery.attempts=5". `stop_after` is as in `run`.
     Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
@@ -174,7 +179,7 @@ def encode(
     given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
     wanted = texts_of(texts, column)
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
-    folder, overrides = Path.cwd(), tuple(set)
+    folder, overrides, stop_after_s = Path.cwd(), tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place:
         values["workdir"] = str(place)
         # Validated before the texts are written: a typing error costs nothing then.
@@ -182,7 +187,8 @@ def encode(
         from_values(values, folder, overrides)
         values["outputs"][_OUTPUT]["source"] = str(write_texts(wanted, place))
         loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
-        final = _run(Request(loaded, from_scratch=from_scratch), on_event, progress).outputs[_OUTPUT]
+        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
+        final = _run(request, on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
 
 
@@ -214,6 +220,14 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
     if report.quarantined:
         warnings.warn(_in_words(report), QuarantineWarning, stacklevel=3)
     return report
+
+
+def _in_seconds(stop_after: float | str | None) -> float | None:
+    """Raises ChunkvisorError (78) for what is no time."""
+    try:
+        return None if stop_after is None else seconds_of(stop_after)
+    except ValueError as error:
+        raise config_error(f"stop_after: {error}") from None
 
 
 def _final_file(layout: Layout, name: str) -> FinalFile:

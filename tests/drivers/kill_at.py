@@ -1,6 +1,6 @@
 """Runs `chunkvisor run` and kills it with SIGKILL at one call after another, without a hook in the product.
 
-    kill_at.py each|chain before|after TEMPLATE SCRATCH TARGET...
+    python -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
 
 A TARGET is a function as `module:name`. A copy of the folder TEMPLATE, with its config.yaml, is run again and again;
 each run is killed at the first call of a target that no run before was killed at, until one comes to its end. With
@@ -29,21 +29,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import chunkvisor.cli.run
-import chunkvisor.config.load
 import chunkvisor.decide.policy
-import chunkvisor.observe.report.page
 import chunkvisor.supervise.driver
-import chunkvisor.supervise.session
+import forking
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.events.event import Event
+from drivers.zygote import ROOM
+from drivers.zygote import prepare as prepare_zygote
 
+prepare_zygote("command")
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.decide.policy.BACKOFF_S = 0.01
 chunkvisor.supervise.driver._PAUSE_S = 0.02
-# Compiled once for all runs.
-chunkvisor.observe.report.page._template()
 
+os.environ.pop(ROOM, None)
 SHARE, _, LOT = os.environ.get("KILL_AT_SHARE", "1:").partition(":")
 MOST = int(os.environ.get("KILL_AT_MOST", "1000"))
 KEYS = frozenset(os.environ.get("KILL_AT_KEYS", "output chunk attempt").split())
@@ -105,6 +104,7 @@ def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
         os.dup2(log, 2)
         os.dup2(log, 1)
         sys.argv = ["chunkvisor", "run", str(folder / "config.yaml"), *os.environ.get("KILL_AT_OPTIONS", "").split()]
+        forking.fork_children_of_this_process()
         prepare()
         chunkvisor_main()
         code = 0

@@ -15,18 +15,18 @@ from harness import ROOT, finish, wait_for
 from nullgpu import GIB, LIMIT_S, GpuWorkplace, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
-_HANDBOOK = (ROOT / "docs" / "reference" / "failures.md").read_text()
+_HANDBOOK = (ROOT / "docs" / "reference" / "failure-rules.md").read_text()
 
 
 def contradictions(failed: Mapping[str, Any], rule: str, exit_code: int | None = None) -> list[str]:
-    """In what a failed attempt, and the run that it ended, are not what docs/reference/failures.md says of the rule."""
+    """In what a failed attempt, and the run that it ended, are not what failure-rules.md says of the rule."""
     found = re.search(rf"^### {re.escape(rule)}\n\n(.*?)(?=^##|\Z)", _HANDBOOK, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/reference/failures.md has no entry {rule!r}"
+    assert found, f"failure-rules.md has no entry {rule!r}"
     entry = found[1]
     wrong = [] if failed["rule"] == rule else [f"the rule is {failed['rule']}: {failed['reason']}"]
     if not failed["reason"].startswith(entry.partition(" **Do:** ")[0].rstrip(".")):
         wrong.append(f"the reason is {failed['reason']!r}")
-    expected = [f"Outcome `{failed['outcome']}`", "confirmed so far: run on the null GPU, torch "]
+    expected = [f"Outcome `{failed['outcome']}`", " null GPU, torch "]
     expected += [] if exit_code is None else [f"exit code {exit_code} if it ends the run"]
     return wrong + [f"the handbook does not say {part!r}" for part in expected if part not in entry]
 
@@ -246,8 +246,21 @@ def how_it_ends_otherwise(workplace: GpuWorkplace, end: End) -> list[str]:
     return wrong
 
 
+_OF_ITSELF = {
+    "gpu-out-of-memory": "test_runs.py fills the memory",
+    "nvml-assert-allocator": "test_runs.py, the same with a broken NVML",
+    "gpu-full-before-work": "test_many_gpus.py has a model that is larger than the GPU",
+    "gpu-exclusive": "a neighbour in exclusive mode, above",
+    "nvml-assert-expandable-segments": "a broken NVML and a setting, above",
+    "allocator-config": "a setting, above",
+}
+"""Rules whose fault came of the null GPU's state; the others were seen because a call was told to return the code."""
+
+
 def test_the_handbook_names_no_rule_that_is_not_seen_here() -> None:
-    """What the rules say of the null GPU is what this file's tables hold."""
+    """What the rules say of the null GPU, run or told, is what this file's tables hold."""
     seen = {rule for rule, _ in [*_OUT_OF_MEMORY.values(), *_AT_WORK.values(), *_AT_THE_START.values()]}
     seen |= {end.rule for end in _ENDS.values()} | {"nvml-assert-allocator"}
-    assert {rule.name for rule in RULES if rule.evidence is Evidence.NULL_GPU} == seen
+    marked = {mark: {rule.name for rule in RULES if rule.evidence is mark} for mark in Evidence}
+    assert marked[Evidence.NULL_GPU] == set(_OF_ITSELF)
+    assert marked[Evidence.STUB] == seen - set(_OF_ITSELF)

@@ -3,12 +3,14 @@
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from chunkvisor.child import run_child
+from chunkvisor.commands.doctor import facts
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
 from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
 from chunkvisor.commands.doctor.job import measure
@@ -16,6 +18,7 @@ from chunkvisor.commands.doctor.readings import (
     DriverReading,
     GpuProcess,
     GpuReading,
+    ProbeReading,
     SampleReading,
 )
 from chunkvisor.commands.doctor.smi import parse, read_driver
@@ -254,6 +257,24 @@ def fake_smi(folder: Path, body: str) -> dict[str, str]:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return {"PATH": f"{path.parent}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+_probed: dict[str | None, ProbeReading] = {}
+"""By CUDA_VISIBLE_DEVICES, what torch told."""
+
+
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is asked once for each GPU that workers are to see: to load it takes two seconds of computing."""
+    ask = facts._probe
+
+    def told(environment: Mapping[str, str], folder: Path) -> ProbeReading:
+        gpu = environment.get("CUDA_VISIBLE_DEVICES")
+        if gpu not in _probed:
+            _probed[gpu] = ask(environment, folder)
+        return _probed[gpu]
+
+    monkeypatch.setattr(facts, "_probe", told)
 
 
 def states(stdout: str) -> dict[str, str]:

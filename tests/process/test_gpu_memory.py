@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor.decide.history import Company
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Company
 from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkvisor.decide.history import Budget, History
 from chunkvisor.decide.outcome import EndedBy, judge
-from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.policy import decide
 from chunkvisor.engine.warm import Template, TemplateState
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.decide.policy import Budget
+from chunkvisor.decide.history import Budget
 from chunkvisor.engine.modelsource import ModelSource, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from harness import Workplace, wait_for

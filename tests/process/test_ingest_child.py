@@ -72,11 +72,18 @@ def test_bad_input_reaches_the_parent(tmp_path: Path) -> None:
     assert not (tmp_path / "table.partial").exists()
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is a new interpreter, whose command line tells what it is."""
+    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
+
+
 def children() -> list[psutil.Process]:
     """Processes that read sources for this one."""
     return [child for child in psutil.Process().children() if "chunkvisor.ingest.stage" in child.cmdline()]
 
 
+@pytest.mark.usefixtures("started")
 def test_stop_while_waiting(tmp_path: Path, large: Path) -> None:
     """What the callback raises ends the child and is raised again; no table appears."""
     seen: list[psutil.Process] = []
@@ -93,6 +100,7 @@ def test_stop_while_waiting(tmp_path: Path, large: Path) -> None:
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)], ids=["kill", "crash"]
 )

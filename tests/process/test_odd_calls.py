@@ -13,6 +13,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.printing import say
 from chunkvisor.store.seal import write_sealed
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 
 TEXTS = ["t0", "t1", "t2"]
 LONG = "x" * 300
@@ -28,28 +29,31 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
 
 
 SHELL = {
-    "stdin closed": ("run {config} --from-scratch --yes <&-", 0),
     "stdin closed, no answer given": ("run {config} --from-scratch <&-", 0),
-    "stderr closed": ("run {config} 2>&-", 0),
     "stderr closed, an error": ("run nowhere.yaml 2>&-", 78),
     "all closed": ("status {work} <&- >&- 2>&-", 0),
     "stdout full": ("status {work} >/dev/full", 74),
     "stdout full, help": ("--help >/dev/full", 74),
-    "stdout full, json": ("status {work} --json >/dev/full", 74),
     "stderr full": ("run {config} 2>/dev/full", 0),
-    "stderr full, an error": ("run nowhere.yaml 2>/dev/full", 78),
     "nobody reads": ("status {work} | true; exit ${{PIPESTATUS[0]}}", 0),
-    "nobody reads the errors": ("run nowhere.yaml 2>&1 | true; exit ${{PIPESTATUS[0]}}", 78),
     "no umlauts": ("status {umlaut}", 78),
     "folder deleted": ("encode {source} --model m --encoder a:b --column text -o o.npy", 78),
+}
+MORE_SHELL = {
+    "stdin closed": ("run {config} --from-scratch --yes <&-", 0),
+    "stderr closed": ("run {config} 2>&-", 0),
+    "stdout full, json": ("status {work} --json >/dev/full", 74),
+    "stderr full, an error": ("run nowhere.yaml 2>/dev/full", 78),
+    "nobody reads the errors": ("run nowhere.yaml 2>&1 | true; exit ${{PIPESTATUS[0]}}", 78),
     "folder deleted, status": ("status .", 78),
 }
 
 
-@pytest.mark.parametrize("which", SHELL)
+@pytest.mark.soak
+@pytest.mark.parametrize("which", [*SHELL, *wide(*MORE_SHELL)])
 def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> None:
     """Each ends with its own code and without a traceback, whatever becomes of its words."""
-    line, code = SHELL[which]
+    line, code = {**SHELL, **MORE_SHELL}[which]
     here = tmp_path / "here"
     here.mkdir()
     names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source, "umlaut": "ümläut"}

@@ -14,6 +14,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.observe.console import Console
+from chunkvisor.supervise.work import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -167,6 +168,29 @@ def test_run_reports(workplace: Workplace) -> None:
     assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
 
 
+def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stop_after` is what --stop-after is to the command, whose tests show what comes of it; no time is refused."""
+    workplace.write_source(["one"])
+    workplace.write_config("good:make")
+    asked = []
+
+    def run_session(request: Request, _observer: object) -> None:
+        asked.append(request.stop_after_s)
+        raise chunkvisor.ChunkvisorError(chunkvisor.ExitCode.TRY_AGAIN, "stopped")
+
+    monkeypatch.setattr("chunkvisor.api.run_session", run_session)
+    for given in ("3h", 0.5, None):
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            chunkvisor.run(workplace.config_path, stop_after=given)
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            encode(["a"], stop_after=given)
+    assert asked == [10_800, 10_800, 0.5, 0.5, None, None]
+    for wrong in ("soon", 0, -1, True):
+        with pytest.raises(chunkvisor.ChunkvisorError, match=r"stop_after: .* is no time") as caught:
+            chunkvisor.run(workplace.config_path, stop_after=wrong)
+        assert caught.value.code is chunkvisor.ExitCode.CONFIG
+
+
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     """A bar counts the texts where it is wanted; nothing is drawn where nobody looks on."""
     workplace.write_source(["one", "two", "three"])
@@ -257,12 +281,13 @@ def test_public_names() -> None:
 
 
 def code_blocks() -> list[str]:
-    """The Python examples of docs/reference/python.md."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "python.md").read_text("utf-8"), re.DOTALL)
+    """The Python examples of docs/reference/python.md, then those of docs/how-to/gpu-tests.md."""
+    pages = [ROOT / "docs" / "reference" / "python.md", ROOT / "docs" / "how-to" / "gpu-tests.md"]
+    return [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples of the page, one after the other, do what they say, here with a model of eight dimensions."""
+    """The examples of the pages, one after the other, do what they say, here with a model of eight dimensions."""
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     model_folder(tmp_path / "model")
     (tmp_path / "articles.csv").write_text("title\nOne thing\nAnother\n")

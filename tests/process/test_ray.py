@@ -33,8 +33,9 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def place(workplace: Workplace, cluster: LocalCluster) -> Workplace:
-    """A workplace whose config is still to be written."""
+def place(workplace: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A workplace whose config is still to be written, and whose runs are new interpreters, as a bridge has to be."""
+    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
     workplace.write_source(TEXTS)
     return workplace
 
@@ -109,6 +110,7 @@ def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     assert "it was at File" in reasons[2]
 
 
+@pytest.mark.soak(only=True)
 def test_a_node_dies_and_another_joins(
     place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_node_dies_and_another_joins(
     assert of(place, "node_joined")[device]["node"] in ended.stderr
 
 
+@pytest.mark.soak(only=True)
 def test_a_killed_supervisor_leaves_nothing_running(place: Workplace, cluster: LocalCluster) -> None:
     """Bridge, agents and workers end, and the same command goes on."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1})

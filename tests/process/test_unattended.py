@@ -88,11 +88,11 @@ def test_unit_restarts_what_is_worth_it() -> None:
     stopped = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
     assert service["Restart"] == "on-failure"
-    assert set(map(int, service["RestartPreventExitStatus"].split())) == codes_of("no") | codes_of("after a mend")
+    assert set(map(int, service["RestartPreventExitStatus"].split())) == codes_of("no") | codes_of("after a repair")
     assert set(map(int, service["RestartForceExitStatus"].split())) == stopped
     assert set(map(int, service["SuccessExitStatus"].split())) == stopped
     assert codes_of("yes") == stopped | {ExitCode.TRY_AGAIN}
-    assert codes_of("no") | codes_of("after a mend") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
+    assert codes_of("no") | codes_of("after a repair") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
 
 
 def test_unit_lets_the_run_look_after_its_workers() -> None:

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 import yaml
 
+from chunkvisor.events.event import JOURNAL
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import read_note
 from chunkvisor.store.seal import read_sealed, write_sealed
 from harness import Workplace, local_engine_only, vector_of
 from lostwrites.judge import Server
+from soaked import wide
 from versions.make import HERE, STATES, State, lay_out
-from versions.shapes import GOLDEN, merged, shapes_of
+from versions.shapes import GOLDEN, merged, shapes_of, shapes_of_events
 
 pytestmark = local_engine_only
 ARCHIVES = sorted(HERE.glob("*/*.tar.gz"))
@@ -134,7 +138,32 @@ def test_no_shape_changes_without_a_new_version(present: dict[str, Path]) -> Non
             assert version == max(golden[kind], key=int), f"{kind}: {version} is not the newest in {GOLDEN}"
 
 
-@pytest.mark.parametrize("state_name", ["half-done", "taken-apart", "quarantined", "finished"])
+def test_no_event_changes_without_a_new_version() -> None:
+    """What a line of the journal holds is noted; to change a field or to take one away counts JOURNAL on."""
+    golden = json.loads(GOLDEN.read_text())["events.jsonl"]
+    found, noted = shapes_of_events(), golden.get(str(JOURNAL), [])
+    words = f"{GOLDEN} has other events under version {JOURNAL} of the journal"
+    assert not set(noted).difference(found), f"{words}: a field is gone or has another type; count JOURNAL on"
+    assert not set(found).difference(noted), f"{words}: note what was added"
+    assert str(JOURNAL) == max(golden, key=int)
+
+
+def test_notes_of_a_newer_version_tell_nothing(present: dict[str, Path], server: Server, tmp_path: Path) -> None:
+    """A lock that a newer version has noted its run in is free where nobody holds it, and nobody is ended for it."""
+    place = tmp_path / "place"
+    shutil.copytree(present["finished"], place, symlinks=True)
+    lock = Layout(place / "work").lock
+    note = json.loads(lock.read_text())
+    assert note["version"] == 1
+    assert read_note(lock) is not None
+    lock.write_text(json.dumps({**note, "version": 2}))
+    assert read_note(lock) is None
+    assert server.ask(place, ("chunkvisor", "status", "work"))["code"] == 0
+    assert server.ask(place, RUN)["code"] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("state_name", ["taken-apart", "finished", *wide("half-done", "quarantined")])
 def test_a_newer_record_is_refused_by_name(
     present: dict[str, Path], server: Server, state_name: str, tmp_path: Path
 ) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkvisor.decide.history import Company
 from chunkvisor.decide.outcome import EndedBy, Verdict
-from chunkvisor.decide.policy import Company
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do

@@ -6,9 +6,9 @@ start, and vectors are stored, at once. Reports (`Record`, `TellSplit`, `Discard
 
 import re
 
+from chunkvisor.decide.history import Budget, Company
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.outcome import EndedBy, Verdict
-from chunkvisor.decide.policy import Budget, Company
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do

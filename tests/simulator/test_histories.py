@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.policy import Budget
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor_worker.contract.messages import Limits

@@ -4,9 +4,10 @@ import functools
 from dataclasses import replace
 from enum import Enum
 
+from chunkvisor.decide.history import Budget as _Budget
+from chunkvisor.decide.history import History
 from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, Verdict, judge
-from chunkvisor.decide.policy import Budget as _Budget
-from chunkvisor.decide.policy import History, decide
+from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Split
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result

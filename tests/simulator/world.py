@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.policy import Budget
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor_worker.contract.messages import Limits
 

@@ -5,17 +5,9 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.decide.history import Budget, Company, History
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import (
-    BACKOFF_MAX_S,
-    BARREN_CHUNKS,
-    FRUITLESS_ATTEMPTS,
-    Budget,
-    Company,
-    History,
-    backoff_s,
-    decide,
-)
+from chunkvisor.decide.policy import BACKOFF_MAX_S, BARREN_CHUNKS, FRUITLESS_ATTEMPTS, backoff_s, decide
 from chunkvisor.decide.steps import Commit, EndRun, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome

@@ -62,14 +62,12 @@ def show_options(function: _Function) -> _Function:
 def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    from pydantic import TypeAdapter, ValidationError
-
-    from chunkvisor.config.values import Seconds
+    from chunkvisor.config.values import seconds_of
 
     try:
-        return TypeAdapter(Seconds).validate_python(text)
-    except ValidationError:
-        raise click.BadParameter(f'{text!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
+        return seconds_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:

@@ -1,9 +1,7 @@
-"""The handbook's entry of an outcome or of a rule, for a terminal and as Markdown for docs/reference/failures.md."""
+"""The handbook's entry of an outcome or of a rule, as text for a terminal."""
 
 import re
-import sys
 import textwrap
-from pathlib import Path
 
 from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.errors import ExitCode, Halt
@@ -11,8 +9,6 @@ from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.handbook import entry
 from chunkvisor_worker.contract.rules import RULES
 
-_BEGIN = "<!-- Written by `python -m chunkvisor.commands.explain docs/reference/failures.md`, to the next mark. -->\n"
-_END = "<!-- So far. -->\n"
 _WIDTH = 96
 
 
@@ -43,31 +39,13 @@ def explain(name: str) -> str:
         "What you can do",
         _wrapped(found.do, "  "),
     ]
-    if rules := _rules_of(outcome):
+    if rules := rules_of(outcome):
         parts += ["", "Rules with this outcome (chunkvisor explain RULE):", _wrapped(", ".join(rules), "  ")]
     return "\n".join(parts)
 
 
-def section() -> str:
-    """All outcomes, as Markdown."""
-    parts = []
-    for name, found in ENTRIES.items():
-        rules = ", ".join(f"[`{rule}`](#{rule})" for rule in _rules_of(name))
-        parts += [f"### {name}", "", found.what, "", f"- **By itself:** {found.then}", f"- **Do:** {found.do}"]
-        parts += [f"- Rules: {rules}"] * bool(rules) + [""]
-    return "\n".join(parts)
-
-
-def with_section(page: str) -> str:
-    """The page, with the section written anew between its marks. Raises ValueError where they are missing."""
-    head, begun, rest = page.partition(_BEGIN)
-    _, ended, tail = rest.partition(_END)
-    if not (begun and ended):
-        raise ValueError("the page lacks the marks between which the outcomes stand")
-    return head + _BEGIN + section() + _END + tail
-
-
-def _rules_of(outcome: str) -> list[str]:
+def rules_of(outcome: str) -> list[str]:
+    """Names of the rules by which the outcome is recognised, in the order in which they are tried."""
     return [rule.name for rule in RULES if rule.outcome == outcome]
 
 
@@ -89,8 +67,3 @@ def _wrapped(text: str, indent: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(with_section(path.read_text("utf-8")), "utf-8")

@@ -150,17 +150,17 @@ class ModelConfig(Section):
     """`model`: which model makes the vectors."""
 
     encoder: values.Encoder = SENTENCE_TRANSFORMERS
-    """"sentence-transformers", or "package.module:factory" of a plug-in."""
+    """sentence-transformers, or "package.module:factory" of a plug-in encoder."""
     name: Annotated[values.Name, expected("the name of a model or of a local folder", text=True)]
-    """Hub id or local folder; a plug-in gets it as it stands."""
+    """Hub id or local folder; a plug-in encoder gets it as it is."""
     revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
     dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
-    """Type of the weights on the device; auto = the checkpoint's own."""
+    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
     max_length: values.PositiveOrNull = None
-    """Longer texts are cut after so many tokens; null = the model's own limit."""
+    """Tokens after which a text is cut; null = the model's own limit."""
     trust_remote_code: values.Flag = False
-    """Run code that comes with the model; only for models you trust."""
+    """Run Python code that comes with the model; only for models you trust."""
     kwargs: values.PlainValues = {}
     """More arguments for the model's constructor, such as attn_implementation."""
 
@@ -192,13 +192,14 @@ class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
     batch_size: values.PositiveOrAuto = "auto"
-    """Rows in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in)."""
+    """Texts in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in encoder)."""
     batch_tokens: values.PositiveAutoOrNull = "auto"
-    """Padded tokens in a batch, at most; null = rows alone decide (then batch_size auto is 32)."""
+    """Padded tokens in a batch, at most; auto = 2,048 on a CPU; on a GPU 32,768, or what fits the memory that is
+    measured free. null = texts alone decide (then batch_size auto is 32)."""
     normalize: values.Flag = False
     """Scale every vector to length 1."""
     prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = None
-    """Put before every text; not together with prompt_name."""
+    """Text put before every text; not together with prompt_name."""
     prompt_name: Annotated[
         values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
     ] = None
@@ -218,7 +219,8 @@ class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
     size: values.PositiveOrAuto = 1000
-    """Distinct texts in a chunk; auto = as many as a worker does in about 40 s."""
+    """Distinct texts in a chunk; a fault costs at most this much work. auto = as many as a worker does in about 40
+    s."""
     keep: values.Flag = False
     """Keep the chunk files once the final file is verified."""
 
@@ -239,55 +241,57 @@ class WorkersConfig(Section):
         "model; auto = warm where that works. A retry is always fresh.",
     )
     standby: values.UpToEight = 1
-    """Workers prepared ahead, per device: the next chunk need not wait for imports."""
+    """Workers prepared ahead, for each device; each holds one more copy of the weights in host memory."""
     per_device: values.OneToSixteen = 1
-    """Workers that compute on one device at a time."""
+    """Workers that compute on one device at the same time; workers on the CPU share its cores."""
 
 
 class EngineConfig(Section):
     """`engine`: where workers run."""
 
     kind: Annotated[EngineKind, expected('"local" or "ray"')] = EngineKind.LOCAL
-    """local = on this machine; ray = on the nodes of a Ray cluster."""
+    """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
     address: Annotated[values.Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
-    """Address of the Ray cluster; auto = the one that this machine belongs to."""
+    """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
     shared: values.Flag = False
-    """The nodes see the workdir under the same path: nothing is sent to and fro."""
+    """true = the nodes see the workdir under the same path: workers write there, and nothing is sent."""
 
 
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
     attempts: values.Positive = 3
-    """Tries of a chunk for one cause; halving after GPU OOM is counted apart."""
+    """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory is counted
+    apart."""
     min_batch_size: values.Positive = 1
-    """Halving after GPU OOM stops at so many rows."""
+    """Halving after out of memory stops at so many texts."""
     startup_timeout: values.Seconds = 600.0
     """Seconds from the start of a worker to its first batch."""
     stall_timeout: values.Seconds = 300.0
     """Seconds without progress after which a worker is ended."""
     wait_timeout: values.Seconds = 600.0
-    """Seconds to wait for a busy GPU, a full disk or the hub."""
+    """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
     grace: values.Seconds = 25.0
-    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are."""
+    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are. Keep
+    it shorter than what follows a SIGTERM where the run is started."""
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
-    """quarantine = the row becomes NaN and is listed; fail = the run halts."""
+    """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
     max_bad_rows: values.NotNegative = 100
-    """More quarantined rows than this are the config's fault, not the data's: the run halts."""
+    """With more quarantined rows than this the run ends: then the config is wrong, not the data."""
 
 
 class IngestConfig(Section):
     """`ingest`: how sources are read."""
 
     memory_limit: values.Memory = ByteSize(1 << 30)
-    """Memory for reading the sources, in bytes or like "1GiB"."""
+    """Memory for reading the sources."""
 
 
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
     textfile: values.PromFile | None = None
-    """File kept up to date in Prometheus' text format, `*.prom`; null = none."""
+    """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
 
 
 class DatabaseSource(Section):
@@ -306,7 +310,7 @@ class OutputConfig(Section):
     """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
     .gz or .zst; .parquet .arrow .feather. Or a database with a query."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
-    """Text with columns in braces, such as "Summary: {title}"; NULL is filled in as empty text."""
+    """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
     sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
     """SQL expression over the columns, in DuckDB's dialect."""
     # After the other two, so that its validator sees them.
@@ -315,17 +319,18 @@ class OutputConfig(Section):
     )
     """Column whose text is encoded; a .txt source has one, called text."""
     skip_blank: values.Flag = False
-    """Blank lines of a .txt source are no rows."""
+    """Blank lines of a .txt source are no rows; row numbers then count the others."""
     where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
     """SQL condition over the columns; rows for which it does not hold are left out, the others are numbered anew."""
     columns: values.Columns = ()
-    """Columns that are carried along: in parquet beside the vector, with npy in <output>.rows.parquet."""
+    """Columns that are carried along: in parquet beside the vector, with npy in NAME.rows.parquet."""
     shards: values.Shards = None
-    """Number of files to spread the rows over, in a folder of the output's name; null = one file."""
+    """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
     format: Annotated[FinalFormat, expected('"npy" or "parquet"')] = FinalFormat.NPY
-    """Of the final file: npy = an array; parquet = a table with the columns row and vector."""
+    """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
     dtype: Annotated[FinalDtype, expected("float32, float16, int8 or ubinary")] = FinalDtype.FLOAT32
-    """Of the final file: int8 = 256 steps over the range of each dimension; ubinary = a bit for each."""
+    """Of the numbers in the final file; int8 = 256 steps over the range of each dimension, ubinary = one bit for
+    each."""
     encode: EncodeConfig = EncodeConfig()
     """Overrides of encode.* for this output."""
     chunk: OutputChunkConfig = OutputChunkConfig()
@@ -370,14 +375,15 @@ class Config(Section):
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
     identity: Annotated[Strictness, expected('"standard" or "strict"')] = Strictness.STANDARD
-    """standard = other versions of torch, transformers or sentence-transformers at a resume are noted in the manifest;
-    strict = they are refused."""
+    """What may differ between the chunks of an output. standard = the versions of torch, transformers and
+    sentence-transformers: a resume under others says so, and the manifest has each with its share of rows. strict =
+    nothing: the run is refused with 78."""
     reuse: values.Flag = True
-    """A text of which this workdir has a vector, under the same vector identity, is not encoded again."""
+    """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
     reuse_from: values.Folders = ()
-    """Other workdirs whose finished outputs are looked up, too, and never written."""
+    """Other workdirs whose finished outputs are looked up as well; they are only read, and what is taken is copied."""
     device: values.Devices = ("cuda",)
-    """cuda (every visible GPU), cuda:N, a list of those, or cpu; never falls back by itself."""
+    """cuda = every visible GPU; a run never falls back to the CPU by itself."""
     workers: WorkersConfig = WorkersConfig()
     """How worker processes are started."""
     engine: EngineConfig = EngineConfig()
@@ -385,17 +391,19 @@ class Config(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     """What is tried before rows or the run are given up."""
     env: Annotated[dict[values.EnvName, values.EnvValue], BeforeValidator(empty)] = {}
-    """More environment for the workers."""
+    """More environment variables for the workers; not those that chunkvisor sets itself, such as
+    CUDA_VISIBLE_DEVICES."""
     ingest: IngestConfig = IngestConfig()
     """How sources are read."""
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
     notify: values.Addresses = ()
-    """Addresses, in apprise's form, that are told of the end, of stalls and of bad rows."""
+    """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
+    repeated anywhere."""
     upload: values.FolderAddress | None = None
     """Address of a folder, such as s3://bucket/embeddings, to which the finals are copied once they are complete."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
-    """The final files, one entry each."""
+    """The final files, one entry each, at least one."""
     combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = {}
     """More final files: the vectors of several outputs side by side, for the same rows."""
 

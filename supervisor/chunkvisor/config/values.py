@@ -266,6 +266,16 @@ Seconds = Annotated[
     BeforeValidator(seconds),
     expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
 ]
+
+
+def seconds_of(value: object) -> float:
+    """Seconds of a time that stands in no config: of an option, or of an argument. Raises ValueError, with words."""
+    try:
+        return TypeAdapter(Seconds).validate_python(value)
+    except ValidationError:
+        raise ValueError(f'{value!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
+
+
 _MemoryRange = Field(ge=_SMALLEST_MEMORY_BYTES, le=1 << 50)
 Memory = Annotated[
     ByteSize,

@@ -1,6 +1,6 @@
 """YAML text as plain values that remember their lines: mappings, lists, text, numbers, true, false and null.
 
-Why PyYAML, and no more of it than its parser: docs/explanation/how-it-works.md, "Decisions".
+Why PyYAML, and no more of it than its parser: docs/explanation/decisions.md.
 """
 
 import re

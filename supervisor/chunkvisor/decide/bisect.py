@@ -1,6 +1,6 @@
 """Takes a failing chunk apart until the texts that make it fail stand alone.
 
-Pure: it never touches a file. What is known of a chunk that is being taken apart is its good parts and its bad texts;
+Pure. What is known of a chunk that is being taken apart is its good parts and its bad texts;
 the rest is missing.
 """
 

@@ -1,6 +1,6 @@
 """Proposes how many texts a chunk should have, from what workers were measured to do.
 
-Pure: it never reads a file; who calls hands over the journal's events.
+Pure: the caller hands in the journal's events.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """The words with which a run ends because of its workers or its texts.
 
-Pure: it never reads a log, it only names the one to open.
+Pure: the log to open is named, not read.
 """
 
 from collections.abc import Sequence

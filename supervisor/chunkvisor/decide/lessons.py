@@ -1,6 +1,6 @@
 """What out-of-memory faults teach about batches, by length of the texts.
 
-Pure: it never touches a file or a clock. A lesson holds for batches of texts at least as long as those that did not
+Pure. A lesson holds for batches of texts at least as long as those that did not
 fit: shorter ones keep their size. It is taken back by a step after a streak of successes; where that was wrong, the
 next streak has to be twice as long.
 """

@@ -1,6 +1,6 @@
 """Turns the evidence of an ended attempt into a verdict.
 
-Pure: it never looks at a file, a process or a clock. The same judgement serves a worker that has just ended and an
+Pure. The same judgement serves a worker that has just ended and an
 attempt that is found at a resume.
 """
 

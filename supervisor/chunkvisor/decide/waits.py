@@ -1,6 +1,6 @@
 """How long the run has waited for a world that is not ready, and what of that counts against `recovery.wait_timeout`.
 
-Pure: the caller says what time it is, by a clock that never jumps.
+Pure: the caller says what time it is, by a clock that does not jump.
 """
 
 import math

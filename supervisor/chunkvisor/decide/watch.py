@@ -1,6 +1,6 @@
 """Decides whether a living worker has stopped making progress.
 
-Pure: it never reads a clock; the caller says what time it is, by a clock that never jumps.
+Pure: the caller says what time it is, by a clock that does not jump.
 """
 
 from dataclasses import dataclass, replace

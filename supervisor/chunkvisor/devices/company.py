@@ -1,12 +1,12 @@
 """Who else was on the GPU when its memory ran out, and what that means for the words of the verdict.
 
-Pure: it never asks the GPU; torch's message and the gate's last look are handed in.
+Pure: torch's message and the gate's last look are handed in.
 """
 
 from dataclasses import replace
 
+from chunkvisor.decide.history import Company
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Company
 from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import OomFigures

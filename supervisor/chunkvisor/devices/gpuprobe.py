@@ -1,6 +1,6 @@
 """Asks nvidia-smi how the GPUs are, without ever waiting for the answer.
 
-It never has more than one child at a time, and gives nvidia-smi up for the run when it has failed three times in a row.
+There is one child at a time. When nvidia-smi has failed three times in a row, it is given up for the run.
 """
 
 import contextlib

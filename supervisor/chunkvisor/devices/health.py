@@ -1,6 +1,6 @@
 """Decides, from what nvidia-smi says, whether a GPU may be given to the next worker.
 
-Pure: it never runs nvidia-smi and never waits; `gate` does.
+Pure; `gate` runs nvidia-smi and waits.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Memory and processor time of the supervisor and of what it has started.
 
-It never fails for a process that is gone, and looks at none that it was not told of.
+A process that is gone is left out.
 """
 
 import contextlib

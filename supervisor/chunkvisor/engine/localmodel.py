@@ -1,6 +1,6 @@
 """A model in a local folder: the digest of its files, and whether they still are what they were.
 
-It never loads a model. Links are followed, to folders as well: what a worker would load is what counts.
+Links are followed, to folders as well: what a worker would load is what counts.
 """
 
 import hashlib

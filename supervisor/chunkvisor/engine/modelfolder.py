@@ -1,6 +1,6 @@
 """What the files of a model folder tell without loading it: dimension, dtype, shape, size of its weights.
 
-It never imports a machine-learning library, and says None rather than guess.
+No machine-learning library is imported. What the files do not say is None, not a guess.
 """
 
 import contextlib

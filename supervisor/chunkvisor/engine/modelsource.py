@@ -13,8 +13,9 @@ from pathlib import Path
 
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
+from chunkvisor.decide.history import Budget, History
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
-from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Wait
 from chunkvisor.engine.localmodel import NAME_REMEDY, LocalModel, require_model
 from chunkvisor.errors import ExitCode, Halt, config_error

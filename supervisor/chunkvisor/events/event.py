@@ -10,6 +10,11 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
+JOURNAL = 1
+"""Of the journal's lines. It counts on where an older chunkvisor could misread a line; what is only added, an event or
+a field with a default, does not count, since readers pass over what they do not know (tests/versions/shapes.json).
+"""
+
 KINDS: dict[str, type["Event"]] = {}
 """By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
 

@@ -14,6 +14,8 @@ class Invoked(Event):
     slice: str = ""
     """Such as 3/8; empty for a run of the whole."""
     pid: int = 0
+    journal_version: int = 0
+    """Of the lines of this run; 0 in journals from before there were versions."""
 
 
 @event("ended {count} processes that an earlier run had left behind")

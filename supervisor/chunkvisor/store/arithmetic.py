@@ -1,6 +1,6 @@
 """Variables of the environment that choose other arithmetic, and so give other vectors.
 
-Pure: it never reads the environment; the caller hands it in.
+Pure: the caller hands in the environment.
 """
 
 from collections.abc import Mapping

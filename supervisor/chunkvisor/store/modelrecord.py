@@ -1,6 +1,6 @@
 """What a workdir knows of its models: the commit that it has fixed for each hub id, and the stamps of a local folder.
 
-It never asks the hub, and never reads a model's file. What one model has fixed stays when another one is used.
+What one model has fixed stays when another one is used.
 """
 
 import json

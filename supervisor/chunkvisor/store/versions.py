@@ -1,6 +1,6 @@
 """Which versions of the libraries computed which texts of an output, where not all of them had those of the first.
 
-It never decides whether that may be: the config's `identity` does. Where all were the same, there is no file.
+The config's `identity` decides whether that may be. Where all were the same, there is no file.
 """
 
 from collections.abc import Mapping

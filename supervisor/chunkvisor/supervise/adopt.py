@@ -3,8 +3,9 @@
 It starts nothing, and decides no more than `outcome` and `policy` do.
 """
 
+from chunkvisor.decide.history import Budget, History
 from chunkvisor.decide.outcome import judge
-from chunkvisor.decide.policy import Budget, History, decide
+from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Retry
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather

@@ -1,7 +1,4 @@
-"""Begins outputs from scratch: what is there goes only once all sources are read, and is kept until it is replaced.
-
-It never opens an output, and never starts a worker.
-"""
+"""Begins outputs from scratch: what is there goes only once all sources are read, and is kept until it is replaced."""
 
 from collections.abc import Sequence
 

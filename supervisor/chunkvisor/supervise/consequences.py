@@ -9,7 +9,8 @@ from typing import Any
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
-from chunkvisor.decide.policy import Budget, decide
+from chunkvisor.decide.history import Budget
+from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do

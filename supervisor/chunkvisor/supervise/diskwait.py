@@ -1,7 +1,4 @@
-"""Waits for a disk that is full while something is prepared, for as long as `recovery.wait_timeout` says.
-
-It never frees any space itself.
-"""
+"""Waits for a disk that is full while something is prepared, for as long as `recovery.wait_timeout` says."""
 
 import time
 from collections.abc import Callable

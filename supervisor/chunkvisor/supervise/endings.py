@@ -1,6 +1,6 @@
 """The words with which a run ends that has done what it could: stopped, refused by its machine, or short of some rows.
 
-Pure: it never decides that a run ends. `lastwords` has those about workers and texts.
+Pure. `lastwords` has those about workers and texts.
 """
 
 from collections.abc import Mapping, Sequence

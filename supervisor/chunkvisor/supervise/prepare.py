@@ -4,43 +4,30 @@ What an earlier run has fixed stays as it was.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from chunkvisor.assemble import badrows
 from chunkvisor.assemble.badtexts import mend_records
-from chunkvisor.assemble.before import drop_before, drop_earlier_sides
-from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.assemble.join import Final, assemble, texts_without
-from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest, read_recorded
-from chunkvisor.assemble.sides import write_sides
-from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
-from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.config.model import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
-from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
-from chunkvisor.store.versions import VersionNotes, read_stretches
+from chunkvisor.store.versions import VersionNotes
 from chunkvisor.supervise.begin import Begun, Opening, open_table
+from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
-from chunkvisor.supervise.taken import taken_of
 from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import remove_folder
-
-_MAX_LINES = 100
-"""For so many quarantined rows, the line of the source is looked up."""
 
 
 def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> OutputRun | dict[str, Any]:
@@ -72,7 +59,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
     _tell_opened(opening, ledger, reuse, taken, begun)
     job = _job(opening, name, ledger.fingerprint)
-    finish = _finish(opening, ledger, table, reuse, job, begun)
+    finish = Finish(opening, begun, ledger, table, reuse, job)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     strict = config.identity is Strictness.STRICT
     versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
@@ -109,77 +96,6 @@ def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: i
         texts_done=ledger.texts_done + taken,
     )
     opening.emit(told)
-
-
-def _finish(
-    opening: Opening, ledger: Ledger, table: StagedTable, reuse: Reuse | None, job: Job, begun: Begun
-) -> Callable[[Callable[[], None]], dict[str, Any]]:
-    """See `OutputRun.finish`."""
-    layout, config, staged = ledger.layout, opening.config, begun.staged
-    form = asked_form(config.outputs[layout.name], staged.carried)
-    origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
-
-    def described(final: Final, taken: Taken | None) -> dict[str, Any]:
-        assert ledger.facts is not None
-        if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
-            badrows.forget(layout.earlier, read_recorded(layout.earlier))
-        bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), table, final))
-        manifest = build_manifest(
-            layout, form, begun.fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
-        )
-        if (query := config.outputs[layout.name].query) is not None:
-            manifest["source"]["query"] = query
-        if stretches := read_stretches(layout):
-            shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(table, reuse))
-            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
-        manifest["generation"] = begun.fixed.generation
-        if reuse is not None:
-            manifest["reused"] = [
-                {"from": each.words, "texts": each.texts, "versions": each.versions}
-                for each in reuse.places
-                if each.texts
-            ]
-            manifest["texts_encoded"] = reuse.encoded
-        return manifest
-
-    def finish(on_block: Callable[[], None]) -> dict[str, Any]:
-        if opening.source.local is not None:
-            opening.source.local.check()
-        manifest = dict[str, Any]()
-        try:
-            taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
-
-            def on_written(final: Final) -> None:
-                manifest.update(described(final, taken))
-                if layout.earlier.done.exists():
-                    announce(layout, manifest)
-
-            final = assemble(ledger, table, on_block, form, taken, on_written)
-        except TakenDamagedError as error:
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{layout.name}: vectors that were to be taken over are not what they were",
-                why=str(error),
-                remedy="run the same command again: it looks them up anew, and encodes what is not found",
-            ) from error
-        drop_earlier_sides(layout)
-        write_sides(layout, manifest)
-        publish_manifest(layout, manifest, final.stamps)
-        drop_before(layout)
-        # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not config.chunk.keep and not manifest["quarantined"]:
-            ledger.remove_chunks()
-        return {"rows": origin.rows, "dimension": final.dimension, "path": str(place_of(layout, form))}
-
-    return finish
-
-
-def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
-    for number, (row, text) in enumerate(final.bad_rows):
-        bad = without[text]
-        # To find a line, the source is read up to it.
-        place = table.place_of(row, with_line=number < _MAX_LINES)
-        yield {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from chunkvisor.decide.history import Budget, Company, History
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Budget, Company, History, is_fruitless
+from chunkvisor.decide.policy import is_fruitless
 from chunkvisor.decide.steps import SetAside, Step
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.waits import Cause, Waits

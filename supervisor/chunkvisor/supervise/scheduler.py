@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chunkvisor.decide import lastwords
+from chunkvisor.decide.history import Budget
 from chunkvisor.decide.outcome import EndedBy
-from chunkvisor.decide.policy import Budget
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do

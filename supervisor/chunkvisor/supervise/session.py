@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import Emit, Event
+from chunkvisor.events.event import JOURNAL, Emit, Event
 from chunkvisor.events.journal import Journal
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.observe.defaults import observers_of_run
@@ -59,6 +59,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 invocation=invocation.name if invocation else "",
                 slice=str(layout.slice or ""),
                 pid=os.getpid(),
+                journal_version=JOURNAL,
             )
         )
         with _failures_told(emit, layout):

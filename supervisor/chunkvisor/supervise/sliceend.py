@@ -1,6 +1,6 @@
 """The end of a slice that is not the last one: how far the whole is, and what became of its own rows.
 
-It never joins anything, and never looks at the chunks of other slices but for their names.
+Of the chunks of other slices, only the names are looked at: their processes may be writing them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

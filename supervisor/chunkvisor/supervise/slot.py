@@ -1,7 +1,4 @@
-"""One worker under supervision: its process, its pulse, and how it is ended step by step.
-
-It never judges what the worker has done, and never starts another.
-"""
+"""One worker under supervision: its process, its pulse, and how it is ended step by step."""
 
 import signal
 import time

@@ -1,7 +1,4 @@
-"""Which table an output asks for, and what an earlier run has staged of it.
-
-It never reads a source and never writes.
-"""
+"""Which table an output asks for, and what an earlier run has staged of it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace

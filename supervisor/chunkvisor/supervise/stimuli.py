@@ -6,8 +6,8 @@ scheduler gave them with `Start`, devices by the number that they joined with.
 
 from dataclasses import dataclass
 
+from chunkvisor.decide.history import Company
 from chunkvisor.decide.outcome import Verdict
-from chunkvisor.decide.policy import Company
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import Halt
 from chunkvisor.supervise.backlog import Task

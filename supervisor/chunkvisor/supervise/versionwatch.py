@@ -1,7 +1,4 @@
-"""Looks at the versions of the libraries that computed each piece of an output, before it is taken over.
-
-It never judges the vectors themselves.
-"""
+"""Looks at the versions of the libraries that computed each piece of an output, before it is taken over."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,4 @@
-"""The work of one run: its model, its outputs, its engine, and the loop over them.
-
-It never takes the workdir's lock, and never loops over chunks itself: the runner does.
-"""
+"""The work of one run: its model, its outputs, its engine, and the loop over them."""
 
 import os
 import time
@@ -17,8 +14,8 @@ from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import EngineKind, OnBadRow, Start, Strictness
+from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.policy import Budget
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine

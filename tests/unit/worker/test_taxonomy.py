@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
-from chunkvisor_worker.contract.handbook import handbook
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import LINE_CHARS, Diagnosis, diagnose, diagnose_log
@@ -731,18 +730,11 @@ def test_rule_is_complete(rule: Any) -> None:
     assert not (rule.outcome is Outcome.GPU_OOM and not rule.smaller_batch_helps)
 
 
-def test_handbook_is_up_to_date() -> None:
-    """The entries are those of the tables: `python -m chunkvisor_worker.contract.handbook PAGE` writes them."""
-    page = (ROOT / "docs" / "reference" / "failures.md").read_text("utf-8")
-
-    assert handbook(page) == page
-
-
 def test_the_page_on_gpus_names_rules_as_they_are() -> None:
-    """docs/how-to/gpu-tests.md lists faults with the outcome and the evidence of their rules."""
+    """docs/explanation/evidence.md lists faults with the outcome and the evidence of their rules."""
     rules = {rule.name: rule for rule in RULES}
-    page = (ROOT / "docs" / "how-to" / "gpu-tests.md").read_text("utf-8")
-    lines = re.findall(r"\(../reference/failures\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
+    page = (ROOT / "docs" / "explanation" / "evidence.md").read_text("utf-8")
+    lines = re.findall(r"\(../reference/failure-rules\.md#([\w-]+)\) \| `(\w+)` \|.*\| ([^|]+) \|", page)
     assert len(lines) >= 14
     for name, outcome, evidence in lines:
         assert (outcome, evidence) == (rules[name].outcome, rules[name].evidence), name

@@ -1,30 +1,15 @@
-"""Writes the entries of docs/reference/failures.md from the tables; what stands above them there is written by hand."""
+"""The handbook's entry of a rule, as Markdown: for `chunkvisor explain` and docs/reference/failure-rules.md."""
 
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from chunkvisor_worker.contract.rule import NEW_PROCESS, ROW, SMALLER_BATCH, Evidence, Rule
-from chunkvisor_worker.contract.rules import FAMILIES, RULES
-
-MARKER = "<!-- Written by `python -m chunkvisor_worker.contract.handbook docs/reference/failures.md`, to the end. -->\n"
+from chunkvisor_worker.contract.rule import NEW_PROCESS, ROW, SMALLER_BATCH, Rule
 
 _HINTS = {
     SMALLER_BATCH: "a smaller batch helps",
     NEW_PROCESS: "a new process can succeed",
     ROW: "a row of the input can be the cause",
 }
-
-
-def handbook(page: str) -> str:
-    """The page, as Markdown, with all that stands under its marker written anew."""
-    parts = [page.partition(MARKER)[0] + MARKER]
-    parts += [f"- {kind}: {sum(rule.evidence is kind for rule in RULES)} of {len(RULES)}" for kind in Evidence]
-    for family, rules in FAMILIES.items():
-        parts.append(f"\n## {family}\n")
-        parts.append("\n".join(entry(rule) for rule in rules).rstrip("\n"))
-    return "\n".join(parts) + "\n"
 
 
 def entry(rule: Rule) -> str:
@@ -71,8 +56,3 @@ def _code(pattern: re.Pattern[str]) -> str:
     """A regular expression as inline code; double fences, since a pattern can hold a backtick."""
     fence = "``" if "`" in pattern.pattern else "`"
     return f"{fence}{pattern.pattern}{fence}"
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(handbook(path.read_text("utf-8")), "utf-8")

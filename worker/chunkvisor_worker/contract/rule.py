@@ -34,10 +34,15 @@ class Evidence(StrEnum):
 
     CARD = "seen on a card"
     NULL_GPU = "run on the null GPU, torch 2.13.0, 2026-11-22"
-    """torch's own CUDA build over a runtime without a device; what fails and how it is reported is genuine. With which
-    torch, and when, tests/nullgpu/test_faults.py last saw the faults of these rules."""
+    """torch's own CUDA build over a runtime without a device: the fault comes of its state (full memory, a broken NVML,
+    a setting), and torch's code went all the way. With which torch, and when, tests/nullgpu/test_faults.py last saw
+    it."""
+    STUB = "a stub that returned the code: the null GPU, torch 2.13.0, 2026-11-22"
+    """The same, told to answer a call with this error: how torch reports it is genuine, that a card gives it is not."""
+    STUB_HUB = "a stub that returned the code: an answer of the hub"
+    """huggingface_hub's own errors, of an answer that a test has made up."""
     RUN = "produced here; it needs no GPU"
-    READ = "read in released binaries, headers or sources"
+    READ = "read in sources (released binaries, headers, code)"
     REPORTED = "reported by others"
 
 
@@ -158,11 +163,11 @@ def family(**usual: Any) -> Callable[..., Rule]:
 # The families, by outcome; `setup` is the machine's, `misconfigured` the config's.
 crashed = family(outcome=Outcome.CRASHED, hints=NEW_PROCESS, evidence=Evidence.RUN)
 misconfigured = family(outcome=Outcome.SETUP, exit_code=CONFIG, evidence=Evidence.RUN)
-setup = family(outcome=Outcome.SETUP, exit_code=MACHINE, evidence=Evidence.NULL_GPU)
-gpu_busy = family(outcome=Outcome.GPU_BUSY, exit_code=PASSING, evidence=Evidence.NULL_GPU)
+setup = family(outcome=Outcome.SETUP, exit_code=MACHINE, evidence=Evidence.STUB)
+gpu_busy = family(outcome=Outcome.GPU_BUSY, exit_code=PASSING, evidence=Evidence.STUB)
 gpu_oom = family(outcome=Outcome.GPU_OOM, hints=SMALLER_BATCH | ROW, evidence=Evidence.NULL_GPU)
-device_fault = family(outcome=Outcome.DEVICE_FAULT, hints=NEW_PROCESS, evidence=Evidence.NULL_GPU)
-hardware_fault = family(outcome=Outcome.HARDWARE_FAULT, exit_code=MACHINE, evidence=Evidence.NULL_GPU)
+device_fault = family(outcome=Outcome.DEVICE_FAULT, hints=NEW_PROCESS, evidence=Evidence.STUB)
+hardware_fault = family(outcome=Outcome.HARDWARE_FAULT, exit_code=MACHINE, evidence=Evidence.STUB)
 disk_full = family(outcome=Outcome.DISK_FULL, exit_code=DISK, evidence=Evidence.RUN)
 host_oom = family(outcome=Outcome.HOST_OOM, exit_code=MACHINE, evidence=Evidence.RUN)
 hub = family(outcome=Outcome.HUB, exit_code=PASSING, evidence=Evidence.RUN)

@@ -61,6 +61,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
         "Another process holds the GPU for itself (exclusive compute mode).",
         "Wait for the other process or end it; `nvidia-smi -q -d COMPUTE` shows the mode.",
         runtime_error(r"CUDA-capable device\(s\) is/are busy or unavailable", 46),
+        evidence=Evidence.NULL_GPU,
     ),
     setup(
         "gpu-services-not-ready",

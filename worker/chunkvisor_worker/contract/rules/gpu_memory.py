@@ -67,6 +67,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         _NVML_PEER,
         outcome=Outcome.SETUP,
         exit_code=CONFIG,
+        evidence=Evidence.NULL_GPU,
     ),
     gpu_busy(
         "nvml-assert-before-work",
@@ -105,6 +106,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         _NO_HANDLE,
         phases=BEFORE_WORK,
         exit_code_alone=MACHINE,
+        evidence=Evidence.NULL_GPU,
     ),
     gpu_oom(
         "gpu-out-of-memory",
@@ -124,5 +126,6 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         _NO_HANDLE,
         phases=AT_WORK,
         hints=SMALLER_BATCH | NEW_PROCESS | ROW,
+        evidence=Evidence.STUB,
     ),
 )

@@ -39,6 +39,7 @@ HUB_RULES: tuple[Rule, ...] = (
         "The run waits and asks again; set HF_TOKEN for a higher limit, or give model.name a local folder.",
         Sign(http_statuses=(408, 429, 500, 502, 503, 504)),
         error(r"\b429 Too Many Requests|Server error '5\d\d", "huggingface_hub.errors.HfHubHTTPError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         # A subclass of RepositoryNotFoundError.
@@ -46,24 +47,28 @@ HUB_RULES: tuple[Rule, ...] = (
         "The model is gated: its owner wants you to accept the licence first.",
         "Accept it on the model's page, and set HF_TOKEN to a token of that account.",
         of_class("huggingface_hub.errors.GatedRepoError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "model-disabled",
         "The hub has disabled this model.",
         "Choose another model.",
         of_class("huggingface_hub.errors.DisabledRepoError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "model-not-found",
         "The hub has no such model, or hides it: it is private, or the token is wrong or expired.",
         "Check model.name and HF_TOKEN.",
         of_class("huggingface_hub.errors.RepositoryNotFoundError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "revision-not-found",
         "The model has no such revision, or lacks a file in it.",
         "Check model.revision against the model's page.",
         of_class("huggingface_hub.errors.RevisionNotFoundError", "huggingface_hub.errors.RemoteEntryNotFoundError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "hub-access-denied",
@@ -71,6 +76,7 @@ HUB_RULES: tuple[Rule, ...] = (
         "Check that HF_TOKEN is valid and may read this model.",
         Sign(http_statuses=(401, 403), classes=("huggingface_hub.errors.HfHubHTTPError",)),
         of_class("huggingface_hub.errors.LocalTokenNotFoundError"),
+        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "model-name-invalid",

@@ -1,0 +1,210 @@
+"""Workers and commands of the tests that are forked, not started: a tenth of the price, and real processes nonetheless.
+
+They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
+be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
+loader, limits. So does all of the soak, every worker of a real model, and what a test starts by itself.
+CHUNKVISOR_TEST_FORKS=no has it so for all.
+"""
+
+import array
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from chunkvisor import child
+from chunkvisor.engine import fresh
+from chunkvisor.engine.process import spawn
+from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
+from chunkvisor_worker.contract.messages import Spec, read_message
+from drivers import zygote
+from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
+
+_MODULES = ("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor.ingest.stage")
+COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
+"""Of `chunkvisor`, under this interpreter."""
+_SHADOWS = [
+    *("chunkvisor_worker", "chunkvisor", "numpy", "numpy.py", "xxhash", "xxhash.py"),
+    *("sitecustomize.py", "usercustomize.py"),
+]
+_FIXED = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH")
+"""Of Python's variables, those that every worker has and the zygote heeds."""
+_READ_BEFORE = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "NOTIFY_SOCKET")
+"""Beginnings of the names of variables that are read before a program begins, or say that no child may have them."""
+_LIMITS = [getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CORE", "FSIZE", "NOFILE", "NPROC")]
+
+
+def wanted() -> bool:
+    """Whether anything is to be forked."""
+    never = os.environ.get("CHUNKVISOR_SOAK_SEED") or os.environ.get("CHUNKVISOR_TEST_FORKS") == "no"
+    never = never or os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
+    return not never and "coverage" not in sys.modules and zygote.can_fork()
+
+
+def fork_children_of_this_process() -> None:
+    """Have the children of this process, which has imported what they import, forked from a fork of it."""
+    if wanted():
+        Forked.zygote = Zygote("command", of_this_process=True)
+        fresh.spawn = QuickWorkers(Forked.zygote)  # type: ignore[assignment,attr-defined]  # it has what is used
+        child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
+
+
+class Zygote:
+    """The process that forks, and the socket that it takes orders from."""
+
+    def __init__(self, kind: str, *, of_this_process: bool = False) -> None:
+        """A new interpreter, or a fork of this process, which has no threads yet."""
+        self._ours, theirs = socket.socketpair()
+        self._ours.settimeout(60)
+        self._base = {name: value for name, value in os.environ.items() if name not in (MARK, ROOM)}
+        self._limits = _limits()
+        self._lock = threading.Lock()
+        with theirs:
+            self.pid = self._fork(theirs) if of_this_process else self._start(kind, theirs)
+
+    def _start(self, kind: str, theirs: socket.socket) -> int:
+        unbuffered = ["-u"] if kind == "worker" else []  # as PYTHONUNBUFFERED has it
+        program = [sys.executable, *unbuffered, "-P", zygote.__file__, kind, str(theirs.fileno())]
+        path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
+        environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
+        fds = [theirs.fileno()]
+        nothing = subprocess.DEVNULL
+        process = subprocess.Popen(
+            program, env=environment, pass_fds=fds, stdin=nothing, stdout=nothing, start_new_session=True
+        )
+        process.returncode = 0  # it is waited for by its pid
+        return process.pid
+
+    def _fork(self, theirs: socket.socket) -> int:
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            self._ours.close()
+            zygote.main(theirs)
+        return pid
+
+    def takes(self, environment: Mapping[str, str]) -> bool:
+        """Whether its child would be what a new interpreter with this environment is."""
+        names = {*self._base, *environment}
+        if any(_before_python(self._base, name) != _before_python(environment, name) for name in names):
+            return False
+        known = self._base.get("PYTHONPATH", "").split(os.pathsep)
+        added = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *known)]
+        if any(Path(folder, name).exists() for folder in added for name in _SHADOWS):
+            return False
+        return len(as_shown(dict(environment))) < len(ROOM_FILLED) and _limits() == self._limits
+
+    def fork(self, module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
+        """The pid of a new child of this process, which is that module; `fds` become 0, 1 and 2."""
+        order = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+            "umask": umask(),
+        }
+        text = json.dumps(order).encode()
+        with self._lock:
+            socket.send_fds(self._ours, [array.array("i", [len(text)]).tobytes()], list(fds))
+            self._ours.sendall(text)
+            answer = self._ours.recv(8)
+        if not answer:
+            raise OSError(f"the zygote {self.pid} of the tests has ended")
+        return int.from_bytes(answer, "little")
+
+    def close(self) -> None:
+        """It ends when it hears the socket close."""
+        self._ours.close()
+        os.waitpid(self.pid, 0)
+
+
+def _limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(limit) for limit in _LIMITS]
+
+
+def _before_python(environment: Mapping[str, str], name: str) -> str | None:
+    """The value of what is read before a program begins, None of all else."""
+    return environment.get(name) if name.startswith(_READ_BEFORE) and name not in _FIXED else None
+
+
+class ForkedWorker:
+    """As much of a Popen as an engine needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """The return code, negative for a signal."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class QuickWorkers:
+    """Stands in for the `spawn` of fresh workers."""
+
+    def __init__(self, made: Zygote | None = None) -> None:
+        """By that zygote, or by one that is made for the first worker."""
+        self.zygote = made
+
+    def __call__(
+        self, command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
+    ) -> ForkedWorker | subprocess.Popen[bytes]:
+        """As `spawn`, by the zygote where that makes no difference."""
+        module, arguments = program_of(command)
+        spec = read_message(Spec, AttemptFiles(log.parent).spec)
+        plain = spec is not None and spec.model.encoder != "sentence-transformers"
+        # Their parent is the thread that has the zygote: a worker dies with the thread that started it.
+        if module and plain and wanted() and threading.current_thread() is threading.main_thread():
+            self.zygote = self.zygote or Zygote("worker")
+            if self.zygote.takes(environment):
+                with stdin, open_log(log) as stream:
+                    streams = [stdin.fileno(), stream.fileno(), stream.fileno()]
+                    return ForkedWorker(self.zygote.fork(module, arguments, streams, environment))
+        return spawn(command, stdin, log, environment)
+
+
+class Forked(subprocess.Popen[Any]):
+    """A command of `chunkvisor`, or the child that reads sources, as Popen starts it."""
+
+    zygote: Zygote | None = None
+    """Of all commands of this session."""
+
+    def _execute_child(self, args: Sequence[str], *others: Any) -> None:
+        """In the place of fork and exec; private, and the one way to have all else of Popen (subprocess.py)."""
+        environment = os.environ if others[5] is None else others[5]
+        module, arguments = program_of(args)
+        if not module or not wanted() or not self._zygote().takes(environment):
+            super()._execute_child(args, *others)  # type: ignore[misc]
+            return
+        fds = others[9:15]
+        stdin, _, _, stdout, _, stderr = fds
+        self.pid = self._zygote().fork(module, arguments, [stdin, stdout, stderr], environment)
+        self._child_created = True
+        self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
+
+    @classmethod
+    def _zygote(cls) -> Zygote:
+        cls.zygote = cls.zygote or Zygote("command")
+        return cls.zygote
+
+
+def program_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """(module, arguments) of what can be forked; "" of all else."""
+    if tuple(command[:3]) == COMMAND_LINE:
+        return COMMAND, command[3:]
+    if tuple(command[:3]) == (sys.executable, "-P", "-m") and command[3] in _MODULES:
+        return command[3], command[4:]
+    return "", ()
+
+
+FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
+"""In the place of `subprocess`, where a module of the product starts a child of ours."""

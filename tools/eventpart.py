@@ -1,0 +1,47 @@
+"""The tables of docs/reference/events.md, from the classes of events."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from chunkvisor.events.decode import SUBJECTS
+from chunkvisor.events.event import KINDS, Event
+from docstrings import attribute_docs
+from md import code, table
+
+
+def subject(module: ModuleType) -> str:
+    """The events of one module, in their order there."""
+    kinds = [kind for kind in KINDS.values() if kind.__module__ == module.__name__]
+    rows = [(code(kind.name), kind.severity.name.lower(), _meaning(kind), _fields(kind, module)) for kind in kinds]
+    return table(("event", "weight", "what", "fields"), rows)
+
+
+def _meaning(kind: type[Event]) -> str:
+    own = (kind.__doc__ or "").partition("\n")[0]
+    said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
+    words = f"Shown as: {code(kind.words)}" if kind.words else ""
+    return " ".join(filter(None, (said, words)))
+
+
+def _fields(kind: type[Event], module: ModuleType) -> str:
+    docs = attribute_docs(module)
+    found = []
+    for item in fields(kind):
+        owner = next(each for each in kind.__mro__ if item.name in inspect.get_annotations(each))
+        said = docs.get((owner.__name__, item.name), "").removesuffix(".")
+        found.append(code(item.name) + ("" if _required(item) else "?") + (f" ({said})" if said else ""))
+    return ", ".join(found)
+
+
+def _required(item: "Field[Any]") -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    f"events {module.__name__.rpartition('.')[2]}": partial(subject, module) for module in SUBJECTS
+}
+"""Name of a part -> what makes it; one for each module of events."""
