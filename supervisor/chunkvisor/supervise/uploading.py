@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chunkvisor.assemble.manifest import read_done_manifest, recorded_parts
@@ -30,8 +30,9 @@ class _Record:
     address: str
     files: dict[str, str]
     """sha256 of each, by its name."""
-    manifest: list[str | int]
-    """State of the manifest there."""
+    manifest_size_bytes: int
+    manifest_tag: str
+    """Of the manifest there, as `remote.state_of` has them."""
 
 
 def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[[], None]) -> None:
@@ -45,15 +46,18 @@ def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[
             continue
         before = _read(output)
         wanted = {sent.name: sent.digest for sent in files}
-        if before is not None and (before.address, before.files) == (config.upload, wanted) and _is_there(before):
+        if (
+            before is not None
+            and (before.address, before.files) == (config.upload, wanted)
+            and _is_there(before, output)
+        ):
             continue
         stale = sorted(before.files.keys() - wanted) if before is not None and before.address == config.upload else []
         size_bytes = sum(Path(sent.path).stat().st_size for sent in files)
         emit(Uploading(output.name, config.upload, size_bytes))
         there = _run(output, UploadRequest(config.upload, files, tuple(stale)), on_wait)
-        write_sealed(
-            output.uploaded, {"address": config.upload, "files": wanted, "manifest": there[output.manifest.name]}
-        )
+        _, size_bytes, tag, *_ = there[output.manifest.name]
+        write_sealed(output.uploaded, asdict(_Record(config.upload, wanted, int(size_bytes), str(tag))))
         emit(Uploaded(output.name, f"{config.upload}/{output.manifest.name}"))
 
 
@@ -79,14 +83,15 @@ def _read(output: OutputLayout) -> _Record | None:
         return None
 
 
-def _is_there(record: _Record) -> bool:
+def _is_there(record: _Record, output: OutputLayout) -> bool:
     """Whether nobody has removed or replaced it there. Raises Halt where it cannot be told."""
     try:
-        return state_of(str(record.manifest[0])) == record.manifest
+        _, size_bytes, tag, *_ = state_of(f"{record.address}/{output.manifest.name}")
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:
             return False  # the upload says what is wrong, or mends it
         raise
+    return (size_bytes, tag) == (record.manifest_size_bytes, record.manifest_tag)
 
 
 def _run(output: OutputLayout, request: UploadRequest, on_wait: Callable[[], None]) -> dict[str, State]:
