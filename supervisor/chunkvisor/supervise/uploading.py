@@ -56,8 +56,8 @@ def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[
         size_bytes = sum(Path(sent.path).stat().st_size for sent in files)
         emit(Uploading(output.name, config.upload, size_bytes))
         there = _run(output, UploadRequest(config.upload, files, tuple(stale)), on_wait)
-        _, size_bytes, tag, *_ = there[output.manifest.name]
-        write_sealed(output.uploaded, asdict(_Record(config.upload, wanted, int(size_bytes), str(tag))))
+        _, manifest_bytes, tag, *_ = there[output.manifest.name]
+        write_sealed(output.uploaded, asdict(_Record(config.upload, wanted, int(manifest_bytes), str(tag))))
         emit(Uploaded(output.name, f"{config.upload}/{output.manifest.name}"))
 
 
