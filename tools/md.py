@@ -1,5 +1,6 @@
 """Tables and inline code in Markdown."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -16,4 +17,6 @@ def code(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    # Outside of inline code, <name> would be taken for HTML.
+    parts = re.split(r"(`+[^`]*`+)", " ".join(text.split()).replace("|", "\\|"))
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)

@@ -334,16 +334,18 @@ def _rules_for(message: str) -> Iterator[str]:
 def test_numbers_of_things_are_right() -> None:
     """How many rules there are, and how many of them were seen on a card."""
     assert f"All {len(RULES)} rules" in text_of(ROOT / "docs" / "reference" / "failures.md")
+    assert "one of fifteen" in text_of(ROOT / "docs" / "explanation" / "how-it-works.md")
+    assert len(Outcome) == 15
     seen = any(rule.evidence is Evidence.CARD for rule in RULES)
     told = "**Nothing has been seen on a card yet.**" in text_of(ROOT / "docs" / "explanation" / "evidence.md")
     assert told is not seen
 
 
 def test_each_mark_of_evidence_is_explained() -> None:
-    """The page has a line for each mark, by the words before any bracket or comma."""
+    """The page has each mark in bold or italics, by its words before any bracket or comma."""
     page = text_of(ROOT / "docs" / "explanation" / "evidence.md").lower()
     for mark in Evidence:
-        assert re.split(r"[;:,(]", mark.lower())[0].strip() in page, mark
+        assert f"*{re.split(r'[;:,(]', mark.lower())[0].strip()}*" in page, mark
 
 
 def test_figures_say_whence_they_come() -> None:

@@ -80,7 +80,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
 
 def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: int, begun: Begun) -> None:
     if reuse is not None:
-        places = [each.words for each in reuse.places if each.texts]
+        places = [each.in_words for each in reuse.places if each.texts]
         told_of = of_output.TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )

@@ -21,7 +21,7 @@ from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
-from chunkvisor.engine.modelfolder import gpu_need_bytes
+from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import WorkerSettings
@@ -44,6 +44,7 @@ from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import Opening, begin_output
+from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
@@ -164,6 +165,7 @@ class Work:
             self._emit,
             self._on_wait,
             Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
         )
@@ -173,13 +175,15 @@ class Work:
                 pin_source(layout.model, config.model, source)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
-        for name, each in zip(config.outputs, begun, strict=True):
+        order = sources_first(config, {each.name: each.fixed.identity for each in begun})
+        begun.sort(key=lambda each: order.index(each.name))
+        for each in begun:
             opened = open_output(opening, each, begun)
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                path = str(place_of(layout.output(name), asked_form(config.outputs[name])))
-                self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
+                path = str(place_of(each.layout, asked_form(config.outputs[each.name])))
+                self._emit(OutputAlreadyComplete(each.name, opened["rows"], opened["dimension"], path))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return source, outputs
