@@ -1,5 +1,6 @@
 """Reading a config file: lines and nearest keys in errors, overrides, and that no input gives a traceback."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_starter_loads_with_the_defaults(folder: Path) -> None:
     for alternative in (line for line in keys if line.strip().startswith(alternatives[:3])):
         key = "    source:" if "source: {" in alternative else "    column:"
         load_text("\n".join(alternative if key in line else line for line in starter.splitlines()))
+
+
+def test_one_key_of_the_starter_can_be_uncommented(folder: Path) -> None:
+    """Whichever key loses its "# " by itself is in its section: the heads of sections are no comments."""
+    import chunkvisor
+
+    lines = Path(chunkvisor.__file__).with_name("starter.yaml").read_text().splitlines()
+    plain = load_text("\n".join(lines)).config
+    keys = [number for number, line in enumerate(lines) if line.startswith("  # ") or re.match("# [a-z_]+: ", line)]
+    assert len(keys) > 30
+    for number in keys:
+        changed = [*lines[:number], lines[number].replace("# ", "", 1), *lines[number + 1 :]]
+        assert load_text("\n".join(changed)).config == plain, lines[number]
 
 
 @pytest.mark.parametrize(

@@ -443,6 +443,18 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     ),
     "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
+    "model to be downloaded, hub out of reach": (
+        with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),
+        "model",
+        FAULT,
+        "does not give it: no route",
+    ),
+    "model that the hub does not have": (
+        with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.SETUP, "no such model"), samples=()),
+        "model",
+        FAULT,
+        "does not give it: no such model",
+    ),
     "model to be downloaded, offline": (
         replace(with_job(whereabouts=Whereabouts.HUB, samples=()), hub=HubReading(FOLDER, offline=True)),
         "model",

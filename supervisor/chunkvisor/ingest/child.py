@@ -106,7 +106,7 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
             ExitCode(status),
             f"The process that reads the sources was refused what it needs in {partial}.",
             why="It could not leave a message; its log has the error.",
-            remedy="Read the log, mend what it names, then run the same command again.",
+            remedy="Read the log, correct what it names, then run the same command again.",
             log=log,
         )
     if status == -signal.SIGKILL:

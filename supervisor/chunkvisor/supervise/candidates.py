@@ -158,7 +158,7 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity, index_of: Index
         layout = Layout(folder)
         if not layout.outputs.is_dir():
             raise config_error(
-                f"reuse_from: {folder} is no workdir of chunkvisor", remedy="name one, or take it out of the list"
+                f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
             )
         for path in sorted(layout.outputs.glob("*/")):
             words = f"{folder} output {path.name}"

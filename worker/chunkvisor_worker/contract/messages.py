@@ -32,6 +32,10 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+ONLY_ASK = "ask"
+"""In the place of a backend: the hub is asked for the commit alone, and nothing is downloaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""

@@ -66,8 +66,14 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
             meaning = f"{job.model} is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
             mend = f"unset HF_HUB_OFFLINE for the first run, or fetch it before, where there is a network: {fetch}"
             return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG)
+        case Whereabouts.HUB if job.no_download is not None:
+            verdict = job.no_download
+            reached = verdict.outcome is not Outcome.HUB
+            meaning = f"{job.model} is not in the local cache, and the hub does not give it: {verdict.reason}"
+            mend = before_a_run(verdict.remedy) or f"check the network, or fetch it where there is one: {fetch}"
+            return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG if reached else Blame.MACHINE)
         case Whereabouts.HUB:
-            meaning = f"{job.model} is not in the local cache: the first run downloads it, if the hub has it"
+            meaning = f"{job.model} is not in the local cache: the first run downloads it"
             return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {fetch}")
         case Whereabouts.NOWHERE:
             mend = "check model.name: the folder of a model (relative to the config file), or its hub id"

@@ -169,6 +169,8 @@ class JobReading:
     whereabouts: Whereabouts
     problem: str = ""
     """Why the model is nowhere."""
+    no_download: Verdict | None = None
+    """Why the hub does not give a model that is to be downloaded; None = it has it, or was not asked."""
     weights_bytes: int | None = None
     """Of the weight files; None = unknown."""
     workers: int = 1

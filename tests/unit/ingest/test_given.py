@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.ingest.giventexts import texts_of, write_texts
+from chunkvisor.ingest.given import write_texts
 
 TEXTS = ["one", None, "ümläut\n🙂"]
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -70,7 +70,7 @@ class Table:
 
 def written(given: Any, column: str | None, folder: Path) -> list[Any]:
     """The texts of the source that is made."""
-    lines = write_texts(texts_of(given, column), folder).read_text().split("\n")[:-1]
+    lines = write_texts(given, column, folder).read_text().split("\n")[:-1]
     return [json.loads(line)["text"] for line in lines]
 
 
@@ -103,9 +103,9 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
         (ROWS, None, r"texts\[0\] is a row with the columns id, text"),
         (TEXTS, "text", r"texts\[0\] has no column 'text'\nwhy: it is str"),
         (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it has the columns id, text"),
-        (Dataset(), None, r"texts is a table, or several of them \(Dataset\): it has id, text"),
-        (Frame(), None, r"a table, or several of them \(Frame\): it has id, text"),
-        ({"train": Dataset(), "test": Dataset()}, None, "it has train, test"),
+        (Dataset(), None, "texts is a Dataset, .*: 'id', 'text'"),
+        (Frame(), None, "texts is a Frame, .*: 'id', 'text'"),
+        ({"train": Dataset(), "test": Dataset()}, None, "a mapping, .*: 'train', 'test'"),
         ({"train": Dataset(), "test": Dataset()}, "text", r"no column 'text'\ndo:  it has train, test"),
         (Dataset(), "txt", r"texts has no column 'txt'\ndo:  it has id, text"),
     ],

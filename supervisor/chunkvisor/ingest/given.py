@@ -1,4 +1,4 @@
-"""Texts that a program gives: whatever can be iterated, written as a source of JSON lines, one text after the other."""
+"""Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
 
 import hashlib
 import json
@@ -23,8 +23,14 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
         raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
     names = _columns_of(given)
     if column is None and names is not None:
-        what = f"texts is a table, or several of them ({type(given).__name__}): it has {listed(names, _MOST_NAMES)}"
-        raise config_error(what, remedy="name the column by column=…, or give one of the tables")
+        kind = (
+            "mapping" if isinstance(given, Mapping) else "DataFrame" if hasattr(given, "iloc") else type(given).__name__
+        )
+        shown = listed([repr(name) for name in names], _MOST_NAMES)
+        raise config_error(
+            f"texts is a {kind}, which would give the names of its columns, or rows: {shown}",
+            remedy=f"give one column: texts[{(names or ['column'])[0]!r}], or name it by column=…",
+        )
     if column is None:
         return _iterable(given)
     if names is None:
@@ -36,11 +42,12 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     return (each.as_py() if hasattr(each, "as_py") else each for each in given[column])
 
 
-def write_texts(texts: Iterable[object], folder: Path) -> Path:
+def write_texts(given: Any, column: str | None, folder: Path) -> Path:
     """Write the texts under a name made of their digest: equal texts are the same untouched file.
 
-    Raises Halt (78) for what is no text, OSError.
+    With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
     """
+    texts = texts_of(given, column)
     digest, count = hashlib.sha256(), 0
     handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
     partial = Path(name)
@@ -100,7 +107,7 @@ def _line(index: int, text: object) -> bytes:
     if text is not None and not isinstance(text, str):
         raise config_error(
             f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
-            remedy="convert it, or give None for an empty text (pandas has NaN for a missing one: fillna(''))",
+            remedy="convert it, or give None for an empty text; in pandas, where a missing one is NaN: fillna('')",
         )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
@@ -112,5 +119,5 @@ def _surrogate(index: int, error: UnicodeEncodeError) -> Halt:
     return config_error(
         f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
         why="it is half of a character, which UTF-8 cannot hold",
-        remedy="mend it; it mostly comes from a text that was cut in the middle of an emoji",
+        remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
     )
