@@ -39,7 +39,7 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
         raise config_error(f"texts has no column {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
         return _of_rows(given.select_columns([column]), column)
-    return (each.as_py() if hasattr(each, "as_py") else each for each in given[column])
+    return _iterable(given[column])
 
 
 def write_texts(given: Any, column: str | None, folder: Path) -> Path:
@@ -54,7 +54,7 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
     try:
         with open(handle, "wb") as file:
             for index, text in enumerate(texts):
-                line = _line(index, text)
+                line = _line(index, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
                 digest.update(line)
                 file.write(line)
                 count += 1
