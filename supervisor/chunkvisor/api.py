@@ -139,7 +139,7 @@ def run(
 
 
 def encode(
-    texts: Iterable[str | None] | Iterable[Mapping[str, Any]] | Any,
+    texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
     *,
     model: str,
     column: str | None = None,

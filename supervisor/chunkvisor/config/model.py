@@ -241,7 +241,8 @@ class WorkersConfig(Section):
         "model; auto = warm where that works. A retry is always fresh.",
     )
     standby: values.UpToEight = 1
-    """Workers prepared ahead, for each device; each holds one more copy of the weights in host memory."""
+    """Workers prepared ahead, for each device; a fresh one holds a copy of the weights in host memory, warm ones share
+    it."""
     per_device: values.OneToSixteen = 1
     """Workers that compute on one device at the same time; workers on the CPU share its cores."""
 
