@@ -105,8 +105,8 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is None:
         refuse_foreign(opening, layout)
     make_state(layout)
-    for name in ("table.new", "table.new.partial", "reuse.partial"):
-        remove_folder(layout.state / name)  # what an earlier run was preparing when it ended
+    for leftover in ("table.new", "table.new.partial", "reuse.partial"):
+        remove_folder(layout.state / leftover)  # what an earlier run was preparing when it ended
     staged = staged_before(request_of(config, name, opening.max_rows), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
