@@ -169,8 +169,8 @@ def encode(
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
     Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
-    an empty text. With `column`, the texts are rows of which that column is taken, such as those of a
-    `datasets.Dataset`. With `workdir` the array is mapped from a file there, the
+    an empty text. With `column`, that column is taken of rows that are mappings, or of a table: a `datasets.Dataset`, a
+    DataFrame of pandas or polars, a pyarrow.Table. With `workdir` the array is mapped from a file there, the
     work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
     in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
     "recovery.attempts=5". `stop_after` is as in `run`. `progress` shows a bar, by default at a terminal and in a

@@ -124,7 +124,7 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
         encode(texts, column="t" if "column" in words else None, workdir="w")
     assert caught.value.code == 78
-    assert list((tmp_path / "w").iterdir()) == []
+    assert list((tmp_path / "w").glob("*")) == []
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", why=why)
+    if config.upload is not None:
+        raise config_error("upload is for `chunkvisor run` alone", why="`encode` makes the one .npy of -o, here")
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)
@@ -125,7 +127,9 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
 
 def _made_from(config: Config) -> dict[str, Any]:
     """What shapes the vectors, as far as it is known without reading source or model."""
-    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
+    output = config.outputs[OUTPUT]
+    state: list[Any] = signature(resolve(output.sources, output.query))
+    source = digest_of([*state, output.query] if output.query is not None else state)
     model = Path(config.model.name)
     revision = config.model.revision or ""
     if not config.model.is_plugin and model.is_dir():

@@ -104,3 +104,19 @@ class OutputComplete(Event):
     rows: int
     dimension: int = 0
     path: str = ""
+
+
+@event("{output}: uploading {size_bytes:,} bytes to {address}")
+class Uploading(Event):
+    output: str
+    address: str
+    size_bytes: int = 0
+
+
+@event("{output}: uploaded, {address}")
+class Uploaded(Event):
+    """All its files are there, compared with what was sent."""
+
+    output: str
+    address: str
+    """Of the manifest."""

@@ -1,4 +1,4 @@
-"""Texts that a Python program gives: written as a source, each refused by its index where it is no text."""
+"""Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
 
 import hashlib
 import json
@@ -6,53 +6,55 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from chunkvisor.errors import config_error
+from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import listed
 
-
-def _refuse_table(texts: object, column: str | None) -> None:
-    """Raises Halt (78) for what yields the names of its columns where texts are wanted."""
-    if isinstance(texts, Mapping):
-        names, kind = list(texts), "a mapping"
-    elif hasattr(texts, "columns") and hasattr(texts, "iloc"):
-        names, kind = list(texts.columns), "a DataFrame"
-    else:
-        return
-    wanted = column if column in names else names[0] if names else "column"
-    shown = listed([repr(name) for name in names], 10)
-    raise config_error(
-        f"texts is {kind}, which would give the names of its columns: {shown}",
-        remedy=f"give one column: texts[{wanted!r}]",
-    )
+_MOST_NAMES = 20
 
 
-def _column(rows: Iterable[object], column: str) -> Iterator[object]:
-    """That column of each row. Raises Halt (78) where it has none."""
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping) or column not in row:
-            has = f"has the columns {listed(list(row), 20)}" if isinstance(row, Mapping) else f"is {type(row).__name__}"
-            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it {has}")
-        yield row[column]
+def texts_of(given: Any, column: str | None) -> Iterable[object]:
+    """The texts, or that column of rows or of a table. Raises Halt (78) for what is none of them.
 
-
-def write_texts(texts: Iterable[object], column: str | None, folder: Path) -> Path:
-    """Write the texts as JSON lines under a name made of their digest: equal texts are the same untouched file.
-
-    With `column` they are rows, of which that column is taken. Raises Halt (78) for what is no text, OSError.
+    To iterate a table gives other things than its texts: the names of its columns, or rows.
     """
-    _refuse_table(texts, column)
-    if column is not None:
-        texts = _column(texts, column)
-    if isinstance(texts, str | bytes):
+    if isinstance(given, str | bytes):
         raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
+    names = _columns_of(given)
+    if column is None and names is not None:
+        kind = (
+            "mapping" if isinstance(given, Mapping) else "DataFrame" if hasattr(given, "iloc") else type(given).__name__
+        )
+        shown = listed([repr(name) for name in names], _MOST_NAMES)
+        raise config_error(
+            f"texts is a {kind}, which would give the names of its columns, or rows: {shown}",
+            remedy=f"give one column: texts[{(names or ['column'])[0]!r}], or name it by column=…",
+        )
+    if column is None:
+        return _iterable(given)
+    if names is None:
+        return _of_rows(_iterable(given), column)
+    if column not in names:
+        raise config_error(f"texts has no column {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
+    if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
+        return _of_rows(given.select_columns([column]), column)
+    return _iterable(given[column])
+
+
+def write_texts(given: Any, column: str | None, folder: Path) -> Path:
+    """Write the texts under a name made of their digest: equal texts are the same untouched file.
+
+    With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
+    """
+    texts = texts_of(given, column)
     digest, count = hashlib.sha256(), 0
     handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
     partial = Path(name)
     try:
         with open(handle, "wb") as file:
             for index, text in enumerate(texts):
-                line = _line(index, text)
+                line = _line(index, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
                 digest.update(line)
                 file.write(line)
                 count += 1
@@ -68,7 +70,40 @@ def write_texts(texts: Iterable[object], column: str | None, folder: Path) -> Pa
     return path
 
 
+def _columns_of(given: Any) -> list[str] | None:
+    """Names of the columns of a table of any library, or of the tables in a mapping; None for what is no table."""
+    if isinstance(given, Mapping):
+        return list(map(str, given))
+    for name in ("column_names", "columns"):  # of datasets and pyarrow; of pandas and polars
+        found = getattr(given, name, None)
+        if found is not None and not callable(found):
+            return list(map(str, found))
+    return None
+
+
+def _iterable(given: Any) -> Iterable[object]:
+    if not isinstance(given, Iterable):
+        raise config_error(
+            f"texts is {type(given).__name__}, which cannot be iterated", remedy="give a list of strings"
+        )
+    return given
+
+
+def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it is {type(row).__name__}")
+        if column not in row:
+            has = f"it has the columns {listed(list(row), _MOST_NAMES)}"
+            raise config_error(f"texts[{index}] has no column {column!r}", why=has)
+        yield row[column]
+
+
 def _line(index: int, text: object) -> bytes:
+    if isinstance(text, Mapping):
+        raise config_error(
+            f"texts[{index}] is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
+        )
     if text is not None and not isinstance(text, str):
         raise config_error(
             f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
@@ -77,8 +112,12 @@ def _line(index: int, text: object) -> bytes:
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise config_error(
-            f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
-            why="it is half of a character, which UTF-8 cannot hold",
-            remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
-        ) from None
+        raise _surrogate(index, error) from None
+
+
+def _surrogate(index: int, error: UnicodeEncodeError) -> Halt:
+    return config_error(
+        f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
+        why="it is half of a character, which UTF-8 cannot hold",
+        remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
+    )

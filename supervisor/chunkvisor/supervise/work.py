@@ -56,6 +56,7 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.staging import request_of
+from chunkvisor.supervise.uploading import upload_finals
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -144,6 +145,7 @@ class Work:
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         combine_finals(config, self._layout, self._emit, self._on_wait)
+        upload_finals(config, self._layout, self._emit, self._on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
