@@ -27,7 +27,7 @@ from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, disk_full, input_error, refused, too_deep, too_large
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
@@ -196,11 +196,7 @@ def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) 
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read: {error}",
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(folder, str(error))
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
         return Halt(
             ExitCode.MACHINE,
