@@ -26,7 +26,7 @@ def input_error(
 def refused(error: OSError, folder: Path) -> Halt | None:
     """A Halt for what the machine refuses on the way into `folder`; None where it can only be a bug of ours."""
     if error.errno in DISK_ERRNOS:
-        return disk_full(folder, str(error))
+        return disk_full(folder, error)
     if error.errno in LIMIT_ERRNOS:
         return Halt(
             ExitCode.MACHINE,
@@ -43,12 +43,11 @@ def refused(error: OSError, folder: Path) -> Halt | None:
     return None
 
 
-def disk_full(folder: Path, why: str = "") -> Halt:
+def disk_full(folder: Path, error: BaseException | None = None) -> Halt:
     """A Halt for a disk that is full or failing on the way into `folder`."""
     return Halt(
         ExitCode.DISK,
-        f"The disk is full or failing while the sources are read into {folder}.",
-        why=why,
+        f"The disk is full or failing while the sources are read into {folder}" + (f": {error}" if error else "."),
         remedy="Free space, or move the workdir to another disk.",
     )
 

@@ -196,7 +196,7 @@ def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) 
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
-        return disk_full(folder, str(error))
+        return disk_full(folder, error)
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
         return Halt(
             ExitCode.MACHINE,
