@@ -115,7 +115,7 @@ def _spelled(option: click.Option) -> str:
     if option.is_flag:
         return names
     if isinstance(option.type, click.Choice):
-        return f"{names} [{'|'.join(map(str, option.type.choices))}]"
+        return f"{names} {{{','.join(map(str, option.type.choices))}}}"
     return f"{names} {option.metavar or option.type.name.upper().removesuffix(' RANGE')}"
 
 

@@ -29,7 +29,7 @@ def _type(argument: ast.arg) -> str:
     text = ast.unparse(argument.annotation) if argument.annotation else ""
     for name, meant in _MEANT.items():
         text = text.replace(name, meant)
-    return text
+    return text.replace(" | ", " or ")
 
 
 def fields(kind: type) -> str:

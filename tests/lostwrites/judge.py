@@ -252,7 +252,7 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.lesson and "oom" in calls:
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (encoded or ("reading its source" in stderr and not scenario.stages_again)):
+        if promises.complete and (encoded or ("reading the source" in stderr and not scenario.stages_again)):
             problems.append(f"what was complete was begun again: {encoded}")
         return problems
 

@@ -125,7 +125,7 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/commands/onefile.py _move sync_folder": "one file",
     "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
-    "chunkvisor/api.py _write_texts fsync": "python",
+    "chunkvisor/ingest/given.py write_texts fsync": "python",
     "chunkvisor/assemble/before.py _make_before make_folder": "from scratch",
     "chunkvisor/assemble/before.py keep_before sync_folder": "from scratch",
     "chunkvisor/assemble/checkedfile.py CheckedFile._sync_once fsync": "python",

@@ -60,7 +60,7 @@ def test_two_outputs_of_one_run(tmp_path: Path) -> None:
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert sorted(encoded(place)) == ["a", "b", "c", "d", "e", "x", "y"]
-    assert "3 of 5 texts have vectors already; 2 are encoded" in ended.stderr
+    assert "3 of 5 texts already have a vector" in ended.stderr
     np.testing.assert_array_equal(vectors(place, "out"), expected(FIRST))
     np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
     assert manifest(place, "out")["texts_encoded"] == 2  # the names are in the order of the alphabet
@@ -172,7 +172,7 @@ def test_damaged_final_is_not_taken_from(tmp_path: Path) -> None:
     final.write_bytes(data)
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert "nothing is taken over from" in ended.stderr
+    assert "no vectors are reused from" in ended.stderr
     assert "has another digest than its manifest says" in ended.stderr
     assert sorted(encoded(place)) == ["b", "d", "e", "x", "y"]
     np.testing.assert_array_equal(place.vectors(), expected(SECOND))

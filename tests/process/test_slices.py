@@ -259,7 +259,7 @@ def test_orphans_of_the_same_slice_are_ended(place: ScriptedWorkplace) -> None:
     assert finish(start(place, "1/3")).returncode == -signal.SIGKILL
     ended = place.run_here("--slice", "1/3")
     assert ended.returncode == 0, ended.stderr
-    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    assert "ended 1 worker left behind by an earlier run" in ended.stderr
 
 
 SLOW_SOURCE = """

@@ -213,7 +213,7 @@ def test_damaged_earlier_final(finished: ScriptedWorkplace, tmp_path: Path) -> N
     place.write_source(texts)
     ended = place.run_here("--update")
     assert ended.returncode == 0, ended.stderr
-    assert "nothing is taken over from its earlier final file" in ended.stderr
+    assert "no vectors are reused from its earlier final file" in ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(texts))
 
 

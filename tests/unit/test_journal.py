@@ -171,7 +171,7 @@ def test_follower_reads_the_end(path: Path) -> None:
     snapshot = follower.look()
     assert snapshot.chunks == COUNT
     assert snapshot.chunks_here == 51
-    assert [line.words for line in follower.news][-1] == "nothing is started for 5 s: the hub"
+    assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
     assert follower.begun_anew() == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
 

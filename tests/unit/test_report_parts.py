@@ -397,7 +397,7 @@ def ended(ending: Halted, **values: Any) -> Run:
             0,
             Mood.CARE,
             "Stopped",
-            "pending again",
+            "without a vector again",
             "same command",
             id="retried",
         ),

@@ -112,6 +112,19 @@ def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
     yield from read_events(journal)
 
 
+def speed_of_trials(workdir: Path, journal: Path) -> float | None:
+    """Texts a second of the largest trial of this workdir; None where there was none."""
+    for folder in sorted(workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*"), key=_size_of_trial, reverse=True):
+        if rate := read_state(folder / journal.name)[0].texts_per_s:
+            return rate
+    return None
+
+
+def _size_of_trial(folder: Path) -> int:
+    size = folder.name.rpartition("-")[2]
+    return int(size) if size.isdecimal() else 0
+
+
 class Decoder:
     """Reads lines that follow each other."""
 

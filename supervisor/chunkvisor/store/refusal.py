@@ -89,7 +89,7 @@ def limit_halt(error: OSError) -> Halt:
         "the supervisor itself has met a limit of this machine",
         why=str(error),
         remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; what is done stays done",
+        "then run the same command again; finished work is kept",
     )
 
 
@@ -99,7 +99,7 @@ def disk_halt(error: OSError, workdir: Path) -> Halt:
         ExitCode.DISK,
         f"the disk of {workdir} is full or failing",
         why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
         see=str(Outcome.DISK_FULL),
     )
 

@@ -133,7 +133,9 @@ def _taken(layout: Layout) -> Halt:
     first, holder = living[0]
     others = f" like {len(living) - 1} other{'s' * (len(living) > 2)}," if len(living) > 1 else ""
     name = named(f"slice {first.slice}", holder) + others
-    return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
+    return taken_by(
+        name, layout.workdir, "this command needs the whole workdir, and has to wait until no slice is at work"
+    )
 
 
 def _slice_taken(layout: Layout) -> Halt:

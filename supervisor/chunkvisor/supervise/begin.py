@@ -24,6 +24,7 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
@@ -229,7 +230,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
-    files = tuple(str(file.path) for file in table.files)
+    files = tuple(shown(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
 

@@ -66,7 +66,13 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str) -> Candidate | None:
+IndexOf = Callable[[OutputLayout, str], Path | None]
+"""The index of an output's texts, which the words describe; None where there is none."""
+
+
+def of_final(
+    layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, index_of: IndexOf
+) -> Candidate | None:
     """The final file of a finished state; None where it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -79,7 +85,8 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
         versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
         facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
         cut = _cut(fixed, facts, wanted)
-        if cut is None or not TableFiles(layout.table).holds_index():
+        index = index_of(layout, words) if cut is not None else None
+        if cut is None or index is None:
             return None
         rows = FinalRows(layout, manifest)
     except (DamagedError, OSError):
@@ -91,7 +98,7 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
 
     reader = cut_rows(rows, cut)
     facts = replace(facts, dimension=reader.dimension)
-    return Candidate(place, TableFiles(layout.table).index, facts, reader, numbers, rows.problem)
+    return Candidate(place, index, facts, reader, numbers, rows.problem)
 
 
 def promised(layout: OutputLayout, fixed: Fixed, cut: Cut | None) -> Candidate | None:
@@ -114,7 +121,7 @@ def _cut(fixed: Fixed, facts: Facts, wanted: Identity) -> Cut | None:
     return None if cut is not None and (cut.dimension or 0) > facts.dimension else cut
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
+def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:
     """What a state has committed, or copied, that will have no final file; None where that is nothing.
 
     Its chunks are read, each against its digest.
@@ -124,7 +131,9 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
         if fixed is None or record is None or facts is None:
             return None
         cut = _cut(fixed, facts, wanted)
-        if cut is None or not TableFiles(layout.table).holds_index():
+        words = "earlier chunks of this output"
+        index = index_of(layout, words) if cut is not None else None
+        if cut is None or index is None:
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
         ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
@@ -134,25 +143,26 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
     rows = CommittedRows(layout, ledger, reuse)
     if rows.empty:
         return None
-    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions, cut=cut)
+    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions, cut=cut)
 
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
     reader = cut_rows(rows, cut)
-    return Candidate(place, table.index, replace(facts, dimension=reader.dimension), reader, numbers)
+    return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, numbers)
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, index_of: IndexOf) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
         layout = Layout(folder)
         if not layout.outputs.is_dir():
             raise config_error(
-                f"reuse_from: {folder} is no workdir of chunkvisor", remedy="name one, or take it out of the list"
+                f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
             )
         for path in sorted(layout.outputs.glob("*/")):
-            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, f"{folder} output {path.name}")
+            words = f"{folder} output {path.name}"
+            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, index_of)
             if found is not None:
                 yield found
 

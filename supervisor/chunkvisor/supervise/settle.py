@@ -11,7 +11,8 @@ from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.indexing import index_of
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
@@ -19,6 +20,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,
+    IndexOf,
     copied,
     dtype_of,
     gives_vectors,
@@ -27,6 +29,7 @@ from chunkvisor.supervise.candidates import (
     of_other_workdirs,
     promised,
 )
+from chunkvisor.supervise.indexes import Indexes
 from chunkvisor_worker.contract.files import remove_folder
 
 
@@ -53,10 +56,11 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
-    wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
-    # What is the very vector comes before what is cut.
-    found = sorted(_candidates(opening, begun, outputs), key=lambda each: bool(each.place.cut)) if wanted else []
-    facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
+    wanted = opening.config.reuse and index_of(table.folder, opening.on_wait) is not None
+    with Indexes(opening, begun.name, target.state / "indexes") as indexes:
+        found = list(_candidates(opening, begun, outputs, indexes.of)) if wanted else []
+        found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
+        facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts, None)
     if begun.moves_on:
@@ -101,11 +105,13 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
     return manifest is not None and form_of(manifest).is_of_rows
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_of: IndexOf) -> Iterator[Candidate]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
-    own = of_final(layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file")
+    own = of_final(
+        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", index_of
+    )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
     late: list[Candidate] = []
@@ -115,18 +121,18 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Ite
         words = f"output {name}"
         if of_run is None or of_run.complete:
             if of_run is not None or not opening.from_scratch:
-                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words)])
+                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, index_of)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}"))
+        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", index_of))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and gives_vectors(opening.config, name):
             cut = wanted.cut_from(of_run.fixed.identity, dtype_of(other, opening.computes_in))
             yield from filter(None, [promised(of_run.layout, of_run.fixed, cut)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_chunks(layout, wanted)])
+        yield from filter(None, [of_chunks(layout, wanted, index_of)])
     yield from late
-    yield from of_other_workdirs(opening.config.reuse_from, wanted)
+    yield from of_other_workdirs(opening.config.reuse_from, wanted, index_of)
 
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:

@@ -33,8 +33,8 @@ from chunkvisor.events.run import (
     CheckingModel,
     Resolving,
     RunStarted,
-    Waiting,
     WaitingForTurn,
+    WorkPlanned,
 )
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -56,6 +56,9 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.staging import request_of
+from chunkvisor.supervise.uploading import upload_finals
+from chunkvisor.supervise.waitteller import WaitTeller
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -90,6 +93,8 @@ class Run:
     emit: Emit
     tick: Callable[[], None]
     """To be called several times a second, however long something takes."""
+    texts_per_s_before: float | None = None
+    """Of the last run in this workdir, or of a trial."""
 
 
 class Work:
@@ -128,6 +133,7 @@ class Work:
         )
         with self._turn():
             source, outputs = self._open(of_slice)
+        self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
@@ -139,6 +145,7 @@ class Work:
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         combine_finals(config, self._layout, self._emit, self._on_wait)
+        upload_finals(config, self._layout, self._emit, self._on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
@@ -185,6 +192,15 @@ class Work:
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return source, outputs
+
+    def _tell_plan(self, outputs: Sequence[OutputRun]) -> None:
+        if not outputs:
+            return
+        ledgers = [output.ledger for output in outputs]
+        texts, left = sum(each.texts for each in ledgers), sum(each.texts - each.texts_done for each in ledgers)
+        rows = sum(output.rows for output in outputs)
+        chunks, pending = sum(len(each.share) for each in ledgers), sum(output.left for output in outputs)
+        self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
         config, run = self._config, self._run
@@ -252,8 +268,12 @@ class Work:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
         self._emit(Resolving(model.name))
 
+        teller, began_s = WaitTeller(self._emit, self._budget.wait_timeout_s), list[float]()
+
         def wait(seconds: float, why: str) -> None:
-            self._emit(Waiting(seconds, why, outcome="hub"))
+            now_s = time.monotonic()
+            began_s.append(now_s)
+            teller.tell(seconds, now_s - began_s[0], why, Outcome.HUB)
             self._pause(seconds)
 
         return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)

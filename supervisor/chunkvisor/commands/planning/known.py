@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import numpy.typing as npt
 
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.model import Config, EngineKind
+from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import Identity, identity_of
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
@@ -70,7 +72,10 @@ def known_texts(
             folder = scratch / f"known-{len(found)}"
             folder.mkdir(mode=0o700)
             writer = WhereWriter(folder, sample.table)
-            places = [*_finals(config, identities[name]), *_earlier(config, identities, samples, before, name, dtype)]
+            places = [
+                *_finals(config, identities[name], folder),
+                *_earlier(config, identities, samples, before, name, dtype),
+            ]
             for place in sorted(places, key=lambda each: each.is_cut):
                 for here, there in matches(index, place.index):
                     known = place.numbers(there) >= 0
@@ -82,15 +87,19 @@ def known_texts(
     return found
 
 
-def _finals(config: Config, wanted: Identity) -> Iterator[_Place]:
-    """What is finished."""
-    layout = Layout(config.workdir)
+def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]:
+    """What is finished; indexes that are missing are made in `scratch`."""
+    layout, numbers = Layout(config.workdir), count()
+
+    def index(of: OutputLayout, _: str) -> Path | None:
+        return index_of(of.table, lambda: None, scratch / f"index-{next(numbers)}")
+
     for folder in layout.outputs.glob("*/"):
         other = layout.output(folder.name)
         for each in (other, other.earlier):
-            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name)) is not None:
+            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, index)) is not None:
                 yield _Place(bool(final.place.cut), final.index, final.numbers)
-    for final in of_other_workdirs(config.reuse_from, wanted):
+    for final in of_other_workdirs(config.reuse_from, wanted, index):
         yield _Place(bool(final.place.cut), final.index, final.numbers)
 
 
