@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
-    """Row by row within 1e-6: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji among them.
+    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
 
     So is an output that is cut from it.
     """
@@ -35,7 +35,7 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
 
     workplace.write_source(TEXTS)
     short = {"source": "rows.jsonl", "column": "text", "encode": {"truncate_dim": 128, "normalize": True}}
-    keys = {"chunk__size": 16, "workers": {}, "outputs__a_short": short}
+    keys = {"chunk__size": 16, "workers": {}, "env__CHUNKVISOR_LINEAR": "onednn", "outputs__a_short": short}
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
     ended = workplace.run()
@@ -54,3 +54,4 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     assert manifest["distinct_texts"] == len({text or "" for text in TEXTS})
     assert manifest["model"]["max_length"] == model.max_seq_length
     assert manifest["model"]["revision"].startswith("sha256:")
+    assert manifest["linear"] == {"name": "onednn", "time_ratio": 0.0}

@@ -28,7 +28,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
@@ -473,6 +473,24 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     "vectors differ": (with_job(samples=(replace(GOOD, difference=0.1),)), "encoding", FAULT, "differ by 0.1"),
     "vectors differ by rounding": (with_job(samples=(replace(GOOD, difference=1e-6),)), "encoding", OK, "rounding"),
     "texts do not matter": (with_job(samples=(replace(GOOD, tells_apart=False),)), "encoding", WARNING, "same vector"),
+    "packed weights": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("onednn", 0.48)),)),
+        "linear-layers",
+        OK,
+        "oneDNN, with packed weights, in 48 %",
+    ),
+    "torch's own products": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("torch", 1.02)),)),
+        "linear-layers",
+        OK,
+        "torch's own products; oneDNN would take 102 % of that",
+    ),
+    "a kernel that was laid down": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("torch")),)),
+        "linear-layers",
+        OK,
+        "by torch's own products",
+    ),
     "a run is at work": (with_job(busy_pid=99, samples=()), "encoding", NOTE, "pid 99"),
     "config wrong": (replace(WELL, config_problem=("c.yaml:3: no", "correct this")), "config", FAULT, "c.yaml:3"),
 }

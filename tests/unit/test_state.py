@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.events.attempt import WorkerEnded
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import KINDS, Severity, Signed
-from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line, stage
 from chunkvisor.observe.readings import GpuReading, ProcessReading, Readings, SensorLine, last_line
@@ -100,6 +101,16 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.elapsed_s == 30
     (worker,) = now.devices[0].workers
     assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
+
+
+@pytest.mark.parametrize(("padded", "share"), [((0, 0), None), ((250, 250), 0.2), ((200, 200), 0.0)])
+def test_a_device_tells_what_is_padding(padded: tuple[int, int], share: float | None) -> None:
+    """Tokens and padded tokens of all its workers come together; where none are counted, there is no share."""
+    times = DeviceTimes()
+    for each in padded:
+        times.add(WorkerEnded("a", 0, 1, 0, busy_s=2.0, texts=10, tokens=200 if each else 0, padded_tokens=each))
+    assert times.padding_share == share
+    assert times.tokens_per_s == (100.0 if share is not None else None)
 
 
 @pytest.mark.parametrize(

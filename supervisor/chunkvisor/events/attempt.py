@@ -61,6 +61,8 @@ class WorkerEnded(AttemptEvent):
     texts: int = 0
     tokens: int = 0
     """Without padding; 0 where the encoder cannot count them."""
+    padded_tokens: int = 0
+    """With it."""
 
 
 @event(

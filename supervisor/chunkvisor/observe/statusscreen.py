@@ -113,6 +113,8 @@ def _running(snapshot: Snapshot) -> list[str]:
 
 def _device(name: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
+    if device.padding_share is not None:
+        tokens += f", {100 * device.padding_share:.1f} % padding"
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
     return f"  {name}: {device.texts_per_s or 0:,.0f} texts/s{tokens} while computing, idle {idle:.1f} % between chunks"
 

@@ -140,7 +140,7 @@ def _samples(
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
         conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
         trial = try_texts(_TEXTS, model, encode, conditions, folder)
-        sample = SampleReading(trial.verdict, log_line=trial.log_line)
+        sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
         if trial.vectors is not None:
             sample = measure(sample, trial.vectors)
         outputs = f"outputs {', '.join(outputs_of[encode])}" if len(encodes) > 1 else ""

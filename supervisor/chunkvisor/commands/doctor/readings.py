@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
+from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.contract.probe import ProbeReport
 
 
@@ -150,6 +151,8 @@ class SampleReading:
     """On which device or for which outputs, where there is more than one sample."""
     log_line: str = ""
     """The last of the worker's log, where it failed."""
+    linear: LinearKernel | None = None
+    """What computed the linear layers on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
