@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale docs build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale docs build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,10 @@ soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer,
 
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
+
+test-remote: $(READY) ## run the tests of object storage against an S3 server on this machine; installs 130 MB more into .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[remote]' --group remote
+	$(BIN)/pytest tests/process/test_s3.py tests/unit/ingest/test_remote.py $(PYTEST_ARGS)
 
 # $(1): a torch, $(2): what to test; its environment lies outside the checkout, which is reached by PYTHONPATH.
 define ON_NULLGPU

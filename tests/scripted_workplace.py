@@ -61,8 +61,8 @@ class ScriptedWorkplace(Workplace):
         return finish(self.start("run", str(self.config_path), *arguments, env=env))
 
     def run_here(self, *arguments: str) -> Ended:
-        """`chunkvisor run` of the config, in this process."""
-        return self.here("run", str(self.config_path), *arguments)
+        """`chunkvisor run` of the config, in this process but where it goes to Ray."""
+        return self.call("run", str(self.config_path), *arguments)
 
 
 def _script(text: str) -> str:

@@ -82,8 +82,8 @@ EXITS["encode"] = EXITS["run"]
 """What each command ends with, beside 1, 2, 74 and 130, which any of them can."""
 
 
-_NO_LIMIT = "1<=x<=1000000000000"
-"""As click shows the range of a number of rows."""
+_ENDLESS = 1_000_000_000
+"""A limit above this is there for safety alone."""
 
 
 def commands() -> str:
@@ -101,14 +101,32 @@ def _command(command: click.Command, context: click.Context) -> str:
     words, _, example = (command.help or "").partition("Example: ")
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
     lines = [f"## {command.name}", "", _joined(words), "", f"```text\n{usage}\n```", ""]
-    options = [each.get_help_record(context) for each in command.params if isinstance(each, click.Option)]
-    if rows := [
-        (code(record[0]), record[1].replace(_NO_LIMIT, "at least 1")) for record in options if record is not None
-    ]:
-        lines += [table(("option", "meaning"), rows), ""]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    if options:
+        lines += [table(("option", "meaning"), [(code(_spelled(each)), _said(each)) for each in options]), ""]
     lines += [f"Example: {code(_joined(example.splitlines()[0]))}", ""]
     ends = "; ".join(f"**{int(each)}** {said}" for each, said in sorted(EXITS[str(command.name)].items()))
     return "\n".join([*lines, f"Exit codes: {ends}."])
+
+
+def _spelled(option: click.Option) -> str:
+    """Its names and what it takes. Not click's own words for it, which differ between releases."""
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.is_flag:
+        return names
+    if isinstance(option.type, click.Choice):
+        return f"{names} {{{','.join(map(str, option.type.choices))}}}"
+    return f"{names} {option.metavar or option.type.name.upper().removesuffix(' RANGE')}"
+
+
+def _said(option: click.Option) -> str:
+    """What it does, with its default and the numbers that it takes."""
+    told = option.show_default or isinstance(option.type, click.Choice)
+    more = [f"default: {option.default}"] * bool(told) + ["required"] * option.required
+    if isinstance(option.type, click.IntRange | click.FloatRange) and option.type.min is not None:
+        most = option.type.max if option.type.max is not None and option.type.max < _ENDLESS else None
+        more.append(f"from {option.type.min}" + (f" to {most}" if most is not None else " on"))
+    return (option.help or "") + (f" ({'; '.join(more)})" if more else "")
 
 
 def _joined(text: str) -> str:

@@ -1,6 +1,7 @@
 """The tables of docs/reference/events.md, from the classes of events."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import partial
@@ -23,8 +24,15 @@ def subject(module: ModuleType) -> str:
 def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
     said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
-    words = f"Shown as: {code(kind.words)}" if kind.words else ""
+    words = f"Shown as: {code(shown)}" if (shown := _shown(kind)) else ""
     return " ".join(filter(None, (said, words)))
+
+
+def _shown(kind: type[Event]) -> str:
+    """The line for people, with the names of fields in it; what is put together of several is left out."""
+    names = {item.name for item in fields(kind)}
+    counted = re.sub(r"{(\w+):([a-z][a-zA-Z ]+)}", r"{\1} \2s", kind.words, flags=re.IGNORECASE)
+    return re.sub(r"{(\w+)}", lambda found: found[0] if found[1] in names else "", counted).strip()
 
 
 def _fields(kind: type[Event], module: ModuleType) -> str:

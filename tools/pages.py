@@ -13,6 +13,7 @@ import configpart
 import eventpart
 import failurepart
 import metricpart
+import pythonpart
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,6 +22,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **configpart.PARTS,
     **eventpart.PARTS,
     "metrics": metricpart.metrics,
+    **pythonpart.PARTS,
     "outcomes": failurepart.outcomes,
     "marks": failurepart.marks,
     "rules": failurepart.rules,

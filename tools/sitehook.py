@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 _ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -22,7 +22,8 @@ def on_files(files: Files, config: Any) -> Files:
         for target in (_resolved(page, name) for name in _targets(page.read_text("utf-8"))):
             if target is None or not target.is_file() or files.get_file_from_path(_uri(target)):
                 continue
-            files.append(File.generated(config, _uri(target), abs_src_path=str(target)))
+            copy = File.generated(config, _uri(target), abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(copy)
             waiting += [target] if target.suffix == ".md" else []
     return files
 

@@ -5,8 +5,6 @@ notebook or a thread will do.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import tempfile
 import warnings
@@ -26,9 +24,12 @@ from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
+from chunkvisor.ingest.given import write_texts
+from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.store.layout import Layout
@@ -47,6 +48,8 @@ An `Observer`, such as `chunkvisor.observe.console.Console()`, may stand in its 
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _OUTPUT = "embeddings"
+_CALLED = "(Python)"
+"""In the place of a config's name, where the arguments of `encode` are the config."""
 _LOG_LINES = 20
 
 
@@ -114,6 +117,7 @@ def run(
     max_rows: int | None = None,
     from_scratch: bool = False,
     update: bool = False,
+    stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> Report:
@@ -121,9 +125,10 @@ def run(
 
     `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a workdir of its own,
     `<workdir>-first-<max_rows>`. With `update` changed sources are taken as they are now, and only new texts are
-    encoded. `progress` shows a bar; by default at a terminal and in a notebook,
-    unless `on_event` is given, which hears what happens; `chunkvisor.observe.console.Console()` there prints the lines
-    of the command. Rows that cannot be encoded are NaN, listed in the report, and warned of (QuarantineWarning).
+    encoded. `stop_after`, in seconds or as "3h", is the time within which the run is over, with code 75 where work is
+    left. `progress` shows a bar; by default at a terminal and in a notebook, unless `on_event` is given, which hears
+    what happens; `chunkvisor.observe.console.Console()` there prints the lines of the command. Rows that cannot be
+    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
 
     Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
     under way are done. Outside the main thread signals are not caught.
@@ -131,7 +136,8 @@ def run(
     loaded = load(Path(config_path), tuple(set))
     if max_rows is not None:
         loaded = loaded.trial(max_rows)
-    return _run(Request(loaded, max_rows, from_scratch, update), on_event, progress)
+    request = Request(loaded, max_rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
+    return _run(request, on_event, progress)
 
 
 def encode(
@@ -156,34 +162,59 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
+    stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
-    None counts as an empty text. With `column`, the texts are rows of which that column is taken, such as those of a
-    `datasets.Dataset`; whatever can be iterated once will do. With `workdir` the array is mapped from a file there, the
+    Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
+    an empty text. With `column`, that column is taken of rows that are mappings, or of a table: a `datasets.Dataset`, a
+    DataFrame of pandas or polars, a pyarrow.Table. With `workdir` the array is mapped from a file there, the
     work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
     in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
-    "recovery.attempts=5".
+    "recovery.attempts=5". `stop_after` is as in `run`. `progress` shows a bar, by default at a terminal and in a
+    notebook. What happens also goes to the logger "chunkvisor".
     Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
     no string is refused by its index (code 78).
     """
     given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
-    wanted: Iterable[object] = texts if column is None else _column(texts, column)
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
-    folder, overrides = Path.cwd(), tuple(set)
+    folder, overrides, stop_after_s = Path.cwd(), tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place:
         values["workdir"] = str(place)
         # Validated before the texts are written: a typing error costs nothing then.
         values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
         from_values(values, folder, overrides)
-        values["outputs"][_OUTPUT]["source"] = str(_write_texts(wanted, place))
-        loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
-        final = _run(Request(loaded, from_scratch=from_scratch), on_event, progress).outputs[_OUTPUT]
+        values["outputs"][_OUTPUT]["source"] = str(write_texts(texts, column, place))
+        loaded = LoadedConfig(from_values(values, folder, overrides), folder / _CALLED, folder, overrides)
+        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
+        final = _run(request, on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
+
+
+_SAID_FOR_PYTHON = (
+    ("run the same command again", "call it again"),
+    ("run again", "call it again"),
+    ("adding --from-scratch", "from_scratch=True"),
+    ("add --from-scratch", "give from_scratch=True"),
+    ("add --update", "give update=True"),
+    ("--from-scratch", "from_scratch=True"),
+    ("--update", "update=True"),
+    ("--set ", "set="),
+)
+
+
+def _in_python(words: str, request: Request) -> str:
+    """What to do, with arguments in place of the command's options."""
+    if request.loaded.path.name == _CALLED:
+        words = words.replace("add --update, which encodes only texts that have no vector yet, or ", "")
+    for command, python in _SAID_FOR_PYTHON:
+        words = words.replace(command, python)
+        words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
+    return words
 
 
 class _Listener(Observer):
@@ -203,17 +234,26 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, Observers(on_event, guarded=[ProgressBar()] if progress else []))
+        run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt(str(error)) from error
+            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy, request)}") from None
         if error.code is not ExitCode.QUARANTINED:
-            raise
+            error.remedy = _in_python(error.remedy, request)
+            raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
     names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
     report = Report(config.workdir, {name: _final_file(layout, name) for name in names})
     if report.quarantined:
         warnings.warn(_in_words(report), QuarantineWarning, stacklevel=3)
     return report
+
+
+def _in_seconds(stop_after: float | str | None) -> float | None:
+    """Raises ChunkvisorError (78) for what is no time."""
+    try:
+        return None if stop_after is None else seconds_of(stop_after)
+    except ValueError as error:
+        raise config_error(f"stop_after: {error}") from None
 
 
 def _final_file(layout: Layout, name: str) -> FinalFile:
@@ -231,7 +271,8 @@ def _in_words(report: Report) -> str:
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
     words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
-    return f"{len(rows):,} rows have no vector and are NaN: {listed(words, 3)}"
+    have = "row has" if len(rows) == 1 else "rows have"
+    return f"{len(rows):,} {have} no vector (NaN in an array of floats): {listed(words, 3)}"
 
 
 @contextlib.contextmanager
@@ -256,57 +297,3 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
                     error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
                 error.log = None
             raise
-
-
-def _column(rows: Iterable[object], column: str) -> Iterator[object]:
-    """That column of each row. Raises ChunkvisorError (78) where it has none."""
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping) or column not in row:
-            has = f"has the columns {listed(list(row), 20)}" if isinstance(row, Mapping) else f"is {type(row).__name__}"
-            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it {has}")
-        yield row[column]
-
-
-def _write_texts(texts: Iterable[object], folder: Path) -> Path:
-    """Write the texts as JSON lines under a name made of their digest: equal texts are the same untouched file.
-
-    Raises ChunkvisorError (78) for what is no text, OSError.
-    """
-    if isinstance(texts, str | bytes):
-        raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
-    digest, count = hashlib.sha256(), 0
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
-    partial = Path(name)
-    try:
-        with open(handle, "wb") as file:
-            for index, text in enumerate(texts):
-                line = _line(index, text)
-                digest.update(line)
-                file.write(line)
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        if not count:
-            raise config_error("there are no texts", remedy="give at least one")
-        path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
-        if not path.exists():
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
-
-
-def _line(index: int, text: object) -> bytes:
-    if text is not None and not isinstance(text, str):
-        raise config_error(
-            f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
-            remedy="convert it, or give None for an empty text (pandas has NaN for a missing one: fillna(''))",
-        )
-    try:
-        return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError as error:
-        raise config_error(
-            f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
-            why="it is half of a character, which UTF-8 cannot hold",
-            remedy="mend it; it mostly comes from a text that was cut in the middle of an emoji",
-        ) from None

@@ -1,17 +1,21 @@
 """A child process that somebody waits for: one that reads sources, asks the hub, counts tokens, or tries out torch."""
 
+import ctypes
 import math
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.files import open_log
 
+_PR_SET_PDEATHSIG = 1
 _LOOK_MS = 100
 _PATIENCE_S = 10.0
 """For the end of a killed child; one that sleeps in a driver is left behind."""
@@ -53,3 +57,10 @@ def run_child(
         with suppress(subprocess.TimeoutExpired):
             child.wait(_PATIENCE_S)
     return child.returncode
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel end this process with its parent; only the parent's exit before this call needs a look."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit(ExitCode.TERMINATED)

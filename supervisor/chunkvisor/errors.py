@@ -77,7 +77,9 @@ def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None,
 
 def no_workdir(path: Path) -> Halt:
     """A Halt for a path that was given as a workdir and is none."""
-    return config_error(f"{path} is no workdir of chunkvisor", remedy="give the folder that the config calls workdir")
+    there = path.exists()
+    what = f"{path} is not a workdir of chunkvisor" if there else f"{path} is not there: no run has begun in it"
+    return config_error(what, remedy="give the config, or the folder that it names as workdir")
 
 
 def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:

@@ -1,8 +1,12 @@
 """Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
 
 import difflib
+import re
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
+
+_COMMAND = re.compile(r"chunkvisor [a-z]+ [^\s,;`]+")
 
 
 def human_time(seconds: float) -> str:
@@ -39,6 +43,18 @@ def listed(items: Sequence[str], most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 fault`, `2 faults`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def wrapped(text: str, columns: int, indent: int) -> str:
+    """The text in lines of so many columns, broken between words; all but the first are indented.
+
+    Paths and commands (`chunkvisor retry WORKDIR`) stay whole, so that they can be copied.
+    """
+    filler = textwrap.TextWrapper(
+        max(columns, 2 * indent), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    return "\n".join("\n".join(filler.wrap(line)) for line in whole.split("\n")).replace("\0", " ")
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:

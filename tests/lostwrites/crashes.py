@@ -90,6 +90,8 @@ class Crashes:
             cuts: list[tuple[frozenset[int], dict[int, str], str]] = []
             if steps:
                 cuts.append((disk.without(steps), {}, "the names of that sync"))
+                sizes = {file.number: "size" for file in self._pending(disk)}
+                cuts.append((disk.without(steps), sizes, "the names of that sync, and content but for sizes"))
             cuts += [(disk.without([step]), {}, _words(disk, step)) for step in steps[-6:]]
             everything = frozenset(disk.steps)
             for file in files:

@@ -49,9 +49,9 @@ class Promises:
 
 def promises_of(scenario: Scenario, crash: Crash) -> Promises:
     """They, as the journal told them up to the power cut."""
-    texts, size, found = scenario.distinct, scenario.size, Promises()
+    size, found = scenario.size, Promises()
     for event in crash.told:
-        chunk = event.get("chunk", 0)
+        chunk, texts = event.get("chunk", 0), scenario.encoded_by(found.command)
         match event["event"]:
             case "chunk_committed":
                 found.safe.update(text for text in texts[chunk * size : (chunk + 1) * size] if not text.startswith(BAD))
@@ -60,7 +60,7 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
             case "batches_kept":
                 found.kept[chunk] += event["texts"]
             case "quarantined":
-                found.quarantined.add(scenario.texts[event["row"]])
+                found.quarantined.add(scenario.texts_at(found.command)[event["row"]])
             case "limits_lowered":
                 found.lesson = True
             case "output_complete":
@@ -72,6 +72,8 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
                     found = Promises(was_complete=found.was_complete, command=found.command)
                 if "retry" in words:
                     found.quarantined.clear()
+                    found.complete = False
+                if scenario.commands[found.command].encodes:
                     found.complete = False
     if found.was_complete and scenario.commands[found.command].words[1] not in ("retry", "clean"):
         found.complete = found.complete and scenario.commands[found.command].words == scenario.commands[-1].words
@@ -172,6 +174,8 @@ class Judge:
         problems, refused, seconds = [], False, 0.0
         if scenario.keeps_a_final and promises.was_complete and not _some_final(case / "disk"):
             problems.append("no final file is left, neither the old one nor the new")
+        if crash.told and not _mark_is_whole(case / "disk"):
+            problems.append("the mark does not say which format the workdir has")
         tries = scenario.again(promises.command)
         checked = next(number for number, each in enumerate(tries) if each.final)
         for number, each in enumerate(tries):
@@ -202,10 +206,15 @@ class Judge:
         return [f"{problem}\n{stderr[-3000:]}" for problem in problems]
 
     def _wrong_final(self, case: Path, promises: Promises) -> list[str]:
-        found = [case / "disk" / name for name in self._scenario.finals if (case / "disk" / name).is_file()]
+        names = self._scenario.exact or self._scenario.finals
+        found = [case / "disk" / name for name in names if (case / "disk" / name).is_file()]
         if not found:
             return ["there is no final file"]
         place = found[0]
+        if self._scenario.exact and promises.command == len(self._scenario.commands) - 1:
+            recorded = self._recording.folder
+            differ = [name for name in self._scenario.exact if not _same_bytes(case / "disk" / name, recorded / name)]
+            return [f"other than recorded: {', '.join(differ)}"] if differ else []
         files = sorted(place.parent.glob("*.npy")) if place.name == "0000.npy" else [place]
         try:
             rows = np.concatenate([np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) for path in files])
@@ -218,9 +227,9 @@ class Judge:
         manifest = json.loads(place.with_suffix(".json").read_text()) if place.with_suffix(".json").exists() else {}
         scenario, mended = self._scenario, self._scenario.mended(promises.command)
         shift = 300 if manifest.get("model", {}).get("name") == "other" else 0
-        right = [scenario.expected(mended=mended) + np.float32(shift)]
+        right = [scenario.expected(promises.command, mended=mended) + np.float32(shift)]
         if manifest.get("quarantined"):
-            right = [scenario.expected(mended=False) + np.float32(shift)]
+            right = [scenario.expected(promises.command, mended=False) + np.float32(shift)]
         return right
 
     def _broken(self, promises: Promises, calls: list[Any], stderr: str) -> list[str]:
@@ -238,12 +247,12 @@ class Judge:
         if lost := promises.quarantined & texts:
             problems.append(f"what was quarantined was tried again: {sorted(lost)}")
         for chunk, count in promises.kept.items():
-            share = scenario.distinct[chunk * scenario.size : (chunk + 1) * scenario.size]
+            share = scenario.encoded_by(promises.command)[chunk * scenario.size : (chunk + 1) * scenario.size]
             if len(texts.intersection(share)) > len(share) - count + bad:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.lesson and "oom" in calls:
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (encoded or ("reading its source" in stderr and not scenario.stages_again)):
+        if promises.complete and (encoded or ("reading the source" in stderr and not scenario.stages_again)):
             problems.append(f"what was complete was begun again: {encoded}")
         return problems
 
@@ -275,9 +284,23 @@ def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
     return found
 
 
+def _same_bytes(one: Path, other: Path) -> bool:
+    return one.is_file() and one.read_bytes() == other.read_bytes()
+
+
 def _calls(case: Path) -> list[Any]:
     path = case / "calls.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _mark_is_whole(disk: Path) -> bool:
+    """Whether each mark of a workdir can be read, without which a later format could not be refused by name."""
+    for path in disk.rglob(".chunkvisor"):
+        try:
+            json.loads(path.read_bytes())["format"]
+        except (ValueError, KeyError):
+            return False
+    return True
 
 
 def _some_final(disk: Path) -> bool:

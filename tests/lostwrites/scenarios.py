@@ -17,8 +17,8 @@ from harness import vector_of
 from .recording import HERE, Recorder, Recording
 
 RUN = ("chunkvisor", "run", "config.yaml")
-SOURCE = "{source}"
-"""In a command: the full path of the source."""
+SOURCE, LATER = "{source}", "{later}"
+"""In a command: the full path of the source, and of the source as it is later."""
 BAD = ("poison", "crash")
 _CALL = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 
@@ -31,6 +31,13 @@ class Command:
     code: int = 0
     mended: bool = False
     """Whether bad texts are harmless from now on."""
+    encodes: tuple[str, ...] = ()
+    """Of an update: the texts that its chunks are cut out of."""
+
+    @property
+    def of_later(self) -> bool:
+        """Whether it reads the later source."""
+        return any(LATER in word for word in self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,15 @@ class Scenario:
 
     texts: tuple[str, ...]
     commands: tuple[Command, ...] = (Command(),)
+    later: tuple[str, ...] = ()
+    """Texts of the later source."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """By dotted keys, as `harness.write_config` has them."""
     again: Again = _run_again
     finals: tuple[str, ...] = ("work/out.npy",)
     """The final file or its shards, beneath the disk, wherever any of these is."""
+    exact: tuple[str, ...] = ()
+    """Files beneath the disk that have the bytes of the recording once the last command was given again."""
     shift: int = 0
     """Of the last command's vectors, see plugin.py."""
     other_disk: str = ""
@@ -81,10 +92,19 @@ class Scenario:
         """The distinct texts, by number."""
         return list(dict.fromkeys(self.texts))
 
-    def expected(self, *, mended: bool) -> npt.NDArray[np.float32]:
-        """The right vectors; NaN for texts that are bad."""
-        rows = [vector_of(text) + self.shift for text in self.texts]
-        bad = [text.startswith(BAD) and not mended for text in self.texts]
+    def texts_at(self, number: int) -> tuple[str, ...]:
+        """Of the source that the command of that number reads."""
+        return self.later if self.commands[number].of_later else self.texts
+
+    def encoded_by(self, number: int) -> tuple[str, ...]:
+        """The texts that the chunks of the command of that number are cut out of."""
+        return self.commands[number].encodes or tuple(self.distinct)
+
+    def expected(self, number: int, *, mended: bool) -> npt.NDArray[np.float32]:
+        """The right vectors once that command was given again; NaN for texts that are bad."""
+        texts = self.texts_at(number)
+        rows = [vector_of(text) + self.shift for text in texts]
+        bad = [text.startswith(BAD) and not mended for text in texts]
         return np.array([np.full(8, np.nan) if lost else row for row, lost in zip(rows, bad, strict=True)], np.float32)
 
     def mended(self, number: int) -> bool:
@@ -118,7 +138,8 @@ class Scenario:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
         source = folder / "rows.jsonl"
         self.lay_out(folder, source)
-        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.texts))
+        for path, texts in ((source, self.texts), (_later(source), self.later)):
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         (folder / "disk").mkdir()
         other = folder / "disk" / self.other_disk if self.other_disk else None
         recorder = Recorder(folder / "disk", folder / "log", other)
@@ -134,7 +155,11 @@ class Scenario:
 
 def with_source(words: Sequence[str], source: Path) -> tuple[str, ...]:
     """The command with the path of the source in it."""
-    return tuple(str(source) if word == SOURCE else word for word in words)
+    return tuple(word.replace(SOURCE, str(source)).replace(LATER, str(_later(source))) for word in words)
+
+
+def _later(source: Path) -> Path:
+    return source.with_name("later.jsonl")
 
 
 _PYTHON = """
@@ -151,6 +176,8 @@ FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
 MANY = ("g0", "g1", "g2", "crash0", "g3", "g4", "g0", "g5", "g6", "poison0", "g7")
 SCRATCH = (*RUN, *_options(model__name="other"))
 SHARDS = (*RUN, *_options(outputs__out__shards=2))
+INT8 = (*RUN, *_options(outputs__out__dtype="int8"))
+UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
 
 def _retried(number: int) -> tuple[Try, ...]:
@@ -170,6 +197,11 @@ def _cut(number: int) -> tuple[Try, ...]:
     return (Try(SHARDS if number == 1 else RUN),)
 
 
+def _then(words: Sequence[str]) -> Again:
+    """After a run of the config as it is."""
+    return lambda number: (Try(tuple(words) if number else RUN),)
+
+
 ENCODE = (
     *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
     *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/deep/v.npy", "--workdir", "disk/state"),
@@ -182,12 +214,16 @@ def _same(words: Sequence[str]) -> Again:
 
 SCENARIOS = {
     "plain": Scenario(FEW),
-    "quarantine": Scenario(MANY, (Command(code=3),), {"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)),
-    "killed": Scenario(("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), {"chunk.size": 4}),
+    "quarantine": Scenario(
+        MANY, (Command(code=3),), config={"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)
+    ),
+    "killed": Scenario(
+        ("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}
+    ),
     "retry": Scenario(
         MANY[6:],
         (Command(code=3), Command(("chunkvisor", "retry", "disk/work"), mended=True), Command()),
-        {"chunk.size": 3},
+        config={"chunk.size": 3},
         again=_retried,
     ),
     "out of memory": Scenario(
@@ -206,14 +242,41 @@ SCENARIOS = {
         finals=("work/out.npy", "work/out/0000.npy"),
         keeps_a_final=True,
     ),
+    "update": Scenario(
+        FEW[:4],
+        (Command(), Command(UPDATE, encodes=("u0", "u1", "u2"))),
+        ("u0", "t1", "t0", "u1", "t0", "u2"),
+        again=_then(UPDATE),
+        keeps_a_final=True,
+    ),
+    "update before there is a final": Scenario(
+        ("t0", "t1", "t2", "t3", "leave0", "t4"),
+        (Command(code=-9), Command(UPDATE, encodes=("u0", "leave0"))),
+        ("t3", "u0", "t0", "leave0"),
+        again=_then(UPDATE),
+    ),
+    "int8": Scenario(
+        FEW[:4],
+        (Command(), Command(INT8)),
+        config={"outputs.out.columns": ["text"]},
+        again=_then(INT8),
+        exact=("work/out.npy", "work/out.ranges.npy", "work/out.rows.parquet"),
+        keeps_a_final=True,
+    ),
+    "parquet": Scenario(
+        FEW,
+        config={"outputs.out.format": "parquet", "outputs.out.columns": ["text"]},
+        exact=("work/out.parquet",),
+    ),
+    "warm": Scenario(FEW, config={"workers.start": "warm"}, again=_same((*RUN, *_options(workers__start="fresh")))),
     "slices": Scenario(
         ("t0", "big0", "t0", "t2", "t3", "t4"),
         (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),
-        {"chunk.keep": True},
+        config={"chunk.keep": True},
         again=lambda _: (Try((*RUN, "--slice", "1/2"), final=False), Try((*RUN, "--slice", "2/2"))),
     ),
     "clean": Scenario(
-        FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), {"chunk.keep": True}
+        FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),
     "one file": Scenario(
         FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"

@@ -81,6 +81,8 @@ def _sites_in(path: str, node: ast.AST, function: str) -> Iterator[Site]:
 
 def _sync_of(call: ast.Call) -> str:
     """The name of the sync that it calls, itself or in another thread."""
+    if any(word.arg == "durable" and ast.unparse(word.value) == "False" for word in call.keywords):
+        return ""
     for each in (call.func, *call.args):
         name = each.attr if isinstance(each, ast.Attribute) else each.id if isinstance(each, ast.Name) else ""
         if name in _SYNCS:
@@ -123,7 +125,7 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/commands/onefile.py _move sync_folder": "one file",
     "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
-    "chunkvisor/api.py _write_texts fsync": "python",
+    "chunkvisor/ingest/given.py write_texts fsync": "python",
     "chunkvisor/assemble/before.py _make_before make_folder": "from scratch",
     "chunkvisor/assemble/before.py keep_before sync_folder": "from scratch",
     "chunkvisor/assemble/checkedfile.py CheckedFile._sync_once fsync": "python",
@@ -144,16 +146,11 @@ NOT_SHOWN = frozenset(
         "chunkvisor/assemble/before.py switch sync_folder 2",
         "chunkvisor/assemble/before.py switch sync_folder 3",
         "chunkvisor/assemble/copiedrows.py copy_rows fsync",
-        "chunkvisor/engine/modelsource.py fetch_model make_folder",
-        "chunkvisor/engine/ray/create.py ray_engine make_folder",
-        "chunkvisor/observe/invocation.py open_invocation make_folder",
-        "chunkvisor/store/ledger.py Ledger.load make_folder 2",
-        "chunkvisor/store/ledger.py Ledger.new_attempt make_folder",
         "chunkvisor/store/mark.py claim make_folders",
         "chunkvisor/store/mark.py mark fsync",
         "chunkvisor/store/mark.py mark sync_folder",
-        "chunkvisor/supervise/begin.py _stage make_folder",
-        "chunkvisor/supervise/begin.py move_on make_folder",
+        "chunkvisor/supervise/begin.py _prepare_next make_folder",
+        "chunkvisor/ingest/indexing.py _write fsync",
         "chunkvisor/supervise/planreuse.py Planner._write fsync",
         "chunkvisor/supervise/planreuse.py Planner.plan make_folder",
         "chunkvisor/supervise/planreuse.py Planner.plan sync_folder",
@@ -168,7 +165,6 @@ NOT_SHOWN = frozenset(
         "chunkvisor/store/parts.py Parts.add fsync",
         "chunkvisor/store/parts.py Parts.add sync_folder",
         "chunkvisor/store/parts.py write_quarantine make_folder",
-        "chunkvisor/store/slicelock.py hold_workdir make_folder",
         "chunkvisor_worker/contract/files.py make_folder sync_folder",
         "chunkvisor_worker/contract/files.py make_folders sync_folder",
         "chunkvisor_worker/contract/files.py sync_folder fsync",

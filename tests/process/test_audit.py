@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_workdir_is_refused(tmp_path: Path, workplace: Workp
     ended = workplace.call("audit", str(tmp_path))
 
     assert ended.returncode == 78
-    assert "is no workdir" in ended.stderr
+    assert "is not a workdir" in ended.stderr
 
 
 def test_a_model_folder_that_has_changed_since_is_named(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace, source: 
     ended = workplace.call("run", str(config))
     assert ended.returncode == 78, ended.stderr
     assert source in ended.stderr
-    assert "asking the hub" not in ended.stderr
+    assert "asking the model hub" not in ended.stderr
     assert not (workplace.folder / "w" / "fetch").exists()
 
 

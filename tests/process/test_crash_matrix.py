@@ -268,7 +268,7 @@ class Case:
 
 
 SET_ASIDE = ("out chunk 1", "everything else is done", "Then run the same command again", "worker.log")
-QUARANTINED = ("finished, but", "are NaN", "rows.jsonl:", "chunkvisor retry")
+QUARANTINED = ("finished, but", "no vector: ", "rows.jsonl:", "chunkvisor retry")
 SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
 
 CASES = (
@@ -336,7 +336,7 @@ CASES = (
         {"out/1": "cuda_oom@encode"},
         3,
         {"committed": 2, "gpu_oom": 3 + 2 * 4},
-        (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 rows", "gpu_oom"),
+        (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 row", "gpu_oom"),
         done=(0, 1, 2),
         bad_rows=(4, 5, 6, 7),
     ),
@@ -485,7 +485,7 @@ SLOW_CASES = (
         {"out/1": "sleep_after@encode"},
         0,
         {"committed": 3},
-        ("after its work was done",),
+        ("after it had saved its vectors",),
         done=(0, 1, 2),
         changes={"recovery__stall_timeout": 4},
         times=1,
@@ -502,7 +502,7 @@ SLOW_CASES = (
             bad_rows=(4, 5, 6, 7),
         ),
     ),
-    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("nothing is started for 1 s", "429"), done=()),
+    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("waiting, for up to", "429"), done=()),
     Case(
         "disk-always",
         {"out/1": "disk_full@encode"},

@@ -92,7 +92,7 @@ def test_commit_waits_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest
     failing(1, Ledger, "commit", monkeypatch)
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert "nothing is started for 1 s" in ended.stderr
+    assert "waiting, for up to" in ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
 
 
@@ -108,7 +108,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
         ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
     assert "No space left on device" in ended.stderr
-    assert "what is done stays done" in ended.stderr
+    assert "finished work is kept" in ended.stderr
     calls = len(place.calls())
     assert place.run_here().returncode == 0
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
@@ -121,7 +121,7 @@ def test_parts_wait_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.M
     failing(1, Parts, "compose", monkeypatch)
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
-    assert "nothing is started for 1 s" in ended.stderr
+    assert "waiting, for up to" in ended.stderr
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
     assert sorted(place.calls()) == [["t0", "t1", "t2", "t3"], ["t1"], ["t4", "t5", "t6", "t7"]]
 
@@ -218,7 +218,7 @@ def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatc
     monkeypatch.setattr(Ledger, "commit", fail)
     ended = place.run_here("--quiet")
     assert ended.returncode == 0, ended.stderr
-    assert "the disk failed" in ended.stderr
+    assert "the disk reported an error" in ended.stderr
     assert "Input/output error" in ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
 
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_while_the_source_is_read(place: ScriptedWorkplace, 
         file.truncate(ballast.stat().st_size - (200 << 10))
     process = place.start("run", str(place.config_path))
     assert process.stderr is not None
-    waiting = next(line for line in process.stderr if "nothing is started for" in line)
+    waiting = next(line for line in process.stderr if "waiting, for up to" in line)
     assert "while the sources are read" in waiting
     if freed:
         ballast.unlink()
@@ -283,7 +283,7 @@ def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) 
     ballast = fill(small_disk)
     (place.folder / "release").touch()
     assert process.stderr is not None
-    waiting = next(line for line in process.stderr if "nothing is started for" in line)
+    waiting = next(line for line in process.stderr if "waiting, for up to" in line)
     # The worker has no room for its record either: its exit code has to say it.
     assert "disk_full" in waiting or "No space left on device" in waiting
     if freed:

@@ -53,7 +53,7 @@ def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) 
     twice = {text for text, count in Counter(text for call in place.calls() for text in call).items() if count > 1}
     assert twice <= set(texts[128:160])
     assert [event["texts"] for event in events_of(place, "batches_kept")] == [128]
-    assert "128 texts were encoded before the attempt ended, and are kept" in ended.stderr
+    assert "kept 128 texts that the failed attempt had finished" in ended.stderr
 
 
 def test_a_killed_supervisor_costs_batches_not_chunks(tmp_path: Path) -> None:

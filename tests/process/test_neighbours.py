@@ -1,65 +1,47 @@
 """Another user of the machine: what he leaves in a shared folder, what he can read, and a workdir that is his."""
 
-import contextlib
 import os
 import shutil
 import stat
 import subprocess
-import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from chunkvisor.store.layout import Layout
-from harness import Ended, expected, finish
+from harness import Ended, expected
+from otheruser import OTHER, closed_above, run_as_other, why_not
 from scripted_workplace import ScriptedWorkplace
-
-OTHER = 65534
-"""nobody, on every system; the tests run as root, who alone can be two users."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
 TEXTS = ["t0", "t1", "t2"]
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder that the other user can reach, too."""
-    for folder in (tmp_path, *tmp_path.parents):
-        with contextlib.suppress(PermissionError):
-            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-                folder.chmod(folder.stat().st_mode | 0o011)
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    return folder
+def shared() -> Iterator[Path]:
+    """A folder that the other user can reach, too; above pytest's own nobody else may pass."""
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-shared-") as name:
+        folder = Path(name)
+        if closed_above(folder) is not None:
+            pytest.skip(f"another user may not enter {closed_above(folder)}")
+        folder.chmod(0o755)
+        yield folder
 
 
-def as_other(place: ScriptedWorkplace, *arguments: str, umask: int = 0o022) -> Ended:
-    """A command of the other user."""
-    process = subprocess.Popen(
-        place.command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        cwd="/",
-        user=OTHER,
-        group=OTHER,
-        extra_groups=(),
-        umask=umask,
-        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    return finish(process)
+AsOther = Callable[..., Ended]
 
 
-def can_run_as_other() -> bool:
-    """Whether the other user can read our interpreter and our code."""
-    command = [sys.executable, "-c", "import chunkvisor.cli, duckdb, xxhash"]
-    try:
-        ended = subprocess.run(command, user=OTHER, group=OTHER, cwd="/", stderr=subprocess.DEVNULL, check=False)
-    except OSError:
-        return False
-    return not ended.returncode
+@pytest.fixture
+def as_other(tmp_path: Path) -> AsOther:
+    """Runs a command of chunkvisor as the other user."""
+    scratch = tmp_path / "mounts"
+    scratch.mkdir()
+    if reason := why_not(scratch):
+        pytest.skip(reason)
+    return lambda place, *arguments: run_as_other(place.command(*arguments), scratch)
 
 
 def give(folder: Path, user: int = OTHER) -> None:
@@ -157,10 +139,8 @@ def test_links_of_a_neighbour_are_never_followed(shared: Path, tmp_path: Path, s
         shutil.rmtree(copy.folder)
 
 
-def test_workdir_of_somebody_else(shared: Path) -> None:
+def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
-    if not can_run_as_other():
-        pytest.skip("another user cannot read this interpreter, or this checkout")
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
     assert place.run_here().returncode == 0
     before = modes(place.workdir)
@@ -175,10 +155,8 @@ def test_workdir_of_somebody_else(shared: Path) -> None:
     assert "Traceback" not in verified.stderr
 
 
-def test_folder_that_cannot_be_written(shared: Path) -> None:
+def test_folder_that_cannot_be_written(shared: Path, as_other: AsOther) -> None:
     """A workdir that cannot be made, and a report that cannot be put where it was asked for, are refused in words."""
-    if not can_run_as_other():
-        pytest.skip("another user cannot read this interpreter, or this checkout")
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
     ended = as_other(place, "run", str(place.config_path))
     assert ended.returncode == 78, ended
@@ -209,10 +187,8 @@ def test_read_only_disk(shared: Path) -> None:
         subprocess.run(["umount", str(place.workdir)], capture_output=True, check=False)
 
 
-def test_mark_tells_whose_the_folder_is(shared: Path) -> None:
+def test_mark_tells_whose_the_folder_is(shared: Path, as_other: AsOther) -> None:
     """A workdir that another user has begun, in a folder that all may write, is no reason for a traceback."""
-    if not can_run_as_other():
-        pytest.skip("another user cannot read this interpreter, or this checkout")
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
     give(place.folder)
     theirs = as_other(place, "run", str(place.config_path))

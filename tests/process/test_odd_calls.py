@@ -110,16 +110,15 @@ def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
         ("~nobody-of-that-name/x", "there is no user 'nobody-of-that-name'"),
     ],
 )
-@pytest.mark.parametrize("key", ["workdir", "metrics.textfile", "outputs.out.source"])
+@pytest.mark.parametrize("key", ["workdir", "metrics.textfile"])
 def test_paths_that_are_none(tmp_path: Path, key: str, value: str, words: str) -> None:
     """An address, a variable and an unknown home are no folders to be made here."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     before = sorted(place.folder.rglob("*"))
     ended = place.run_here("--set", f"{key}={value}")
     assert ended.returncode == 78, ended.stderr
-    if key != "outputs.out.source" or "://" in value:
-        assert words in ended.stderr
-    assert sorted(place.folder.rglob("*")) == before or key == "outputs.out.source"
+    assert words in ended.stderr
+    assert sorted(place.folder.rglob("*")) == before
 
 
 def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:

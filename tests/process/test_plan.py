@@ -52,7 +52,7 @@ def test_beside_a_finished_run(workplace: Workplace) -> None:
     ended = workplace.call("plan", str(workplace.config_path))
     assert ended.returncode == 0
     assert "nothing is left to be done" in ended.stdout
-    assert "reading its source" not in ended.stderr
+    assert "reading the source" not in ended.stderr
     found = plan_of(workplace)
     assert (found["outputs"]["out"]["dimension"], found["peak_disk_bytes"], found["time_s"]) == (8, 0, 0.0)
     assert found["texts_per_s"] > 0

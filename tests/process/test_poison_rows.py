@@ -118,9 +118,9 @@ def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, En
         place.lift(THOUSAND[row])
     calls = len(place.calls())
     told = place.here("retry", str(place.workdir))
-    assert (told.returncode, "4 texts are pending again" in told.stdout) == (0, True)
+    assert (told.returncode, "4 texts to try again" in told.stdout) == (0, True)
     status = place.here("status", str(place.workdir)).stdout
-    assert status.startswith("stopped: rows that had no vector are pending again\n")
+    assert status.startswith("stopped: the next run tries the rows without a vector again\n")
     assert "NaN" not in status
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
@@ -138,7 +138,10 @@ def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, En
     assert len(place.calls()) == calls + 5 + len(control)
     assert place.vectors().tobytes() == expected(THOUSAND).tobytes()
     assert place.manifest()["quarantined"] == []
-    assert place.here("retry", str(place.workdir)).stdout == "nothing is in quarantine\n"
+    assert (
+        place.here("retry", str(place.workdir)).stdout
+        == "nothing to try again: every row that is done has its vector\n"
+    )
     assert place.run_here().returncode == 0
     assert not list(place.workdir.glob("*.aside*"))  # the earlier final files were ours
 
@@ -240,7 +243,7 @@ def test_every_text_is_bad(tmp_path: Path) -> None:
     for _ in range(2):
         ended = place.run_here()
         assert ended.returncode == 78, ended.stderr
-        assert "not one of its texts can be encoded" in ended.stderr
+        assert "none of its texts can be encoded" in ended.stderr
         assert "this text is beyond me" in ended.stderr
     place.lift("t1")
     assert place.here("retry", str(place.workdir)).returncode == 0
@@ -295,7 +298,7 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert not events_of(place, "quarantined")
     what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
     (log,) = [line for line in more if "log: " in line]
-    assert "not one of its texts can be encoded" in what
+    assert "none of its texts can be encoded" in what
     assert "Segmentation fault" in why
     assert "run the same command again" in remedy
     assert Path(log.partition("log: ")[2]).name == "worker.log"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.observe.console import Console
+from chunkvisor.supervise.work import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -58,20 +60,26 @@ def test_in_a_workdir(tmp_path: Path) -> None:
     assert "staging" not in events[events.index("run_ended") :]
 
 
-def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """A console in the place of `on_event` prints what the command prints."""
+def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A console in the place of `on_event` prints what the command prints; the logger has the same news."""
+    caplog.set_level("INFO", "chunkvisor")
     encode(TEXTS, on_event=Console())
 
-    assert "reading its source" in (said := capsys.readouterr().err)
+    assert "reading the source" in (said := capsys.readouterr().err)
     assert "1 chunk computed in" in said
+    assert [record.levelname for record in caplog.records if record.message.endswith("reading the source")] == ["INFO"]
 
 
 def test_other_texts_in_the_same_workdir() -> None:
-    """Other texts in a workdir are refused in the words of the command, unless it is to begin anew."""
+    """Other texts in a workdir are refused, with what to do in Python's words, unless it is to begin anew."""
     encode(["one"], workdir="w")
     with pytest.raises(chunkvisor.ChunkvisorError, match="same number of rows, other content") as caught:
         encode(["two"], workdir="w")
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
+    assert "from_scratch=True" in caught.value.remedy
+    assert "--" not in caught.value.remedy
+    assert "update" not in caught.value.remedy  # `encode` has none
+    assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
 
@@ -106,15 +114,17 @@ def test_interrupted_work_goes_on() -> None:
         ([], "there are no texts"),
         ("a single string", "texts is a single string"),
         ([{"t": "a"}, {"txt": "b"}], r"texts\[1\] has no column 't'\nwhy: it has the columns txt"),
+        ({"t": ["a"], "u": ["b"]}, r"texts is a mapping, which would give the names .*: 't', 'u'\ndo:  .*texts\['t'\]"),
+        (SimpleNamespace(columns=["u"], iloc=None), r"texts is a DataFrame, which .* names .*\ndo:  .*texts\['u'\]"),
     ],
-    ids=["int", "nan", "bytes", "surrogate", "none", "str", "column"],
+    ids=["int", "nan", "bytes", "surrogate", "none", "str", "column", "dict", "frame"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is no text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
         encode(texts, column="t" if "column" in words else None, workdir="w")
     assert caught.value.code == 78
-    assert list((tmp_path / "w").iterdir()) == []
+    assert list((tmp_path / "w").glob("*")) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +154,7 @@ def test_log_of_a_temporary_folder() -> None:
 def test_quarantined_texts_warn() -> None:
     """Texts without a vector are NaN and warned of by index; nothing is raised."""
     with pytest.warns(
-        chunkvisor.QuarantineWarning, match="1 rows have no vector and are NaN: embeddings row 1"
+        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(NaN in an array of floats\): embeddings row 1"
     ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()
@@ -165,6 +175,29 @@ def test_run_reports(workplace: Workplace) -> None:
     assert out.vectors().shape == (3, 8)
     Path("mended").touch()
     assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
+
+
+def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stop_after` is what --stop-after is to the command, whose tests show what comes of it; no time is refused."""
+    workplace.write_source(["one"])
+    workplace.write_config("good:make")
+    asked = []
+
+    def run_session(request: Request, _observer: object) -> None:
+        asked.append(request.stop_after_s)
+        raise chunkvisor.ChunkvisorError(chunkvisor.ExitCode.TRY_AGAIN, "stopped")
+
+    monkeypatch.setattr("chunkvisor.api.run_session", run_session)
+    for given in ("3h", 0.5, None):
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            chunkvisor.run(workplace.config_path, stop_after=given)
+        with pytest.raises(chunkvisor.ChunkvisorError, match="stopped"):
+            encode(["a"], stop_after=given)
+    assert asked == [10_800, 10_800, 0.5, 0.5, None, None]
+    for wrong in ("soon", 0, -1, True):
+        with pytest.raises(chunkvisor.ChunkvisorError, match=r"stop_after: .* is no time") as caught:
+            chunkvisor.run(workplace.config_path, stop_after=wrong)
+        assert caught.value.code is chunkvisor.ExitCode.CONFIG
 
 
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """A whole run with the real model, against one plain sentence-transformers encode of the same texts."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -26,20 +27,31 @@ TEXTS = [
 
 
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
-    """Row by row within 1e-5: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji among them."""
+    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
+
+    So is an output that is cut from it.
+    """
     from sentence_transformers import SentenceTransformer
 
     workplace.write_source(TEXTS)
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=16, workers={})
+    short = {"source": "rows.jsonl", "column": "text", "encode": {"truncate_dim": 128, "normalize": True}}
+    keys = {"chunk__size": 16, "workers": {}, "env__CHUNKVISOR_LINEAR": "onednn", "outputs__a_short": short}
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
     model = SentenceTransformer(str(minilm_path), device="cpu")
     plain = model.encode([text or "" for text in TEXTS], show_progress_bar=False)
-    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-6)
+    plain = model.encode(
+        [text or "" for text in TEXTS], truncate_dim=128, normalize_embeddings=True, show_progress_bar=False
+    )
+    np.testing.assert_allclose(np.load(workplace.workdir / "a_short.npy"), plain, rtol=0, atol=1e-6)
+    assert json.loads((workplace.workdir / "a_short.json").read_text())["texts_encoded"] == 0
     manifest = workplace.manifest()
     assert manifest["rows"] == len(TEXTS)
     assert manifest["distinct_texts"] == len({text or "" for text in TEXTS})
     assert manifest["model"]["max_length"] == model.max_seq_length
     assert manifest["model"]["revision"].startswith("sha256:")
+    assert manifest["linear"] == {"name": "onednn", "time_ratio": 0.0}

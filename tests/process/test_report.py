@@ -129,7 +129,7 @@ def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
     assert ended.returncode == 78
     page = page_of(place.workdir / "report.html")
     assert "Halted (exit code 78)" in page.text
-    assert "Mend or remove the row" in page.text
+    assert "Correct or remove the row" in page.text
 
 
 def test_live_and_killed(place: ScriptedWorkplace) -> None:
@@ -259,8 +259,8 @@ def test_a_failing_report_does_not_fail_the_run(place: ScriptedWorkplace, monkey
 
 
 def test_no_workdir(workplace: Workplace, tmp_path: Path) -> None:
-    """A folder that is no workdir is refused, and nothing is written there."""
+    """A folder that is not a workdir is refused, and nothing is written there."""
     ended = workplace.call("report", str(tmp_path / "nothing"))
 
     assert ended.returncode == 78
-    assert "is no workdir of chunkvisor" in ended.stderr
+    assert "no run has begun in it" in ended.stderr

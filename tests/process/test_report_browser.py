@@ -88,7 +88,7 @@ def test_report_in_a_browser(report_path: Path, browser: Any, scheme: str, width
         assert page.title().startswith("Complete, with rows in quarantine")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         titles = page.eval_on_selector_all("figcaption", "all => all.map(each => each.textContent)")
-        assert titles[:3] == ["Throughput", "Attempts", "Host memory"]
+        assert titles[:2] == ["Throughput", "Attempts"]
         visible = page.eval_on_selector_all("svg", "all => all.filter(each => each.getClientRects().length).length")
         assert visible == len(titles)
         assert page.locator("svg .line.s1").count() >= 2

@@ -1,6 +1,8 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from chunkvisor_worker import sentence_transformer
+from chunkvisor_worker.contract.environment import LINEAR
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
 from chunkvisor_worker.model import is_placed_by_loading, position_limit, split_kwargs
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
@@ -106,6 +109,14 @@ def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) 
         else:
             copy.symlink_to(file)
     return target
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packed() -> Iterator[None]:
+    """Weights are packed, whatever is faster here, so that all these tests try it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(LINEAR, "onednn")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -471,3 +482,69 @@ def test_long_texts_are_tokenized_in_slices(minilm: ModelSpec) -> None:
     encoder.tokenize(["a"] * 300 + ["b" * 800_000, "c" * 800_000], progress)
 
     assert progress.ticks == 3
+
+
+FLAT = "one_behind_the_other"
+
+
+def attend(module: Any, query: Any, key: Any, value: Any, _mask: Any, *, cu_seq_lens_q: Any, **_: Any) -> Any:
+    """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts, width)."""
+    import torch
+
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(*(each[:, :, start:stop] for each in (query, key, value)))
+        for start, stop in itertools.pairwise(cu_seq_lens_q.tolist())
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+@pytest.fixture
+def flattening(minilm_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    """MiniLM, with texts laid one behind the other where flash attention would do it."""
+    from sentence_transformers.base.modules import Transformer
+    from transformers import AttentionInterface
+
+    def can_flatten(self: Any) -> bool:
+        from transformers import DataCollatorWithFlattening
+
+        self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
+        return True
+
+    AttentionInterface.register(FLAT, attend)
+    monkeypatch.setattr(Transformer, "_can_flatten_inputs", can_flatten)
+    monkeypatch.setenv(LINEAR, "torch")
+    return ModelSpec("flattening", str(minilm_path), kwargs={"attn_implementation": FLAT})
+
+
+@pytest.mark.parametrize("encode", [EncodeSpec(), EncodeSpec(prompt="Represent this commit: ", normalize=True)])
+def test_flattened_batches_are_cut_by_the_sum_of_their_tokens(
+    flattening: ModelSpec, minilm_path: Path, encode: EncodeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of all lengths share a batch, none of it is padding, and the vectors are those of padded batches."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import DataCollatorWithFlattening
+
+    collated: list[int] = []
+    collate = DataCollatorWithFlattening.__call__
+
+    def counting(self: Any, features: Any, **kwargs: Any) -> Any:
+        collated.append(len(features))
+        return collate(self, features, **kwargs)
+
+    monkeypatch.setattr(DataCollatorWithFlattening, "__call__", counting)
+    progress = RecordedProgress()
+
+    vectors, encoder = run(
+        flattening, encode=encode, limits=Limits(rows=1000, tokens=400, padding=0), progress=progress
+    )
+
+    assert encoder._model[0].can_flatten_inputs
+    assert collated == [rows for rows, _ in progress.batches]
+    assert all(tokens == padded for _, tokens, padded in progress.advances)
+    assert sum(tokens for _, tokens, _ in progress.advances) > 400
+    assert all(tokens <= 400 for _, tokens in progress.batches)
+    assert len(progress.batches) < len(TEXTS) / 4
+    monkeypatch.undo()
+    library = SentenceTransformer(str(minilm_path), device="cpu")
+    expected = library.encode(TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE)
+    assert np.abs(vectors - expected).max() < 1e-5

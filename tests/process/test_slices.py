@@ -259,7 +259,7 @@ def test_orphans_of_the_same_slice_are_ended(place: ScriptedWorkplace) -> None:
     assert finish(start(place, "1/3")).returncode == -signal.SIGKILL
     ended = place.run_here("--slice", "1/3")
     assert ended.returncode == 0, ended.stderr
-    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    assert "ended 1 worker left behind by an earlier run" in ended.stderr
 
 
 SLOW_SOURCE = """
@@ -420,9 +420,16 @@ def test_cuts_do_not_mix(tmp_path: Path) -> None:
         with pytest.raises(Halt, match="slice 1/8 with pid"):
             hold_workdir(Layout(tmp_path, Slice(1, 8)), "d").__enter__()
     with hold_workdir(Layout(tmp_path, Slice(3, 9)), "e"):
-        assert Layout(tmp_path).slice_count.read_text() == "9"
+        count = Layout(tmp_path).slice_count
+        assert json.loads(count.read_text()) == {"slices": 9, "version": 1}
+        count.write_text("9")  # as earlier versions have it
+        with hold_workdir(Layout(tmp_path, Slice(4, 9)), "g"):
+            pass
+        count.write_text(json.dumps({"slices": 9, "version": 2}))
+        with pytest.raises(Halt, match="4/9 is none of the other slices"):
+            hold_workdir(Layout(tmp_path, Slice(4, 9)), "h").__enter__()
     with hold_workdir(Layout(tmp_path), "f") as before:
-        assert set(before) == {"a", "b", "e"}
+        assert set(before) == {"a", "b", "e", "g"}
 
 
 def test_a_slice_on_another_machine(place: ScriptedWorkplace) -> None:

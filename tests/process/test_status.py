@@ -54,6 +54,16 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     kill(process)
     killed = status_here(place)
     assert killed == {**live, "state": "stopped", "eta_s": None}
+    verified = place.here("verify", str(place.config_path))
+    assert (verified.returncode, verified.stdout.splitlines()) == (
+        0,
+        [
+            "1 file checked: it is intact",
+            "out is not complete: 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
+        ],
+    )
+    told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
+    assert (told["ok"], told["complete"], told["files"], told["unfinished"]["out"]["rows_done"]) == (True, False, 1, 3)
 
     process = place.start("run", str(place.config_path))
     wait_for(lambda: len(place.calls()) == 3)
@@ -120,11 +130,11 @@ def test_output_of_another_config(place: ScriptedWorkplace) -> None:
 
 @pytest.mark.parametrize("command", ["status", "verify", "clean"])
 def test_no_workdir(tmp_path: Path, command: str) -> None:
-    """A folder that is no workdir is told as such, and stays as it is."""
+    """A folder that is not a workdir is told as such, and stays as it is."""
     place = ScriptedWorkplace(tmp_path)
     ended = place.here(command, str(tmp_path))
     assert ended.returncode == 78
-    assert "is no workdir of chunkvisor" in ended.stderr
+    assert "is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
 
 

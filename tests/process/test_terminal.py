@@ -76,7 +76,7 @@ def test_live_view(place: ScriptedWorkplace, opened: Open, columns: int) -> None
     assert terminal.finish() == 0
     left = terminal.everything()
     assert not [line for line in left if line.startswith(("computing, ", "CPU", "note:", "━"))]
-    assert "chunks computed in" in "".join(left)
+    assert "chunks computed in" in " ".join("".join(left).split())
     assert terminal.screen.cursor.x == 0
     assert not terminal.screen.cursor.hidden
     assert b"\x1b[?25l" not in terminal.written
@@ -151,7 +151,7 @@ def test_pipe(place: ScriptedWorkplace) -> None:
     assert ended.stdout == ""
     assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), ended.stderr
     assert "4 chunks computed in" in ended.stderr
-    assert len([line for line in ended.stderr.splitlines() if " so far" not in line]) < 12  # heartbeats take their time
+    assert len([line for line in ended.stderr.splitlines() if " so far" not in line]) < 15  # heartbeats take their time
 
 
 @pytest.mark.parametrize("fault", ["crash", "value_error!"])
@@ -207,10 +207,10 @@ def test_encode_quietly_and_in_json(place: ScriptedWorkplace) -> None:
 
 
 def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
-    """`status --watch` shows the same view from the folder; when the run is killed it says so, and what comes next."""
+    """`status --watch` may be opened first; it shows the same view, and at a kill says so, and what comes next."""
+    terminal = opened("status", "--watch", str(place.config_path))
+    terminal.wait_for("waiting for a run to begin in")
     process = place.start("run", str(place.config_path))
-    terminal = opened("status", "--watch", str(place.workdir)) if wait_for(place.calls) else None
-    assert terminal is not None
     screen = half_way(place, terminal.look)
     assert any(line.startswith("computing, ") for line in screen)
     assert any(line.startswith("CPU   chunk 2") for line in screen)
@@ -219,8 +219,8 @@ def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
     left = terminal.everything()
     assert not [line for line in left if line.startswith(("computing, ", "CPU"))]
     assert any(line.startswith("stopped: its process was killed") for line in left)
-    assert any("it would keep 2 of 4 chunks and compute the other 2" in line for line in left)
-    assert any("tried afresh" in line and line.endswith("chunk 2") for line in left)
+    assert any("2 of 4 chunks are done and kept; 2 chunks to compute" in line for line in left)
+    assert any("chunk 2 had begun" in line for line in left)
 
 
 def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None:

@@ -117,13 +117,13 @@ def test_verify_finds(place: ScriptedWorkplace, damage: Callable[[ScriptedWorkpl
     ended = place.here("verify", str(place.workdir))
     assert ended.returncode == 74, ended
     assert words in ended.stderr
-    assert "files are not as they were written" in ended.stderr
+    assert "damaged, changed or missing" in ended.stderr
 
 
 def test_verify_of_good_files(place: ScriptedWorkplace) -> None:
     """Where all is well, verify counts what it has looked at: manifest, final file and two chunks."""
     ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, ended.stdout) == (0, "4 files, all as they were written\n")
+    assert (ended.returncode, ended.stdout) == (0, "4 files checked: all are intact\n")
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
@@ -135,7 +135,7 @@ def test_a_damaged_chunk_that_nobody_needs_is_to_be_removed(
     damage(damaged)
     ended = place.here("verify", str(place.workdir))
     assert ended.returncode == 74
-    assert "do:  remove them: the final files are whole" in ended.stderr
+    assert "do:  remove them: the final files are good" in ended.stderr
     assert "run the same" not in ended.stderr
 
     damaged.unlink()
@@ -192,7 +192,7 @@ def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, los
     place.lift("t2")
 
     ended = place.here("retry", str(place.workdir))
-    assert ended.stdout.startswith("1 texts are pending again"), ended
+    assert ended.stdout.startswith("1 text to try again"), ended
     assert place.run_here().returncode == 0
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
@@ -251,7 +251,7 @@ def test_lock_is_free_after_a_kill(tmp_path: Path) -> None:
     assert place.run().returncode == -9
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    assert "ended 1 worker left behind by an earlier run" in ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
@@ -262,5 +262,5 @@ def test_clean_keeps_the_trail_of_orphans(tmp_path: Path) -> None:
     assert place.run().returncode == -9
     assert place.here("clean", str(place.workdir)).returncode == 0
     ended = place.run_here()
-    assert "ended 1 processes that an earlier run had left behind" in ended.stderr
+    assert "ended 1 worker left behind by an earlier run" in ended.stderr
     shutil.rmtree(place.folder)

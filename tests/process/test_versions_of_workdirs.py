@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from chunkvisor.events.event import JOURNAL
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import read_note
 from chunkvisor.store.seal import read_sealed, write_sealed
-from harness import local_engine_only, vector_of
+from harness import Workplace, local_engine_only, vector_of
 from lostwrites.judge import Server
 from soaked import wide
 from versions.make import HERE, STATES, State, lay_out
-from versions.shapes import GOLDEN, merged, shapes_of
+from versions.shapes import GOLDEN, merged, shapes_of, shapes_of_events
 
 pytestmark = local_engine_only
 ARCHIVES = sorted(HERE.glob("*/*.tar.gz"))
@@ -69,6 +73,38 @@ def test_an_earlier_workdir_is_gone_on_with(archive: Path, server: Server, tmp_p
     assert server.ask(tmp_path / "place", ("chunkvisor", "verify", "work"))["code"] == 0
 
 
+@pytest.mark.parametrize("removed", [False, True], ids=["texts there", "texts removed"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["its own workdir", "another workdir"])
+def test_texts_of_an_earlier_version_are_found(server: Server, tmp_path: Path, elsewhere: bool, removed: bool) -> None:
+    """A finished output of the first version, which indexed no texts, serves another one if its texts are there."""
+    place = tmp_path / "place"
+    unpack(ARCHIVES[0].with_name("finished.tar.gz"), place)
+    assert not (place / "work" / "outputs" / "out" / "table" / "index.bin").exists()
+    if removed:
+        (place / "work" / "outputs" / "out" / "table" / "texts.bin").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (place / "work").rglob("*")}
+    (place / "more.jsonl").write_text('{"text": "t3"}\n{"text": "new"}\n')
+    config = yaml.safe_load((place / "config.yaml").read_text())
+    # `out`, too, would be read again, and indexed.
+    config["outputs"] = {"more": {"source": "more.jsonl", "column": "text"}}
+    config |= {"workdir": "other", "reuse_from": ["work"]} if elsewhere else {}
+    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    planned = Workplace(place).here("plan", str(place / "config.yaml"), "--json")
+    ended = server.ask(place, RUN)
+    assert ended["code"] == 0, ended["stderr"]
+    final = np.load(place / config["workdir"] / "more.npy", allow_pickle=False)
+    np.testing.assert_array_equal(final, np.stack([vector_of("t3"), vector_of("new")]))
+    known = json.loads(planned.stdout)["outputs"]["more"]["texts_known"]
+    if removed:
+        assert (known, encoded(place)) == (0, {"t3", "new"})
+        assert "it has no index of its texts, and they have been removed" in ended["stderr"]
+    else:
+        assert (known, encoded(place)) == (1, {"new"})
+        assert "had no index, and were indexed" in ended["stderr"]
+    if elsewhere:
+        assert {path: path.stat().st_mtime_ns for path in (place / "work").rglob("*")} == before
+
+
 def test_every_state_of_every_version_is_here() -> None:
     """No archive is missing."""
     names = {path.parent.name for path in ARCHIVES}
@@ -100,6 +136,30 @@ def test_no_shape_changes_without_a_new_version(present: dict[str, Path]) -> Non
                 "misread it, count its version on (`version=` of write_sealed, WIRE); then note it there."
             )
             assert version == max(golden[kind], key=int), f"{kind}: {version} is not the newest in {GOLDEN}"
+
+
+def test_no_event_changes_without_a_new_version() -> None:
+    """What a line of the journal holds is noted; to change a field or to take one away counts JOURNAL on."""
+    golden = json.loads(GOLDEN.read_text())["events.jsonl"]
+    found, noted = shapes_of_events(), golden.get(str(JOURNAL), [])
+    words = f"{GOLDEN} has other events under version {JOURNAL} of the journal"
+    assert not set(noted).difference(found), f"{words}: a field is gone or has another type; count JOURNAL on"
+    assert not set(found).difference(noted), f"{words}: note what was added"
+    assert str(JOURNAL) == max(golden, key=int)
+
+
+def test_notes_of_a_newer_version_tell_nothing(present: dict[str, Path], server: Server, tmp_path: Path) -> None:
+    """A lock that a newer version has noted its run in is free where nobody holds it, and nobody is ended for it."""
+    place = tmp_path / "place"
+    shutil.copytree(present["finished"], place, symlinks=True)
+    lock = Layout(place / "work").lock
+    note = json.loads(lock.read_text())
+    assert note["version"] == 1
+    assert read_note(lock) is not None
+    lock.write_text(json.dumps({**note, "version": 2}))
+    assert read_note(lock) is None
+    assert server.ask(place, ("chunkvisor", "status", "work"))["code"] == 0
+    assert server.ask(place, RUN)["code"] == 0
 
 
 @pytest.mark.soak

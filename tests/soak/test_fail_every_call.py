@@ -1,6 +1,6 @@
 """Every call of a run that opens, writes, syncs, renames, links or removes fails, with each error that it can have.
 
-Each part plays about a hundred trials; `make soak SOAK_S=3600 SOAK_ARGS="--each --only fail_every_call"` plays all.
+Each part plays about four hundred trials; `make soak SOAK_S=3600 SOAK_ARGS="--each --only fail_every_call"` plays all.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ TRIALS = {
 """About so many are there."""
 
 PARTS = [
-    f"{name} {part}/{-(-count // 100)}" for name, count in TRIALS.items() for part in range(1, 1 - (-count // 100))
+    f"{name} {part}/{-(-count // 400)}" for name, count in TRIALS.items() for part in range(1, 1 - (-count // 400))
 ]
 
 

@@ -8,8 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
+from chunkvisor.config.load import from_values
 from chunkvisor.config.model import Config, Dtype, OnBadRow, Section, Start
 from chunkvisor.config.schema import config_schema
+from chunkvisor.errors import Halt
 
 SCHEMA = Draft202012Validator(config_schema())
 OUTPUT = {"source": "a.csv", "column": "text"}
@@ -167,6 +169,9 @@ NO_KWARGS: tuple[Any, ...] = ([], {"a": float("nan")}, {1: 2}, {"a": object()}, 
         ("outputs", {"a": {"source": "a.csv", "column": "a", "sql": "b"}}),
         ("outputs", {"a": {"source": [], "column": "a"}}),
         ("outputs", {"a": {"source": "a\0.csv", "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": "a.db"}, "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": "a.db", "query": "SELECT 1", "other": 1}, "column": "a"}}),
+        ("outputs", {"a": {"source": {"database": ["a.db"], "query": "SELECT 1"}, "column": "a"}}),
         ("outputs", {"a": {**OUTPUT, "chunk": {"keep": True}}}),
         *[("outputs", {"a": {**OUTPUT, "shards": wrong}}) for wrong in (0, -1, 1.5, "auto", True, 10_001)],
         ("outputs", {"outputs": {**OUTPUT, "shards": 2}}),
@@ -186,6 +191,7 @@ NO_KWARGS: tuple[Any, ...] = ([], {"a": float("nan")}, {1: 2}, {"a": object()}, 
         ("metrics", {"port": 9100}),
         ("metrics", {"textfile": ""}),
         ("metrics", {"textfile": "rates.txt"}),
+        *[("upload", wrong) for wrong in ("", "vectors", "/vectors", "s3://", "s3://b/*", "s3://key:secret@b/x", 3)],
         ("notify", None),
         ("notify", {"mail": "me"}),
         ("notify", ["json://localhost"] * 21),
@@ -201,6 +207,42 @@ def test_both_prompts_are_refused() -> None:
     """A prompt and the name of a prompt exclude each other."""
     with pytest.raises(ValidationError, match="prompt and prompt_name are both given"):
         build(encode={"prompt": "query: ", "prompt_name": "query"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://key:hunter2@bucket/a.csv",
+        "https://hunter2@host/a.csv",
+        "https://host/a.csv?X-Amz-Signature=hunter2",
+        "https://host/a.csv?download=true&access_token=hunter2",
+        "s3://",
+        "file:///a.csv",
+    ],
+)
+def test_an_address_with_a_secret_is_refused(address: str) -> None:
+    """Whoever may read is said elsewhere: an address with a password or a token is refused and not repeated."""
+    with pytest.raises(Halt) as raised:
+        from_values(
+            {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": ["a.csv", address], "column": "c"}}},
+            Path("/data"),
+        )
+    assert raised.value.code == 78
+    assert "hunter2" not in str(raised.value)
+
+
+def test_an_address_stays_as_it_is() -> None:
+    """What is elsewhere is not joined to the folder of the config, whatever case or version its address has."""
+    addresses = ("s3://bucket/a/*.csv", "hf://datasets/me/set@main/a.csv.gz", "https://host/a.txt?download=true")
+    assert build(outputs={"a": {"source": list(addresses), "column": "c"}}).outputs["a"].sources == addresses
+
+
+def test_a_database_is_a_source() -> None:
+    """A database with a query is a source; its path starts at the folder of the config, as others do."""
+    output = build(outputs={"a": {"source": {"database": "d/a.db", "query": "SELECT 1"}, "column": "c"}}).outputs["a"]
+    assert (output.sources, output.query) == (("/data/d/a.db",), "SELECT 1")
+    output = build(outputs={"a": {"source": "a.csv", "column": "c"}}).outputs["a"]
+    assert (output.sources, output.query) == (("/data/a.csv",), None)
 
 
 @pytest.mark.parametrize("source", ["a.txt", ["a.txt.gz", "B.TXT", "c.txt.zst"], "texts/*.txt"])

@@ -1,5 +1,6 @@
 """Reading a config file: lines and nearest keys in errors, overrides, and that no input gives a traceback."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,25 @@ def test_starter_loads_with_the_defaults(folder: Path) -> None:
     starter = Path(chunkvisor.__file__).with_name("starter.yaml").read_text()
     plain = load_text(starter).config
     keys = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in starter.splitlines()[3:]]
-    alternatives = ("template:", "sql:", "encode: {", "chunk: {")
+    alternatives = ("template:", "sql:", "source: {", "encode: {", "chunk: {")
     everything = "\n".join(line for line in keys if not line.strip().startswith(alternatives))
     assert load_text(everything).config == plain
-    for alternative in (line for line in keys if line.strip().startswith(alternatives[:2])):
-        load_text("\n".join(alternative if "    column:" in line else line for line in starter.splitlines()))
+    for alternative in (line for line in keys if line.strip().startswith(alternatives[:3])):
+        key = "    source:" if "source: {" in alternative else "    column:"
+        load_text("\n".join(alternative if key in line else line for line in starter.splitlines()))
+
+
+def test_one_key_of_the_starter_can_be_uncommented(folder: Path) -> None:
+    """Whichever key loses its "# " by itself is in its section: the heads of sections are no comments."""
+    import chunkvisor
+
+    lines = Path(chunkvisor.__file__).with_name("starter.yaml").read_text().splitlines()
+    plain = load_text("\n".join(lines)).config
+    keys = [number for number, line in enumerate(lines) if line.startswith("  # ") or re.match("# [a-z_]+: ", line)]
+    assert len(keys) > 30
+    for number in keys:
+        changed = [*lines[:number], lines[number].replace("# ", "", 1), *lines[number + 1 :]]
+        assert load_text("\n".join(changed)).config == plain, lines[number]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +126,8 @@ def test_all_problems_at_once(folder: Path) -> None:
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
         "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
-        'config.yaml:4: outputs.b.source: 3 is not a file, a pattern, or a list of them; put it in quotes: "3"',
+        "config.yaml:4: outputs.b.source: 3 is not a file, a pattern, an address, a list of them, or "
+        '{database: FILE, query: SELECT …}; put it in quotes: "3"',
         'config.yaml:5: device: "gpu" is not "cuda", "cuda:N" or "cpu", or a list of GPUs',
     ]
 

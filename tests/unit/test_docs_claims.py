@@ -1,6 +1,7 @@
 """Every default, option, key, exit code, file name and command that the pages name is the program's."""
 
 import ast
+import os
 import re
 import shlex
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from chunkvisor.cli import cli
+from chunkvisor.commands.explain import names
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
@@ -70,7 +72,7 @@ def test_every_option_is_one_of_ours() -> None:
 
 
 def test_every_command_exists() -> None:
-    """`chunkvisor VERB`, `make VERB`, `python -m MODULE`, `python PATH` and extras name what is there."""
+    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras are there."""
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     wrong = []
@@ -78,6 +80,8 @@ def test_every_command_exists() -> None:
         for code in [*inline_code(page), *(block.text for block in blocks(page, "sh", "console"))]:
             found = [(verb, verb in VERBS) for verb in re.findall(r"^(?:\$ )?chunkvisor ([a-z]+)", code, re.MULTILINE)]
             found += [(verb, verb in made) for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)]
+            explained = re.findall(r"chunkvisor explain ([\w-]+)", code)
+            found += [(name, name == "NAME" or name in names()) for name in explained]
             for module in re.findall(r"python -m ((?:chunkvisor|tests)[\w.]*)", code):
                 place = module.replace(".", "/")
                 there = [ROOT / top / place for top in (".", "supervisor", "worker")]
@@ -178,7 +182,7 @@ OTHERS = {
 
 def test_every_file_is_one_that_there_is() -> None:
     """A file name in the prose is one that a run makes, one of this repository, or one of the reader's own above."""
-    known = names_of_files() | OTHERS | {path.name for path in _repository()}
+    known = names_of_files() | OTHERS | set(_repository())
     ending = r"json|jsonl|log|npy|yaml|parquet|html|py|sh|sbatch|csv|txt|md|prom|toml|bin|service"
     wrong = []
     for page in CURRENT:
@@ -190,14 +194,11 @@ def test_every_file_is_one_that_there_is() -> None:
     assert wrong == []
 
 
-def _repository() -> list[Path]:
-    skipped = {".venv", ".venv-docs", ".git", "build", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis"}
-    found, waiting = list[Path](), [ROOT]
-    while waiting:
-        for path in waiting.pop().iterdir():
-            if path.name not in skipped:
-                (waiting if path.is_dir() else found).append(path)
-    return found
+def _repository() -> Iterator[str]:
+    """Names of all files; os.walk passes over a folder that goes while it looks."""
+    tops = ("supervisor", "worker", "tests", "tools", "docs", "benchmarks", "configs", "examples", "quickstart")
+    yield from (name for top in tops for _, _, names in os.walk(ROOT / top) for name in names)
+    yield from (path.name for path in ROOT.iterdir())
 
 
 def test_the_run_folder_has_every_file() -> None:
@@ -334,16 +335,18 @@ def _rules_for(message: str) -> Iterator[str]:
 def test_numbers_of_things_are_right() -> None:
     """How many rules there are, and how many of them were seen on a card."""
     assert f"All {len(RULES)} rules" in text_of(ROOT / "docs" / "reference" / "failures.md")
+    assert "one of fifteen" in text_of(ROOT / "docs" / "explanation" / "how-it-works.md")
+    assert len(Outcome) == 15
     seen = any(rule.evidence is Evidence.CARD for rule in RULES)
     told = "**Nothing has been seen on a card yet.**" in text_of(ROOT / "docs" / "explanation" / "evidence.md")
     assert told is not seen
 
 
 def test_each_mark_of_evidence_is_explained() -> None:
-    """The page has a line for each mark, by the words before any bracket or comma."""
+    """The page has each mark in bold or italics, by its words before any bracket or comma."""
     page = text_of(ROOT / "docs" / "explanation" / "evidence.md").lower()
     for mark in Evidence:
-        assert re.split(r"[;:,(]", mark.lower())[0].strip() in page, mark
+        assert f"*{re.split(r'[;:,(]', mark.lower())[0].strip()}*" in page, mark
 
 
 def test_figures_say_whence_they_come() -> None:

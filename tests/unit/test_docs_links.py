@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from docpages import PAGES, anchors, links, name_of
+from docpages import PAGES, anchors, links, name_of, prose
 from harness import ROOT
 
 
@@ -21,6 +21,12 @@ def test_every_link_leads_somewhere() -> None:
             if not file.exists() or (anchor and anchor not in anchors(file)):
                 wrong.append(f"{name_of(page)}: {target}")
     assert wrong == []
+
+
+def test_no_name_is_lost_as_html() -> None:
+    """Outside of code a page has no tags: `<output>` without backticks would not be seen."""
+    found = [(name_of(page), re.findall(r"<[a-z/][^>]*>", re.sub(r"`[^`]*`", "", prose(page)))) for page in PAGES]
+    assert [each for each in found if each[1]] == []
 
 
 def test_every_page_is_in_the_menu() -> None:

@@ -28,7 +28,7 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
@@ -443,6 +443,18 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     ),
     "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
+    "model to be downloaded, hub out of reach": (
+        with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),
+        "model",
+        FAULT,
+        "does not give it: no route",
+    ),
+    "model that the hub does not have": (
+        with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.SETUP, "no such model"), samples=()),
+        "model",
+        FAULT,
+        "does not give it: no such model",
+    ),
     "model to be downloaded, offline": (
         replace(with_job(whereabouts=Whereabouts.HUB, samples=()), hub=HubReading(FOLDER, offline=True)),
         "model",
@@ -461,6 +473,24 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     "vectors differ": (with_job(samples=(replace(GOOD, difference=0.1),)), "encoding", FAULT, "differ by 0.1"),
     "vectors differ by rounding": (with_job(samples=(replace(GOOD, difference=1e-6),)), "encoding", OK, "rounding"),
     "texts do not matter": (with_job(samples=(replace(GOOD, tells_apart=False),)), "encoding", WARNING, "same vector"),
+    "packed weights": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("onednn", 0.48)),)),
+        "linear-layers",
+        OK,
+        "oneDNN, with packed weights, in 48 %",
+    ),
+    "torch's own products": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("torch", 1.02)),)),
+        "linear-layers",
+        OK,
+        "torch's own products; oneDNN would take 102 % of that",
+    ),
+    "a kernel that was laid down": (
+        with_job(samples=(replace(GOOD, linear=LinearKernel("torch")),)),
+        "linear-layers",
+        OK,
+        "by torch's own products",
+    ),
     "a run is at work": (with_job(busy_pid=99, samples=()), "encoding", NOTE, "pid 99"),
     "config wrong": (replace(WELL, config_problem=("c.yaml:3: no", "correct this")), "config", FAULT, "c.yaml:3"),
 }

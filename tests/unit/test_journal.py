@@ -10,7 +10,7 @@ import pytest
 
 from chunkvisor.events import journal as journal_module
 from chunkvisor.events.attempt import AttemptFailed, AttemptStarted, ChunkCommitted, ChunkSplit, Go, WorkerEnded
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import JOURNAL, Event
 from chunkvisor.events.journal import Journal, newest_state, read_events, read_state
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
@@ -131,6 +131,29 @@ def test_a_journal_without_sums(path: Path) -> None:
     assert sums(read_state(path)[0]) == from_the_start(path)
 
 
+def test_lines_of_a_newer_version_are_passed_over(path: Path) -> None:
+    """What a newer chunkvisor has told, and summed up, is as if it had not been told; what is told after it is."""
+    before, (_, offset) = sums(read_state(path)[0]), newest_state(path)
+    with path.open("ab") as file:
+        file.write(b"\n")
+    journal = Journal(path, "newer")
+    journal.write(Invoked("w", journal_version=JOURNAL + 1))
+    journal.write(Note("what we could misread"))
+    journal.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    own = f'"journal_version": {JOURNAL}'.encode()
+    newer = [line.replace(own, f'"journal_version": {JOURNAL + 1}'.encode()) for line in lines[-2:]]
+    path.write_bytes(b"".join([*lines[:-2], *newer]))
+    assert newest_state(path)[1] == offset
+    assert sums(read_state(path)[0]) == before
+    journal = Journal(path, "ours")
+    journal.write(Invoked("w", pid=7, journal_version=JOURNAL))
+    journal.close()
+    runs = [entry.run for entry in read_events(path)]
+    assert "newer" not in runs
+    assert runs[-1] == "ours"
+
+
 def test_nothing_is_left_out(path: Path) -> None:
     """The state in the journal has all that views are made of, whatever is added to it."""
     state, (kept, _) = read_state(path)[0], newest_state(path)
@@ -148,7 +171,7 @@ def test_follower_reads_the_end(path: Path) -> None:
     snapshot = follower.look()
     assert snapshot.chunks == COUNT
     assert snapshot.chunks_here == 51
-    assert [line.words for line in follower.news][-1] == "nothing is started for 5 s: the hub"
+    assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
     assert follower.begun_anew() == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
 

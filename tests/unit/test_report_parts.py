@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.events.attempt import AttemptFailed
-from chunkvisor.events.journal import Entry, decode
+from chunkvisor.events.journal import Decoder, Entry
 from chunkvisor.events.run import Halted
 from chunkvisor.observe.readings import GpuReading, HostReading, ProcessReading, SensorLine
 from chunkvisor.observe.report.attempts import AttemptSpan, Kind, kind_of, thinned
@@ -170,7 +170,8 @@ def check(chart: Chart) -> None:
 
 def read(*lines: dict[str, Any]) -> list[tuple[Entry, str]]:
     """The events of a journal with these lines."""
-    entries = (decode(json.dumps(line).encode()) for line in lines)
+    decoder = Decoder()
+    entries = (decoder.entry(json.dumps(line).encode()) for line in lines)
     return [(entry, "") for entry in entries if entry is not None]
 
 
@@ -396,7 +397,7 @@ def ended(ending: Halted, **values: Any) -> Run:
             0,
             Mood.CARE,
             "Stopped",
-            "pending again",
+            "without a vector again",
             "same command",
             id="retried",
         ),

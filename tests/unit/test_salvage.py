@@ -1,5 +1,7 @@
 """What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at both."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -93,6 +95,22 @@ def test_what_is_no_vector_a_text_is_refused(
     write(file, *batches)
     with pytest.raises(BadOutputError, match=match):
         file.add(np.array([2, 3]), block) if "follow" in match else file.finish()
+
+
+def test_a_reservation_that_fails_is_given_back(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ext4 keeps what it could reserve, to the last byte of the disk: the worker leaves none of it."""
+
+    def half(fd: int, offset: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    files = AttemptFiles(tmp_path)
+    with pytest.raises(OSError, match="No space"):
+        write(opened(files), [0, 1])
+    assert files.partial.stat().st_size == 0
 
 
 def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.events.attempt import WorkerEnded
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import KINDS, Severity, Signed
-from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line
+from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line, stage
 from chunkvisor.observe.readings import GpuReading, ProcessReading, Readings, SensorLine, last_line
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import Snapshot
@@ -64,7 +65,7 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
     [
         ([], "starting"),
         ([INVOKED], "starting"),
-        ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the hub for m/m"),
+        ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the model hub for m/m"),
         ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
         ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model, once for all workers"),
         (BEGUN, "computing"),
@@ -100,6 +101,48 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.elapsed_s == 30
     (worker,) = now.devices[0].workers
     assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
+
+
+@pytest.mark.parametrize(("padded", "share"), [((0, 0), None), ((250, 250), 0.2), ((200, 200), 0.0)])
+def test_a_device_tells_what_is_padding(padded: tuple[int, int], share: float | None) -> None:
+    """Tokens and padded tokens of all its workers come together; where none are counted, there is no share."""
+    times = DeviceTimes()
+    for each in padded:
+        times.add(WorkerEnded("a", 0, 1, 0, busy_s=2.0, texts=10, tokens=200 if each else 0, padded_tokens=each))
+    assert times.padding_share == share
+    assert times.tokens_per_s == (100.0 if share is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("tokens_done", "eta_s"),
+    # 20 s for 400 of 1,000 tokens of 25 texts: 30 s for the rest of the chunk, 50 s for each of the 2 others.
+    [(400, 130), (99, None), (0, None)],
+)
+def test_first_estimate(tokens_done: int, eta_s: float | None) -> None:
+    """Before a chunk is done, time is told by tokens: the longest texts come first, and their rate means little."""
+    beat = Beat(9, 7, Phase.FORWARD, 2, 25, tokens_done, 1000, batch_rows=2)
+    now = seen(130, *BEGUN, readings=Readings({AttemptKey("a", 1, 1): (beat, 0.5)}))
+    assert now.eta_s == (eta_s and pytest.approx(eta_s))
+
+
+@pytest.mark.parametrize(
+    ("beats", "doing"),
+    [
+        ([Beat(1, 7, Phase.START)], "starting the first workers (4 s)"),
+        ([Beat(1, 7, Phase.IMPORT)], "importing the encoder's packages (4 s)"),
+        ([Beat(1, 7, Phase.IMPORT), Beat(1, 8, Phase.MODEL_LOAD)], "loading the model (4 s)"),
+        ([Beat(1, 7, Phase.TOKENIZE)], "counting the tokens of the first chunk (4 s)"),
+        ([Beat(1, 7, Phase.WEIGHTS_COPY)], "copying the model to the GPU (4 s)"),
+        ([Beat(1, 7, Phase.FORWARD)], "starting the first workers (6 s)"),
+        ([], "starting the first workers (6 s)"),
+    ],
+)
+def test_what_is_waited_for_before_the_first_batch(beats: list[Beat], doing: str) -> None:
+    """The worker that is nearest to its first batch tells the step that it is at, and for how long."""
+    checked: Event = (102, "devices_checked", {"count": 1})
+    keys = (AttemptKey("a", 1, 1), AttemptKey("a", 2, 3))
+    readings = Readings({key: (beat, 4.0) for key, beat in zip(keys, beats, strict=False)})
+    assert stage(seen(108, *BEGUN[:3], checked, *BEGUN[3:5], readings=readings)) == doing
 
 
 def test_a_run_that_is_stopping_tells_no_time_left() -> None:
@@ -140,11 +183,16 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
         ([], 0, Severity.NEWS, "all is well"),
         ([FAILED], 0, Severity.CARE, "1 attempt failed and is tried again; nothing is lost"),
         ([FAILED, FAILED], 0, Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
-        ([FAILED, BAD], 0, Severity.LOSS, "1 text could not be encoded and will be NaN"),
+        ([FAILED, BAD], 0, Severity.LOSS, "1 text could not be encoded and will have no vector"),
         ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 text could not be encoded and got no vector"),
         ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk given up for now"),
-        ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device left out"),
-        ([(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})], 0, Severity.CARE, "waiting for 25 s, then"),
+        ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device not used any more"),
+        (
+            [(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})],
+            0,
+            Severity.CARE,
+            "waiting, next try in 25 s: GPU",
+        ),
         ([(90, "waiting", {"delay_s": 30, "reason": "busy"})], 0, Severity.CARE, "trying again: busy"),
         (
             [(90, "waiting", {"delay_s": 30, "reason": "busy"}), (121, "go", {**SECOND, "rows": 1})],
@@ -233,8 +281,8 @@ def test_figure(value: float, words: str) -> None:
     [
         ("note", {"text": "a\x1b[31m\nb\rc"}, "a [31m b c"),
         ("worker_ended", FIRST, ""),
-        ("draining", {"signal": "SIGINT"}, "SIGINT: finishing the chunks under way; once more stops at once"),
-        ("waiting", {"delay_s": 3, "reason": "busy"}, "nothing is started for 3 s: busy"),
+        ("draining", {"signal": "SIGINT"}, "SIGINT: finishing the chunks under way; a second signal stops at once"),
+        ("waiting", {"delay_s": 3, "reason": "busy"}, "waiting: busy"),
     ],
 )
 def test_words(event: str, details: dict[str, Any], words: str) -> None:

@@ -1,9 +1,14 @@
-"""The shapes of all state files that are JSON, each with its version, as the present code writes them."""
+"""The shapes of all state files that are JSON, and of the journal's lines, each with its version."""
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from chunkvisor.events.decode import SUBJECTS
+from chunkvisor.events.event import KINDS
 
 GOLDEN = Path(__file__).parent / "shapes.json"
 """Kind of file -> version -> its keys and their types. Versions are added to it; the earlier ones stay as they are."""
@@ -24,6 +29,19 @@ def shapes_of(workdir: Path) -> Shapes:
             version = json.loads(spec.read_text()).get("wire", 0) if spec.exists() else 0
         found.setdefault(kind, {}).setdefault(str(version), set()).update(_keys(content, ""))
     return {kind: {version: sorted(keys) for version, keys in each.items()} for kind, each in found.items()}
+
+
+def shapes_of_events() -> list[str]:
+    """All events that a line of the journal may hold, and their fields with their types."""
+    found = []
+    for kind in (kind for kind in KINDS.values() if kind.__module__ in {subject.__name__ for subject in SUBJECTS}):
+        hints = get_type_hints(kind)
+        found += [kind.name, *(f"{kind.name}.{item.name}: {_in_words(hints[item.name])}" for item in fields(kind))]
+    return sorted(found)
+
+
+def _in_words(hint: Any) -> str:
+    return hint.__name__ if type(hint) is type else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
 
 
 def merged(shapes: list[Shapes]) -> Shapes:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
-from chunkvisor_worker.contract.messages import Phase
+from chunkvisor_worker.contract.messages import ONLY_ASK, Phase
 from chunkvisor_worker.faults import recorded
 
 _OTHER_FRAMEWORKS = [
@@ -22,7 +22,7 @@ def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
 
     Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out where the
     repository has safetensors: twice the size for the same numbers. `backend` is sentence-transformers' (torch, onnx,
-    openvino): for another than torch all files are taken.
+    openvino): for another than torch all files are taken. With ONLY_ASK nothing is downloaded, and the folder is empty.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
@@ -31,6 +31,8 @@ def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     if not HF_HUB_OFFLINE:
         info = HfApi().model_info(name, revision=revision)
         revision = info.sha
+        if backend == ONLY_ASK:
+            return "", str(revision)
         if backend == "torch" and any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []):
             ignored += _OLD_WEIGHTS
     path = Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))

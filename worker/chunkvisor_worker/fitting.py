@@ -47,7 +47,9 @@ def unseen_mask_bytes(lengths: Indices, element_bytes: int) -> int:
     return len(lengths) * longest**2 * (1 + 2 * element_bytes - seen)
 
 
-def cut_measured(lengths: Indices, limits: Limits, needs: Needs, mask_element_bytes: int = 0) -> Iterator[Indices]:
+def cut_measured(
+    lengths: Indices, limits: Limits, needs: Needs, mask_element_bytes: int = 0, *, flat: bool = False
+) -> Iterator[Indices]:
     """Batches like `cut`; the first is a small one, and those behind it are cut by what it shows.
 
     The first has the longest texts, which take the most memory for each token, so that it is no worse for the others;
@@ -55,14 +57,14 @@ def cut_measured(lengths: Indices, limits: Limits, needs: Needs, mask_element_by
     are no masks. `needs` is called once, when the second batch is asked for.
     """
     assert limits.tokens is not None
-    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)))[:1]
+    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]
     yield from first
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
     if not len(rest):
         return
     unseen = unseen_mask_bytes(lengths[first[0]], mask_element_bytes) if mask_element_bytes else 0
-    fits = fitting_tokens(padded_tokens(lengths, first[0]), *needs(), unseen)
-    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits))):
+    fits = fitting_tokens(padded_tokens(lengths, first[0], flat=flat), *needs(), unseen)
+    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits)), flat=flat):
         yield rest[batch]
 
 

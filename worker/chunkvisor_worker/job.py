@@ -132,7 +132,7 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         facts=facts,
         limits=limits,
         tokens=progress.beat.tokens_done,
-        padded_tokens=progress.padded_tokens,
+        padded_tokens=progress.beat.padded_tokens,
         phase_s=progress.phase_s,
     )
     write_message(files.result, result, durable=False)

@@ -81,7 +81,7 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
 
 
 def is_plain_text_model(model: Any) -> bool:
-    """Whether token ids, padded, are all that the modules need; only then may tokenizing and forwarding be parted."""
+    """Whether token ids are all that the modules need; only then may tokenizing and forwarding be parted."""
     first = model[0]
     return (
         model.get_backend() == "torch"
@@ -91,7 +91,6 @@ def is_plain_text_model(model: Any) -> bool:
         and "processing_kwargs" in inspect.signature(first.preprocess).parameters
         and list(first.modality_config) == ["text"]
         and not first.processing_kwargs  # its own padding or length would be overridden
-        and not first.can_flatten_inputs  # flash attention without padding batches by itself
     )
 
 
@@ -113,6 +112,19 @@ def max_length(model: Any) -> int | None:
     """Tokens the model reads of a text, None where it has no limit."""
     length = model.max_seq_length
     return int(length) if length is not None and length < NO_LIMIT else None
+
+
+def sample_vector(model: Any) -> Any:
+    """The vector of a text of eight tokens, of shape (1, dimension), by a plain text model.
+
+    The tokenizer is not asked for it: it would start threads, which a template must not have.
+    """
+    import torch
+
+    rows = table_rows(model.transformers_model) or 8
+    ids = torch.arange(rows // 2, rows // 2 + 8)[None] % rows
+    with torch.inference_mode():
+        return model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
 
 
 def table_rows(transformer: Any) -> int | None:

@@ -30,7 +30,6 @@ class BeatWriter:
         self.beat = Beat(0, os.getpid(), Phase.START)
         """What is known by now; the file has it as it was written last."""
         self.phase_s: dict[str, float] = {}
-        self.padded_tokens = 0
 
     def tell_begun(self, begun: Callable[[Indices], None]) -> None:
         """Have it called with the texts of each batch that begins, before anything else."""
@@ -85,8 +84,12 @@ class BeatWriter:
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch is done."""
-        self.know(rows_done=self.beat.rows_done + rows, tokens_done=self.beat.tokens_done + tokens)
-        self.padded_tokens += padded_tokens
+        before = self.beat
+        self.know(
+            rows_done=before.rows_done + rows,
+            tokens_done=before.tokens_done + tokens,
+            padded_tokens=before.padded_tokens + padded_tokens,
+        )
         self.tick()
 
     def ended(self) -> None:

@@ -12,18 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker import attention
+from chunkvisor_worker import attention, linear
 from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens, slices
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
+from chunkvisor_worker.flattened import flatten, is_flattened, unflattened
+from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
     is_plain_text_model,
     load_model,
     max_length,
     resolve_prompt,
+    sample_vector,
     set_truncate_dim,
     table_rows,
 )
@@ -40,7 +43,7 @@ class SentenceTransformerEncoder:
     """A sentence-transformers model as an Encoder (see `chunkvisor_worker.encoder`).
 
     A plain text model is tokenized once, ahead of the device, and forwarded in batches of like token length. Any other
-    (custom or multimodal modules, static embeddings, ONNX, unpadded flash attention) goes batch by batch through the
+    (custom or multimodal modules, static embeddings, ONNX) goes batch by batch through the
     library's own `encode`, with token counts estimated from the length in bytes.
     """
 
@@ -54,7 +57,9 @@ class SentenceTransformerEncoder:
         self._tokens: list[dict[str, Indices]] = []
         self._extras: dict[str, Any] = {}
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
+        self._flat = False
         self._dimension = 0
+        self._linear: LinearKernel | None = None
         self._pinned = PinnedBuffers()
 
     def load(self, progress: Progress) -> None:
@@ -68,9 +73,10 @@ class SentenceTransformerEncoder:
         # What an import makes stays. To look for what can be freed among its 400,000 objects, seven times meanwhile and
         # now and then later, takes 0.8 of the 6 s that the import takes.
         gc.disable()
-        import huggingface_hub.utils
-        import sentence_transformers  # noqa: F401 - the import is the work of this phase
-        import transformers
+        with LateImports():
+            import huggingface_hub.utils
+            import sentence_transformers  # noqa: F401 - the import is the work of this phase
+            import transformers
 
         gc.freeze()
         gc.enable()
@@ -120,7 +126,7 @@ class SentenceTransformerEncoder:
         for indices in self._batches(limits):
             if progress.leaving:
                 break
-            padded = padded_tokens(self._lengths, indices) if self._tokens else 0
+            padded = padded_tokens(self._lengths, indices, flat=self._flat) if self._tokens else 0
             progress.batch(indices, padded)
             self._pinned.next_batch()
             launched.append((indices, padded, self._forward(indices) if self._tokens else self._forward_texts(indices)))
@@ -141,7 +147,7 @@ class SentenceTransformerEncoder:
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
-        return Facts(self._dimension, dtype, max_length(self._model), versions)
+        return Facts(self._dimension, dtype, max_length(self._model), versions, self._linear)
 
     def release(self) -> bool:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
@@ -160,6 +166,8 @@ class SentenceTransformerEncoder:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
             self._model = load_model(self._spec, device)
+            if self._device == "cpu" and is_plain_text_model(self._model):
+                self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
         set_truncate_dim(self._model, self._encode.truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 
@@ -178,9 +186,11 @@ class SentenceTransformerEncoder:
             sizes = [len(text.encode()) for text in texts]
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
+        self._flat = is_flattened(self._model)
         for part in slices(sizes):
             progress.tick()
-            features = self._model.preprocess(texts[part], prompt=self._prompt, processing_kwargs=unpadded)
+            with unflattened(self._model):
+                features = self._model.preprocess(texts[part], prompt=self._prompt, processing_kwargs=unpadded)
             columns = {key: value for key, value in features.items() if isinstance(value, list)}
             self._extras = {key: value for key, value in features.items() if key not in columns}
             for row in zip(*columns.values(), strict=True):
@@ -205,10 +215,11 @@ class SentenceTransformerEncoder:
 
     def _batches(self, limits: Limits) -> Iterator[Indices]:
         if self._device == "cpu" or not limits.measured or not self._tokens:
-            return iter(cut(self._lengths, limits))
+            return iter(cut(self._lengths, limits, flat=self._flat))
         import torch
 
-        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, self._mask_element_bytes())
+        needs = GpuMemory(torch).needs
+        return cut_measured(self._lengths, limits, needs, self._mask_element_bytes(), flat=self._flat)
 
     def _mask_element_bytes(self) -> int:
         """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
@@ -228,12 +239,14 @@ class SentenceTransformerEncoder:
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         import torch
 
-        rows = [self._tokens[index] for index in indices]
-        batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
+        batch = self._collate([self._tokens[index] for index in indices])
         # A model's own code may change the mask before it gets to transformers.
         known = "attention_mask" in batch and not self._spec.trust_remote_code
         padded = not bool(batch["attention_mask"].all()) if known else None
-        features = {key: self._pinned.to_device(key, value, self._model.device) for key, value in batch.items()}
+        features = {
+            key: self._pinned.to_device(key, value, self._model.device) if torch.is_tensor(value) else value
+            for key, value in batch.items()
+        }
         with torch.inference_mode(), attention.known_padding(padded):
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
@@ -242,6 +255,11 @@ class SentenceTransformerEncoder:
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return self._pinned.begin_copy(vectors.float())
+
+    def _collate(self, rows: list[dict[str, Indices]]) -> Any:
+        if self._flat:
+            return flatten(self._model, rows)
+        return self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
 
     def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
         tensor = self._model.encode(

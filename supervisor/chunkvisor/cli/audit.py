@@ -52,7 +52,7 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
     if differing:
         raise Halt(
             ExitCode.QUARANTINED,
-            f"{differing:,} of {sum(len(each.rows) for each in found):,} vectors are not the ones that are made now",
+            f"{differing:,} of {sum(len(each.rows) for each in found):,} vectors differ from those computed now",
             why=_why(found),
             remedy="encode the outputs anew: chunkvisor run CONFIG --from-scratch; if they differ again, run "
             "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",

@@ -48,7 +48,7 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 @config_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs: `ok`, and an object for each finding.")
 def doctor(config: Path | None, as_json: bool) -> None:
-    r"""Check what a run needs of this machine. Each check says how to mend what is wrong.
+    r"""Check what a run needs of this machine. Each check says how to correct what is wrong.
 
     With CONFIG, its device, folders and model are checked as well, and a worker encodes a few words.
 

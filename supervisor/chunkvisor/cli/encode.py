@@ -17,26 +17,32 @@ from chunkvisor.errors import ExitCode, config_error
 @click.option("--column", help="Column whose text is encoded; not needed for .txt.")
 @click.option("--template", help='Text with columns in braces, such as "{title}: {body}".')
 @click.option("--sql", help="SQL expression over the columns, in DuckDB's dialect.")
+@click.option("--query", help="One SELECT with an ORDER BY, where SOURCE is a DuckDB or SQLite file.")
 @click.option("--device", default="cuda", show_default=True, help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.")
-@click.option("--dtype", help="Of the weights: auto, float32, float16 or bfloat16.")
+@click.option("--dtype", help="Of the model's weights: auto, float32, float16 or bfloat16.")
 @click.option("--revision", help="Branch, tag or commit of the hub.")
 @click.option("--max-length", help="Tokens after which a text is cut.")
 @click.option("--batch-size", help="Texts in a batch, at most.")
 @click.option("--batch-tokens", help="Padded tokens in a batch, at most.")
 @click.option("--chunk-size", help="Distinct texts in a chunk: what one worker process does.")
 @click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
-@click.option("--prompt", help="Put before every text.")
+@click.option("--prompt", help="Text to put before every text.")
 @click.option("--prompt-name", help="One of the model's own prompts.")
 @click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
 @set_option("Any key of a config, by its dotted path.")
-@click.option("--workdir", type=click.Path(path_type=Path), help="Folder of the state; by default OUT.npy.chunkvisor.")
-@click.option("--keep", is_flag=True, help="Keep the state, chunks included, when the file is complete.")
-@click.option("--from-scratch", is_flag=True, help="Discard earlier state, and replace OUT.npy.")
+@click.option(
+    "--workdir",
+    type=click.Path(path_type=Path),
+    help="Where work in progress is kept; by default OUT.npy.chunkvisor, removed at the end.",
+)
+@click.option("--keep", is_flag=True, help="Keep that folder, chunks included, when the file is complete.")
+@click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
 @stop_after_option()
 @show_options
 def encode(
     source: str,
     out: Path,
+    query: str | None,
     device: str,
     normalize: bool,
     overrides: tuple[str, ...],
@@ -66,29 +72,32 @@ def encode(
         **in_sections({**given, "name": given["model"], "normalize": normalize}),
         "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
         "device": device.split(",") if "," in device else device,
-        "outputs": {OUTPUT: {"source": source, **text}},
+        "outputs": {OUTPUT: {"source": {"database": source, "query": query} if query else source, **text}},
     }
     out = out.absolute()
     place = workdir.absolute() if workdir else state_beside(out)
     with shown(quiet, log_format) as observer:
         if not text:
-            _require_text(source)
+            _require_text(source, query)
         code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s), observer)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
 
 
-def _require_text(source: str) -> None:
+def _require_text(source: str, query: str | None) -> None:
     """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
     import tempfile
 
     from chunkvisor.ingest.child import columns_in_words
     from chunkvisor.ingest.sources import Format, resolve
 
-    files = [file for file in resolve([source]) if file.format is not Format.TXT]
+    files = [file for file in resolve([source], query) if file.format is not Format.TXT]
     if files:
-        with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-            columns = columns_in_words(files[0], Path(scratch))
+        columns = ""
+        if files[0].address is None:  # elsewhere, it would have to be fetched whole
+            with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
+                columns = columns_in_words(files[0], Path(scratch))
         raise config_error(
-            f"which text of {files[0].path} is to be encoded?", remedy=f"add --column, --template or --sql. {columns}"
+            f"which column of {files[0].address or files[0].path} is to be encoded?",
+            remedy=f"add --column, --template or --sql. {columns}".rstrip(),
         )

@@ -41,20 +41,20 @@ def stop_after_option() -> Callable[[_Function], _Function]:
         "stop_after_s",
         metavar="TIME",
         callback=_in_seconds,
-        help="Be over by then (90m, 3h, or seconds), with exit code 75 where work is left.",
+        help="Stop in time to end within TIME (90m, 3h, or seconds); exit code 75 if work is left.",
     )
 
 
 def show_options(function: _Function) -> _Function:
     """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
     quiet = click.option(
-        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the last words."
+        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the final message."
     )
     log_format = click.option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="json: one object for each event on standard error, the last words included.",
+        help="json: one object for each event on standard error, the final message included.",
     )
     return quiet(log_format(function))
 
@@ -62,14 +62,12 @@ def show_options(function: _Function) -> _Function:
 def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    from pydantic import TypeAdapter, ValidationError
-
-    from chunkvisor.config.values import Seconds
+    from chunkvisor.config.values import seconds_of
 
     try:
-        return TypeAdapter(Seconds).validate_python(text)
-    except ValidationError:
-        raise click.BadParameter(f'{text!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
+        return seconds_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:

@@ -1,13 +1,14 @@
 """`chunkvisor run`: the main job."""
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options, stop_after_option
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     "of_slice",
     metavar="K/N",
     callback=_parsed,
-    help="Work on the Kth of N shares of the chunks, beside the runs that work on the others.",
+    help="Do the Kth of N shares of the work, beside other runs that do the others.",
 )
-@click.option("--update", is_flag=True, help="Take changed sources as they are now; encode only new texts.")
-@click.option("--from-scratch", is_flag=True, help="Begin anew; what is there goes once new files are.")
+@click.option("--update", is_flag=True, help="Accept that sources have changed; only new texts are encoded.")
+@click.option(
+    "--from-scratch", is_flag=True, help="Begin anew. Earlier results are removed once the new ones are complete."
+)
 @click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
 @stop_after_option()
 @show_options
@@ -62,6 +65,7 @@ def run(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
+    from chunkvisor.observe.nextsteps import next_steps
     from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
     from chunkvisor.observe.terminal import shown
@@ -70,12 +74,12 @@ def run(
 
     if of_slice is not None and from_scratch:
         raise click.UsageError(
-            "--from-scratch would take away what the other slices have done. Use it in a run without --slice, or name "
-            "another workdir: --set workdir=NEW."
+            "--from-scratch would remove what the other slices have done. Use it without --slice, or name another "
+            "workdir: --set workdir=NEW."
         )
     if update and (from_scratch or of_slice is not None):
         other = "--from-scratch, which discards what --update keeps" if from_scratch else "--slice"
-        raise click.UsageError(f"--update is not for a run with {other}: begin the update without it.")
+        raise click.UsageError(f"--update does not go with {other}. Begin the update without it.")
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
@@ -86,6 +90,16 @@ def run(
                 raise click.Abort
         observers = Observers(observer, guarded=[service_manager()])
         request = Request(loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s)
-        code = run(request, observers)
+        began_s, code = time.time(), ExitCode.BUG
+        try:
+            code = run(request, observers)
+        except Halt as halt:
+            code = halt.code
+            raise
+        finally:
+            if log_format == "text" and code is not ExitCode.CONFIG:  # what is wrong there, its message says
+                complete = code is ExitCode.COMPLETE and of_slice is None
+                for line in next_steps(loaded, began_s, trial=max_rows is not None, complete=complete):
+                    observer.say(line)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))

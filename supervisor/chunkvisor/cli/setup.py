@@ -1,6 +1,7 @@
 """The commands that need no run: `init`, `explain`, `schema`, `completion`."""
 
 import json
+import shlex
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -30,10 +31,15 @@ def init(path: Path) -> None:
         with open(target, "x") as file:
             file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
     except FileExistsError:
-        raise config_error(f"{target} is there already", remedy="name another file") from None
+        raise config_error(
+            f"{target} is there already, and stays as it is", remedy="name another file: chunkvisor init OTHER.yaml"
+        ) from None
     except OSError as error:
         raise config_error(f"{target} cannot be written: {error.strerror}") from None
-    say(f"{target} written; edit it, then: chunkvisor run {target}")
+    path_in_words = shlex.quote(str(target))
+    say(f"{target} written. Put your model, source and column into it, then:")
+    say(f"  chunkvisor doctor {path_in_words}    can this machine do it?")
+    say(f"  chunkvisor run {path_in_words}       do it; the same command again goes on after any end")
 
 
 def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -45,7 +51,7 @@ def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str
 @click.command("explain")
 @click.argument("name", required=False, shell_complete=_complete_name)
 def explain(name: str | None) -> None:
-    r"""Print what the handbook says of NAME, an outcome or a rule. Without NAME: all that it has.
+    r"""Explain an outcome or a rule by the NAME that a run has told. Without NAME: list them all.
 
     \b
     Example: chunkvisor explain gpu_oom

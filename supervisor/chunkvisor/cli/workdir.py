@@ -8,12 +8,17 @@ import click
 from chunkvisor.cli.parameters import workdir_argument
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
+from chunkvisor.units import counted
 
 
 @click.command("status")
 @workdir_argument()
 @click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds and rows.")
-@click.option("--watch", is_flag=True, help="Look on until the run ends; with --json, one line for each change.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Follow the run until it ends, or wait for one to begin; with --json, a line for each change.",
+)
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     r"""Show how far the run in WORKDIR is. It works beside a live run and after its end.
 
@@ -23,8 +28,15 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     from chunkvisor.observe.follow import Follower
     from chunkvisor.observe.status import read_status
     from chunkvisor.observe.statusscreen import status_screen
-    from chunkvisor.observe.watching import ctrl_c_in_pauses, watch_json, watch_view
+    from chunkvisor.observe.watching import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
+    from chunkvisor.store.layout import Layout
 
+    if watch:
+        try:
+            with ctrl_c_in_pauses():
+                wait_for_run(workdir)
+        except KeyboardInterrupt:
+            return
     found = read_status(workdir)  # first: it refuses what is no workdir
     if as_json and not watch:
         say(json.dumps(found.to_json(), indent=2))
@@ -43,6 +55,8 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
         return  # the person has seen enough; the run goes on
     snapshot = follower.look()
     say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)))
+    if not follower.alive and Layout(workdir).report.is_file():
+        say(f"  the whole story: {Layout(workdir).report}")
 
 
 @click.command("report")
@@ -71,39 +85,65 @@ def report(workdir: Path, output: Path | None) -> None:
 
 @click.command("verify")
 @workdir_argument()
-def verify(workdir: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For programs: how many files, what is damaged, what is missing.")
+def verify(workdir: Path, as_json: bool) -> None:
     r"""Check all vectors in WORKDIR against their records. Of every file: shape, dtype, digest, finite, not zero.
+
+    It also says which outputs are not complete yet; that alone does not change the exit code, which is 0 where all
+    files are as they were written, and 74 where one is not.
 
     \b
     Example: chunkvisor verify cache/embeddings
     """
+    from chunkvisor.commands.verify import unfinished
     from chunkvisor.commands.verify import verify as findings_of
 
-    good = bad = needless = 0
+    good, damaged = 0, []
     for finding in findings_of(workdir):
         if finding.problem is None:
             good += 1
         else:
-            bad += 1
-            needless += finding.needless
-            say(f"{finding.path}: {finding.problem}", err=True)
-    if bad:
-        what = f"{bad} of {good + bad} files are not as they were written"
-        remedy = "run the same `chunkvisor run` again: it computes anew what is damaged"
-        if needless:
-            also = "; remove the chunk files that are: " if needless < bad else "remove them: "
-            remedy = (remedy if needless < bad else "") + also
-            remedy += "the final files are whole and do not need them, and `chunkvisor retry` has anew what it needs"
-        raise Halt(ExitCode.DISK, what, remedy=remedy)
+            damaged.append(finding)
+            if not as_json:
+                say(f"{finding.path}: {finding.problem}", err=True)
+    missing = unfinished(workdir)
+    if as_json:
+        problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
+        shown = {"files": good + len(damaged), "damaged": problems, "unfinished": missing}
+        say(json.dumps({"ok": not damaged, "complete": not missing, **shown}, indent=2))
+    if damaged:
+        what = f"{len(damaged)} of {counted(good + len(damaged), 'file')} damaged, changed or missing"
+        raise Halt(ExitCode.DISK, what, remedy=_how_to_repair(sum(each.needless for each in damaged), len(damaged)))
     if not good:
-        raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run commit some chunks first")
-    say(f"{good} files, all as they were written")
+        raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run finish some chunks first")
+    if not as_json:
+        say(f"{counted(good, 'file')} checked: {'it is' if good == 1 else 'all are'} intact")
+        for name, output in missing.items():
+            say(f"{name} is not complete: {_far(output)}; run the same `chunkvisor run` again to go on")
+
+
+def _how_to_repair(needless: int, bad: int) -> str:
+    """`needless` of the bad files are chunk files that no run makes anew."""
+    remedy = "run the same `chunkvisor run` again: it computes the damaged parts anew"
+    if needless:
+        also = "; remove the chunk files among them: " if needless < bad else "remove them: "
+        remedy = (remedy if needless < bad else "") + also
+        remedy += "the final files are good and do not need them, and `chunkvisor retry` makes what it needs"
+    return remedy
+
+
+def _far(output: dict[str, int]) -> str:
+    if not output["rows"]:
+        return "its source has not been read yet"
+    return f"{output['rows_done']:,} of {counted(output['rows'], 'row')}, {output['chunks_done']:,} of " + counted(
+        output["chunks"], "chunk"
+    )
 
 
 @click.command("retry")
 @workdir_argument()
 def retry(workdir: Path) -> None:
-    r"""Make the quarantined rows in WORKDIR pending again. The next run tries them, and only them.
+    r"""Have the rows in WORKDIR that have no vector tried again. The next run tries them, and only them.
 
     \b
     Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
@@ -111,9 +151,10 @@ def retry(workdir: Path) -> None:
     from chunkvisor.commands.housekeeping import retry as reopen
 
     if count := reopen(workdir):
-        say(f"{count:,} texts are pending again; run the same `chunkvisor run` to try them")
+        only = "it" if count == 1 else "them"
+        say(f"{counted(count, 'text')} to try again: run the same `chunkvisor run`, which tries only {only}")
     else:
-        say("nothing is in quarantine")
+        say("nothing to try again: every row that is done has its vector")
 
 
 @click.command("clean")
@@ -128,4 +169,4 @@ def clean(workdir: Path) -> None:
     from chunkvisor.units import human_bytes
 
     removed, freed_bytes = remove(workdir)
-    say(f"{removed:,} files removed, {human_bytes(freed_bytes)} freed")
+    say(f"{counted(removed, 'file')} removed, {human_bytes(freed_bytes)} freed")

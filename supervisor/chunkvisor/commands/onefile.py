@@ -29,6 +29,7 @@ from chunkvisor.store.stamp import digest_file
 from chunkvisor.store.target import check_target
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import (
     RESULT,
     copy_atomic,
@@ -89,13 +90,15 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         output = config.outputs[OUTPUT]
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
-            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run`", why=why)
+            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", why=why)
+    if config.upload is not None:
+        raise config_error("upload is for `chunkvisor run` alone", why="`encode` makes the one .npy of -o, here")
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = _made_from(config)
     if not wanted.from_scratch and (manifest := _made_before(wanted, made_from)) is not None:
         bad = badrows.count_of(manifest)
-        observer.say(f"{wanted.out}: complete already" + (f", {bad:,} rows without a vector" if bad else ""))
+        observer.say(f"{wanted.out}: complete already" + (f", {counted(bad, 'row')} without a vector" if bad else ""))
         _remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(wanted.out.parent)
@@ -109,16 +112,24 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
             raise
         quarantined = halt
     _publish(wanted, made_from)
-    if quarantined is not None:
-        raise quarantined  # the state stays: `retry` has only the bad texts computed again
+    if quarantined is not None:  # the state stays: `retry` has only the bad texts computed again
+        rows = wanted.out.with_suffix(".quarantined.jsonl")
+        where = rows if rows.exists() else wanted.manifest
+        remedy = f"{where} lists every such row. To try them again: chunkvisor retry {wanted.workdir}, then the "
+        remedy += "same command. If you correct the source: the same command with --from-scratch"
+        log, see = quarantined.log, quarantined.see
+        raise Halt(quarantined.code, quarantined.what, why=quarantined.why, remedy=remedy, log=log, see=see)
     _remove_state(wanted)
     observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
+    observer.say(f'to use it: numpy.load("{wanted.out}", mmap_mode="r"); row i is row i of the source')
     return ExitCode.COMPLETE
 
 
 def _made_from(config: Config) -> dict[str, Any]:
     """What shapes the vectors, as far as it is known without reading source or model."""
-    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
+    output = config.outputs[OUTPUT]
+    state: list[Any] = signature(resolve(output.sources, output.query))
+    source = digest_of([*state, output.query] if output.query is not None else state)
     model = Path(config.model.name)
     revision = config.model.revision or ""
     if not config.model.is_plugin and model.is_dir():

@@ -20,7 +20,7 @@ from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, LinearKernel, ModelSpec
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ONE_ROW = Limits(rows=1)
@@ -52,6 +52,8 @@ class Trial:
     """Seconds that it spent in each phase."""
     dtype: str = ""
     """Of the weights as loaded."""
+    linear: LinearKernel | None = None
+    """What computed the linear layers."""
 
 
 def try_texts(
@@ -91,7 +93,8 @@ def try_texts(
     last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
     if evidence.result is None:
         return Trial(verdict, vectors, last[:300])
-    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, evidence.result.facts.dtype)
+    facts = evidence.result.facts
+    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, facts.dtype, facts.linear)
 
 
 def environment_of(

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -42,7 +42,9 @@ class LoadedConfig:
         """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""
         workdir = self.config.workdir
         beside = workdir.with_name(f"{workdir.name}-first-{max_rows}")
-        return replace(self, config=self.config.model_copy(update={"workdir": beside, "reuse_from": ()}))
+        return replace(
+            self, config=self.config.model_copy(update={"workdir": beside, "reuse_from": (), "upload": None})
+        )
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -261,9 +263,10 @@ def _schema(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> It
     """All valid keys; outputs.*.column is ("outputs", "*", "column")."""
     for name, info in model.model_fields.items():
         yield (*prefix, name)
-        for depth, kind in enumerate((info.annotation, *get_args(info.annotation)[1:])):
+        named = [_ANY] if get_origin(info.annotation) is dict else []
+        for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _schema(kind, (*prefix, name, *[_ANY] * min(depth, 1)))
+                yield from _schema(kind, (*prefix, name, *named))
 
 
 def dotted_keys() -> list[str]:

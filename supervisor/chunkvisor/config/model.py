@@ -25,7 +25,7 @@ from pydantic import (
 
 from chunkvisor.config import values
 from chunkvisor.config.reserved import RESERVED_NAMES
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, refused
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, of_two, refused
 
 _OWNED_KWARGS = {
     "dtype": "use the key model.dtype",
@@ -37,6 +37,9 @@ _OWNED_KWARGS = {
     "token": "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor",
     "use_auth_token": "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor",
 }
+
+
+_TEXT_FILE = re.compile(r"\.txt(\.gz|\.zst)?$", re.IGNORECASE)
 
 
 class Dtype(StrEnum):
@@ -238,7 +241,8 @@ class WorkersConfig(Section):
         "model; auto = warm where that works. A retry is always fresh.",
     )
     standby: values.UpToEight = 1
-    """Workers prepared ahead, for each device; each holds one more copy of the weights in host memory."""
+    """Workers prepared ahead, for each device; a fresh one holds a copy of the weights in host memory, warm ones share
+    it."""
     per_device: values.OneToSixteen = 1
     """Workers that compute on one device at the same time; workers on the CPU share its cores."""
 
@@ -291,11 +295,21 @@ class MetricsConfig(Section):
     """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
 
 
+class DatabaseSource(Section):
+    """`outputs.*.source` of which a query says what the rows are."""
+
+    database: values.FilePath
+    """DuckDB or SQLite file; it is only read."""
+    query: Annotated[values.Name, expected("a query: one SELECT that ends with an ORDER BY", text=True)]
+    """One SELECT that ends with an ORDER BY, in the dialect of the database."""
+
+
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: values.Sources
-    """File, glob or list of them: .csv .tsv .jsonl .ndjson .txt, plain or .gz or .zst; .parquet .arrow .feather."""
+    source: Annotated[values.Sources | DatabaseSource, of_two(DatabaseSource, values.Sources)]
+    """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
+    .gz or .zst; .parquet .arrow .feather. Or a database with a query."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
     """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
     sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
@@ -323,6 +337,16 @@ class OutputConfig(Section):
     chunk: OutputChunkConfig = OutputChunkConfig()
     """Override of chunk.size for this output."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Files and patterns, in the order of their rows."""
+        return (str(self.source.database),) if isinstance(self.source, DatabaseSource) else self.source
+
+    @property
+    def query(self) -> str | None:
+        """What to read of the one source, which is a database then."""
+        return self.source.query if isinstance(self.source, DatabaseSource) else None
+
     @field_validator("column")
     @classmethod
     def _one_text(cls, column: str | None, info: ValidationInfo) -> str | None:
@@ -330,7 +354,8 @@ class OutputConfig(Section):
             return column  # one of them is wrong itself, and says so
         others = {name: info.data[name] for name in ("template", "sql")}
         given = [name for name, value in {"column": column, **others}.items() if value is not None]
-        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", source, re.I) for source in info.data["source"]):
+        source = info.data["source"]
+        if not given and not isinstance(source, DatabaseSource) and all(map(_TEXT_FILE.search, source)):
             return "text"
         if not given:
             raise refused("which text is to be encoded? One of column, template and sql is needed", of_section=True)
@@ -376,6 +401,8 @@ class Config(Section):
     notify: values.Addresses = ()
     """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
+    upload: values.FolderAddress | None = None
+    """Address of a folder, such as s3://bucket/embeddings, to which the finals are copied once they are complete."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each, at least one."""
     combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = {}

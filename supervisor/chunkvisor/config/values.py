@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ByteSize,
     Field,
@@ -24,6 +25,7 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WrapValidator,
@@ -73,6 +75,18 @@ def expected(what: str, *, text: bool = False) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def of_two(section: type[BaseModel], otherwise: Any) -> WrapValidator:
+    """A mapping is the section, anything else the other: only what is wrong with that one is told."""
+    other: TypeAdapter[Any] = TypeAdapter(otherwise)
+
+    def validate(value: Any, _: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        if isinstance(value, dict | section):
+            return section.model_validate(value, context=info.context)
+        return other.validate_python(value, context=info.context)
+
+    return WrapValidator(validate)
+
+
 def number(value: Any) -> Any:
     """Numbers as people write them: "1_000", "1e3" and 1000.0 are 1000; anything else is left as it is."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d[\d_]{0,20}(\.\d{0,20})?(e[-+]?\d{1,3})?", value, re.I | re.A):
@@ -102,8 +116,35 @@ def empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
+_SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
+
+
+def _file_or_address(text: str, info: ValidationInfo) -> str:
+    """The path as `joined` has it, or an address as it stands."""
+    address = _ADDRESS.match(text)
+    if address is None:
+        return joined(text, info)
+    if address[1].lower() == "file":
+        raise refused("file:// is not needed; name the path itself")
+    if "@" in address[2] or _SECRET_ARGUMENT.search(text):
+        raise refused(
+            "this address holds a password, a key or a token, and would be repeated in manifests; leave it out, and "
+            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        )
+    if not address[2]:
+        raise refused(f"{address[1]}:// needs a name behind it")
+    return text
+
+
+def _folder_address(text: str, info: ValidationInfo) -> str:
+    if _ADDRESS.match(text) is None or re.search(r"[*?\[]", text):
+        raise ValueError(text)
+    return _file_or_address(text, info).rstrip("/")
+
+
 def _no_address(text: str) -> str:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+    if _ADDRESS.match(text):
         raise refused(f"{text.split('://')[0]}:// is the address of something elsewhere; name a path on this machine")
     return text
 
@@ -225,6 +266,16 @@ Seconds = Annotated[
     BeforeValidator(seconds),
     expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
 ]
+
+
+def seconds_of(value: object) -> float:
+    """Seconds of a time that stands in no config: of an option, or of an argument. Raises ValueError, with words."""
+    try:
+        return TypeAdapter(Seconds).validate_python(value)
+    except ValidationError:
+        raise ValueError(f'{value!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
+
+
 _MemoryRange = Field(ge=_SMALLEST_MEMORY_BYTES, le=1 << 50)
 Memory = Annotated[
     ByteSize,
@@ -289,10 +340,15 @@ Addresses = Annotated[
 ]
 """Secret: most hold a token or a password."""
 Sources = Annotated[
-    tuple[Annotated[Name, AfterValidator(_no_address), AfterValidator(joined)], ...],
+    tuple[Annotated[Name, AfterValidator(_file_or_address)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
-    expected("a file, a pattern, or a list of them", text=True),
+    expected("a file, a pattern, an address, a list of them, or {database: FILE, query: SELECT …}", text=True),
+]
+FolderAddress = Annotated[
+    Name,
+    AfterValidator(_folder_address),
+    expected("the address of a folder, such as s3://bucket/embeddings", text=True),
 ]
 Columns = Annotated[
     tuple[Name, ...],

@@ -5,15 +5,15 @@ Pure: the log to open is named, not read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import human_bytes
+from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome}",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
-        remedy=f"{last_remedy(verdict)} Then run the same command again; what is done stays done.",
+        remedy=f"{last_remedy(verdict)} Then run the same command again; finished work is kept.",
         see=verdict.see,
     )
 
@@ -50,13 +50,13 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
     else:
         memory = figures.allowed_bytes or figures.total_bytes
         why = f"the worker held {human_bytes(figures.ours_bytes)} of the GPU's {human_bytes(memory)} and wanted "
-        why += f"{human_bytes(figures.wanted_bytes)} more before its first batch, and nobody else held any to speak of"
+        why += f"{human_bytes(figures.wanted_bytes)} more before its first batch, and nobody else held much of it"
     return Halt(
         ExitCode.MACHINE,
         f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory",
         why=why,
-        remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since the "
-        "vectors are others). Then run the same command again; what is done stays done.",
+        remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since it "
+        "gives other vectors). Then run the same command again; finished work is kept.",
         see=verdict.see,
     )
 
@@ -78,26 +78,27 @@ _LAST_REMEDIES = {
     Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
     Outcome.CRASHED: "Read the log: its last lines, and the attempt's fault.json beside it, say where.",
     Outcome.HUNG: "Read the log: it has the stack; raise recovery.stall_timeout if it was only slow.",
-    Outcome.BAD_INPUT: "Mend the row in the source.",
-    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 cures many NaN.",
+    Outcome.BAD_INPUT: "Correct the row in the source.",
+    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 often helps against NaN.",
     Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
-    Outcome.LOST: "Find out why the machines that worked on it were lost: their memory, their Ray logs.",
+    Outcome.LOST: "Find out why the machines that worked on it were lost: look at their memory and their Ray logs.",
     Outcome.DISK_FULL: "Free some space on the disk of the workdir.",
     Outcome.GPU_BUSY: "End the other process on the GPU, or wait for it.",
     Outcome.HUB: "Check the network, or name a local model folder.",
 }
 
 
-def too_bad(output: str, place: str, count: int, verdict: Verdict, files: AttemptFiles, bad_rows: BadRows) -> Halt:
+def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, bad_rows: BadRows) -> Halt:
     """The end of a run by a text that fails alone, from `place`; it is the `count`th."""
     if bad_rows.fail:
-        what, remedy = f"output {output}: a row cannot be encoded: {place}", "Mend or remove the row, or set "
-        remedy += "recovery.on_bad_row: quarantine."
+        what = f"output {output}: a row cannot be encoded: {place}"
+        remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
     else:
-        what = f"output {output}: {count:,} rows cannot be encoded, those of the last text from {place} among them"
-        remedy = f"So many are rarely the texts' fault; if they are, raise recovery.max_bad_rows ({bad_rows.limit})."
+        what = f"output {output}: {counted(count, 'row')} cannot be encoded; the last of them: {place}"
+        remedy = "So many are rarely the fault of the texts. Find out why; if it is the texts, raise "
+        remedy += f"recovery.max_bad_rows ({bad_rows.limit})."
     return Halt(
-        ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=files.log, see=verdict.see
+        ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=log, see=verdict.see
     )
 
 
@@ -105,10 +106,10 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     """The end of a run in which no text of an output can be encoded."""
     return Halt(
         ExitCode.CONFIG,
-        f"output {output}: not one of its texts can be encoded",
+        f"output {output}: none of its texts can be encoded",
         why=f"{last.outcome}: {last.reason}" if last is not None else "",
         see=str(last.outcome) if last is not None else "",
-        remedy="check the source and the model; mend what is wrong, then: chunkvisor retry, and run again",
+        remedy="check the source and the model, and correct what is wrong; then: chunkvisor retry, and run again",
     )
 
 
@@ -116,10 +117,10 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
         code_of_nothing(verdict),
-        f"output {output}: not one of its texts can be encoded, and chunk {chunk} was taken apart in vain",
+        f"output {output}: none of its texts can be encoded, not even alone; chunk {chunk} was the last one tried",
         why=f"{verdict.outcome}: {verdict.reason}",
-        remedy=f"{last_remedy(verdict)} No text is blamed: it is the model, the device or all of the source. "
-        "Then run the same command again.",
+        remedy=f"{last_remedy(verdict)} It is hardly a single text: look at the model, the device and the source as a "
+        "whole. Then run the same command again.",
         see=verdict.see,
     )
 
@@ -135,7 +136,7 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
         _code_of(verdict, ExitCode.TRY_AGAIN),
         f"output {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
         why=f"{verdict.outcome}: {verdict.reason}",
-        remedy=f"{last_remedy(verdict)} No text is blamed. Then run the same command again.",
+        remedy=f"{last_remedy(verdict)} No text is the cause. Then run the same command again.",
         see=verdict.see,
     )
 
@@ -147,7 +148,7 @@ def failing_control(device: str, verdict: Verdict) -> Halt:
         f"{device} cannot encode a text any more that was encoded before",
         why=f"{verdict.outcome}: {verdict.reason}",
         see=verdict.see,
-        remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
+        remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
     )
 
 
@@ -164,7 +165,7 @@ def broken_gpu(device: str, why: str) -> Halt:
         ExitCode.MACHINE,
         f"{device} cannot be used any more",
         why=why,
-        remedy="mend that, then run the same command again; what is done stays done",
+        remedy="correct that, then run the same command again; finished work is kept",
     )
 
 
@@ -186,7 +187,7 @@ def failing_device(device: str, charges: Sequence[Charge]) -> Halt:
         f"workers keep failing on {device}, and succeed on other devices",
         why=_failed_there(charges),
         see=str(charges[-1].outcome),
-        remedy="look after that device: nvidia-smi, chunkvisor doctor; then run the same command again",
+        remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
     )
 
 
@@ -197,7 +198,7 @@ def failing_machine(charges: Sequence[Charge]) -> Halt:
         "workers keep failing on one machine, and succeed on others",
         why=_failed_there(charges),
         see=str(charges[-1].outcome),
-        remedy="look after that machine: chunkvisor doctor; then run the same command again",
+        remedy="check that machine with `chunkvisor doctor`; then run the same command again",
     )
 
 

@@ -95,8 +95,14 @@ def find_devices(
         )
     # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the workers find out.
     names = _names_without_smi(environment.get("CUDA_VISIBLE_DEVICES"))
+    if everything and not names:
+        reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
+        raise _no_gpu(
+            f"the NVIDIA driver is loaded, but there is no device file of a GPU (/dev/nvidia0); {reason}",
+            "in a container, start it with GPU access; or write `device: cpu`",
+        )
     if everything:
-        return tuple(Device("cuda", name) for name in names or ["0"])
+        return tuple(Device("cuda", name) for name in names)
     return tuple(Device("cuda", names[index] if index < len(names) else str(index)) for index in indices)
 
 

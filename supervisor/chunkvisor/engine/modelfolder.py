@@ -5,13 +5,13 @@ No machine-learning library is imported. What the files do not say is None, not 
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor_worker.contract.files import read_bounded
+from chunkvisor_worker.contract.files import open_regular, read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
 """Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
@@ -21,6 +21,15 @@ _CONTEXT_BYTES = 256 << 20
 
 _PLACING = ("backend", "device_map", "quantization_config")
 """Keys of `model.kwargs` under which the weights in memory have little to do with those on disk."""
+
+_TYPING = ("dtype", "torch_dtype")
+"""Keys that say in which dtype the weights are loaded, whatever `model.dtype` says."""
+
+_TENSOR_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Of floating point, as a header of safetensors names them."""
+
+_HEADER_LIMIT_BYTES = 100_000_000
+"""Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE)."""
 
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -78,7 +87,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     dtype = config.get("dtype", config.get("torch_dtype"))  # renamed in transformers 5
     return ModelFolder(
         _dimension(folder, config, modules if isinstance(modules, list) else []),
-        dtype if isinstance(dtype, str) else None,
+        dtype if isinstance(dtype, str) else _stored_dtype(first),
         _weights_bytes(folder),
         shape_of(_mapping(config.get("text_config")) or config),
         config.get("quantization_config") is not None,
@@ -90,13 +99,20 @@ def gpu_need_bytes(model: ModelConfig, path: str | None) -> int:
 
     `path` is the folder of the model's files; None for a plug-in. Raises nothing.
     """
-    nested = model.kwargs.get("model_kwargs")
-    kwargs = {**model.kwargs, **(nested if isinstance(nested, dict) else {})}
-    if path is None or any(kwargs.get(key) is not None for key in _PLACING):
+    if path is None or _has(model, _PLACING):
         return 0
     found = read_model_folder(Path(path))
     loaded = None if found.quantized else found.loaded_bytes(str(model.dtype))
     return _CONTEXT_BYTES + loaded if loaded else 0
+
+
+def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
+    """The dtype in which a worker computes; None where the files do not tell, and for a plug-in. Raises nothing."""
+    if path is None or _has(model, (*_PLACING, *_TYPING)):
+        return None
+    found = read_model_folder(Path(path))
+    stored = found.dtype if str(model.dtype) == "auto" else str(model.dtype)
+    return None if found.quantized else stored
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
@@ -141,12 +157,37 @@ def _pooling_modes(settings: dict[str, Any]) -> int:
     return len(modes) if isinstance(modes, list) else 1 if modes else max(1, len(flags))
 
 
+def _stored_dtype(folder: Path) -> str | None:
+    """That of all the weights, where they are in files of safetensors and have the same one."""
+    found = set[str]()
+    try:
+        for path in next(filter(None, (_matches(folder.glob, patterns) for patterns in _WEIGHTS[:2])), []):
+            with open_regular(path) as file:
+                size_bytes = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size_bytes) if size_bytes <= _HEADER_LIMIT_BYTES else b"")
+            found |= {str(_mapping(tensor).get("dtype")) for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, AttributeError):
+        return None
+    floating = [_TENSOR_DTYPES[name] for name in found if name in _TENSOR_DTYPES]
+    return floating[0] if len(floating) == 1 else None
+
+
+def _has(model: ModelConfig, keys: Iterable[str]) -> bool:
+    nested = model.kwargs.get("model_kwargs")
+    kwargs = {**model.kwargs, **(nested if isinstance(nested, dict) else {})}
+    return any(kwargs.get(key) is not None for key in keys)
+
+
 def _weights_bytes(folder: Path) -> int | None:
     for patterns in _WEIGHTS:
         with contextlib.suppress(OSError):
-            if files := [path for pattern in patterns for path in folder.rglob(pattern)]:
+            if files := _matches(folder.rglob, patterns):
                 return sum(path.stat().st_size for path in files)
     return None
+
+
+def _matches(glob: Callable[[str], Iterable[Path]], patterns: Iterable[str]) -> list[Path]:
+    return [path for pattern in patterns for path in glob(pattern)]
 
 
 def _path(module: Any) -> str:

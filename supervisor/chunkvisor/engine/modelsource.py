@@ -79,7 +79,7 @@ def resolve_hub(
         if not isinstance(step, Wait):
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
-                f"the model {model.name} cannot be had",
+                f"the model {model.name} cannot be downloaded",
                 why=found.reason,
                 remedy=found.remedy,
                 log=AttemptFiles(scratch).log,

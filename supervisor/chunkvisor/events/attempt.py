@@ -61,9 +61,13 @@ class WorkerEnded(AttemptEvent):
     texts: int = 0
     tokens: int = 0
     """Without padding; 0 where the encoder cannot count them."""
+    padded_tokens: int = 0
+    """With it."""
 
 
-@event("{output} chunk {chunk} cannot be finished in time: what is encoded is saved after the batch under way")
+@event(
+    "{output} chunk {chunk} cannot finish in time: it stops after the current batch, and its finished texts are saved"
+)
 class WorkerLeaving(AttemptEvent):
     """The worker was asked to end early."""
 
@@ -86,9 +90,21 @@ class FailureEvent(AttemptEvent):
     """Name of the rule that knows the fault; empty where none does."""
     phase: str = ""
     log: str = ""
+    then: str = ""
+    """What the run does about it, in words; empty where the next event says so."""
+
+    @property
+    def which(self) -> str:
+        """Which attempt; 0 was none: no worker could be started, or its vectors could not be stored."""
+        return f", attempt {self.attempt}" if self.attempt else ""
+
+    @property
+    def next(self) -> str:
+        """What follows, at the end of a line."""
+        return f"; {self.then}" if self.then else ""
 
 
-@event("{output} chunk {chunk}, attempt {attempt}: {outcome}: {reason}", Severity.CARE)
+@event("{output} chunk {chunk}{which}: {outcome}: {reason}{next}", Severity.CARE)
 class AttemptFailed(FailureEvent):
     """At a whole chunk."""
 
@@ -103,7 +119,7 @@ class AttemptInterrupted(FailureEvent):
     """It was stopped, or its machine was lost; it counts for nothing."""
 
 
-@event("{output} chunk {chunk}: the worker crashed after its work was done, which counts", Severity.CARE)
+@event("{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept", Severity.CARE)
 class LateCrash(ChunkEvent):
     returncode: Signed = 0
 
@@ -136,14 +152,14 @@ class PartCommitted(ChunkEvent):
     stop: int = 0
 
 
-@event("{output} chunk {chunk}: {texts:,} texts were encoded before the attempt ended, and are kept")
+@event("{output} chunk {chunk}: kept {texts:text} that the failed attempt had finished")
 class BatchesKept(ChunkEvent):
     """What an attempt without a result had encoded was taken over."""
 
     texts: int = 0
 
 
-@event("{output} chunk {chunk}: {texts:,} texts are taken apart, {parts} tries follow", Severity.CARE)
+@event("{output} chunk {chunk}: looking for what fails among {texts:text}", Severity.CARE)
 class ChunkSplit(ChunkEvent):
     texts: int = 0
     parts: int = 0
@@ -158,12 +174,12 @@ class Quarantined(Event):
     reason: str = ""
 
 
-@event("{output} chunk {chunk} is given up for this run: {reason}", Severity.LOSS)
+@event("{output} chunk {chunk} is given up for this run, the next run tries it again: {reason}", Severity.LOSS)
 class ChunkSetAside(ChunkEvent):
     reason: str = ""
 
 
-@event("{output} chunk {chunk}: the disk failed, and what it was to hold is done again: {why}", Severity.LOSS)
+@event("{output} chunk {chunk}: the disk reported an error, and the chunk is stored again: {why}", Severity.LOSS)
 class DiskFault(ChunkEvent):
     """An error of the disk itself: mended, but whoever owns the disk has to know."""
 

@@ -9,15 +9,15 @@ class LookingForGpus(Event):
 
 
 @event(
-    "nvidia-smi does not tell of the GPUs, but the driver's device files are there: {count} taken; "
-    "CUDA may work all the same, chunkvisor doctor says more",
+    "nvidia-smi does not list the GPUs, but there are device files for {count:GPU}; CUDA may work all the same. "
+    "`chunkvisor doctor` says more",
     Severity.CARE,
 )
 class GpusGuessed(Event):
     count: int
 
 
-@event("a GPU has fallen off the bus, and the others are taken; nvidia-smi says: {why}", Severity.LOSS)
+@event("a GPU has fallen off the bus, and the run uses the others; nvidia-smi says: {why}", Severity.LOSS)
 class GpuLost(Event):
     why: str = ""
 
@@ -36,7 +36,7 @@ class DevicesChecked(Event):
     count: int = 0
 
 
-@event("node {node} works from now on, on {device}")
+@event("node {node} has joined, with {device}")
 class NodeJoined(Event):
     node: str
     device: str
@@ -45,7 +45,7 @@ class NodeJoined(Event):
     """Number of the first of them."""
 
 
-@event("node {node} is lost, {left} devices go on; its chunks are done elsewhere: {why}", Severity.CARE)
+@event("node {node} is lost, {left:device} left; its chunks are done elsewhere: {why}", Severity.CARE)
 class NodeLost(Event):
     node: str
     left: int = 0
@@ -53,7 +53,7 @@ class NodeLost(Event):
     why: str = ""
 
 
-@event("node {node} is left out from now on, {left} devices go on: {why}", Severity.LOSS)
+@event("node {node} is not used any more, {left:device} left: {why}", Severity.LOSS)
 class NodeSetAside(Event):
     """A node cannot do the job."""
 
@@ -62,7 +62,7 @@ class NodeSetAside(Event):
     why: str = ""
 
 
-@event("{device} is left out from now on, {left} go on: {why}", Severity.LOSS)
+@event("{device} is not used any more, {left:device} left: {why}", Severity.LOSS)
 class DeviceDropped(Event):
     device: str
     left: int = 0
@@ -75,7 +75,7 @@ class GpuBusy(Event):
     why: str = ""
 
 
-@event("{device}: {why}; going on without, CUDA may work all the same")
+@event("{device}: {why}; going on without its readings, CUDA may work all the same")
 class GpuBlind(Event):
     """Nothing can be learnt of the GPU."""
 
@@ -112,6 +112,9 @@ class TemplateFailed(TemplateEvent):
     reason: str = ""
 
 
-@event("from now on every worker is a new interpreter; the template process failed: {reason}", Severity.CARE)
+@event(
+    "from now on every worker starts afresh: the template process, from which they were forked, failed: {reason}",
+    Severity.CARE,
+)
 class WarmGivenUp(TemplateEvent):
     reason: str = ""

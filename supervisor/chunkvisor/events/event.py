@@ -10,6 +10,13 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
+from chunkvisor.units import counted
+
+JOURNAL = 1
+"""Of the journal's lines. It counts on where an older chunkvisor could misread a line; what is only added, an event or
+a field with a default, does not count, since readers pass over what they do not know (tests/versions/shapes.json).
+"""
+
 KINDS: dict[str, type["Event"]] = {}
 """By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
 
@@ -41,7 +48,10 @@ class Event:
     """In the journal."""
     severity: ClassVar[Severity] = Severity.NEWS
     words: ClassVar[str] = ""
-    """A line for people, with the fields in braces; empty where a person need not know."""
+    """A line for people; empty where a person need not know.
+
+    Attributes stand in braces. A noun after the colon counts: `{chunks:chunk}` is `1 chunk` or `2 chunks`.
+    """
 
     def details(self) -> dict[str, Any]:
         """Plain values by field, as they stand in the journal."""
@@ -50,7 +60,25 @@ class Event:
     @property
     def line(self) -> str:
         """The words, on one line without control characters; empty where there are none."""
-        return plain(self.words.format_map(asdict(self))) if self.words else ""
+        return plain(self.words.format_map(_Attributes(self))) if self.words else ""
+
+
+class _Attributes:
+    """Of an event, for its words."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self._event, name)
+        return _Count(value) if type(value) is int else value
+
+
+class _Count(int):
+    """A number that can be written with its noun."""
+
+    def __format__(self, spec: str) -> str:
+        return counted(self, spec) if spec[:1].isalpha() and len(spec) > 1 else int.__format__(self, spec)
 
 
 @dataclass_transform(frozen_default=True)

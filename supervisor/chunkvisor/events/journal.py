@@ -3,7 +3,7 @@
 Nothing is decided by it: with a lost, torn or damaged journal what happened is forgotten, not a single row.
 
 Now and then a line holds the state that all lines before it come to, so that `status` reads the end alone, however long
-the journal is.
+the journal is. Lines of a newer version of the journal are passed over, like all that nobody here knows.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chunkvisor.events.decode import event_of
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import JOURNAL, Event
+from chunkvisor.events.run import Invoked
 from chunkvisor.events.state import RunState
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_kept, open_regular, set_aside
 from chunkvisor_worker.contract.messages import from_json
@@ -67,7 +68,8 @@ class Journal:
         self._unread_bytes += self._append(t, event.name, event.details())
         self.state.apply(event, t)
         if self._unread_bytes >= self._every_bytes:
-            size_bytes = self._append(t, _STATE, {"state": asdict(self.state)})
+            content = {"journal_version": JOURNAL, "state": asdict(self.state)}
+            size_bytes = self._append(t, _STATE, content)
             self._unread_bytes, self._every_bytes = 0, max(_EVERY_BYTES, _SHARE * size_bytes)
 
     def close(self) -> None:
@@ -97,8 +99,9 @@ def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
         return
     with file:
         file.seek(offset)
+        decoder = Decoder()
         for line in file:
-            if (entry := decode(line)) is not None:
+            if (entry := decoder.entry(line)) is not None:
                 yield entry
 
 
@@ -109,7 +112,35 @@ def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
     yield from read_events(journal)
 
 
-def decode(line: bytes) -> Entry | None:
+def speed_of_trials(workdir: Path, journal: Path) -> float | None:
+    """Texts a second of the largest trial of this workdir; None where there was none."""
+    for folder in sorted(workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*"), key=_size_of_trial, reverse=True):
+        if rate := read_state(folder / journal.name)[0].texts_per_s:
+            return rate
+    return None
+
+
+def _size_of_trial(folder: Path) -> int:
+    size = folder.name.rpartition("-")[2]
+    return int(size) if size.isdecimal() else 0
+
+
+class Decoder:
+    """Reads lines that follow each other."""
+
+    def __init__(self) -> None:
+        self._known = True
+        """Whether the run that tells writes as we do, or as one before us."""
+
+    def entry(self, line: bytes) -> Entry | None:
+        """The event of the next line; None where it cannot be read, or a newer version has written it."""
+        entry = _decoded(line)
+        if entry is not None and isinstance(entry.event, Invoked):
+            self._known = entry.event.journal_version <= JOURNAL
+        return entry if self._known else None
+
+
+def _decoded(line: bytes) -> Entry | None:
     """The event of a line; None where it cannot be read, holds a state, or is of a kind that nobody here knows."""
     try:
         values = json.loads(line.decode())
@@ -156,12 +187,15 @@ def newest_state(path: Path) -> tuple[RunState, int]:
 @dataclass(frozen=True, slots=True)
 class _StateLine:
     state: RunState
+    journal_version: int = 0
 
 
 def _restored(line: bytes) -> RunState | None:
-    """The state of a line; None where something of it is missing, as in one of another version."""
+    """The state of a line; None where something of it is missing, or a newer version has written it."""
     found = from_json(_StateLine, line)
-    if found is None or not json.loads(line)["state"].keys() >= {item.name for item in fields(RunState)}:
+    if found is None or found.journal_version > JOURNAL:
+        return None
+    if not json.loads(line)["state"].keys() >= {item.name for item in fields(RunState)}:
         return None
     return found.state
 

@@ -3,19 +3,19 @@
 from chunkvisor.events.event import Event, Severity, event
 
 
-@event("{output}: reading its source")
+@event("{output}: reading the source")
 class Staging(Event):
     output: str
 
 
-@event("{output}: {rows:,} rows, {distinct:,} distinct texts")
+@event("{output}: {rows:row}, {distinct:distinct text}")
 class Staged(Event):
     output: str
     rows: int
     distinct: int
 
 
-@event("{output}: {chunks:,} chunks of {chunk_size:,} texts, {chunks_done:,} done before")
+@event("{output}: {chunks:chunk} of up to {chunk_size:text}{before}")
 class OutputOpened(Event):
     """There is work to do for it; of a slice, the figures are those of its share."""
 
@@ -28,8 +28,13 @@ class OutputOpened(Event):
     chunks_done: int = 0
     texts_done: int = 0
 
+    @property
+    def before(self) -> str:
+        """What is done already, at the end of a line."""
+        return f", {self.chunks_done:,} done already" if self.chunks_done else ""
 
-@event("{output}: {taken:,} of {texts:,} texts have vectors already; {encoded:,} are encoded{sources}")
+
+@event("{output}: {taken:,} of {texts:text} already have a vector{sources}; {encoded:,} left to encode")
 class TextsReused(Event):
     """Some of its texts are not encoded again."""
 
@@ -42,7 +47,7 @@ class TextsReused(Event):
     """In words, after a comma: where the vectors come from."""
 
 
-@event("{output}: generation {generation}, {rows_before:,} rows before, {rows:,} now")
+@event("{output}: the source has changed: {rows_before:row} before, {rows:,} now; this is generation {generation}")
 class GenerationBegun(Event):
     """Its source has changed, and the run was told to take it as it is now."""
 
@@ -52,7 +57,7 @@ class GenerationBegun(Event):
     rows: int
 
 
-@event("{output}: nothing is taken over from {origin}: {problem}", Severity.CARE)
+@event("{output}: no vectors are reused from {origin}: {problem}", Severity.CARE)
 class ReuseRefused(Event):
     """What has vectors of its texts is damaged."""
 
@@ -61,7 +66,7 @@ class ReuseRefused(Event):
     problem: str
 
 
-@event("{output}: complete already, {rows:,} rows x {dimension}, {path}")
+@event("{output}: complete already, {rows:row} x {dimension}, {path}")
 class OutputAlreadyComplete(Event):
     output: str
     rows: int
@@ -69,14 +74,14 @@ class OutputAlreadyComplete(Event):
     path: str = ""
 
 
-@event("{output}: joining {chunks:,} chunks")
+@event("{output}: joining {chunks:chunk} into the final file")
 class Assembling(Event):
     output: str
     chunks: int = 0
 
 
 @event(
-    "{output}: some rows come from other versions of libraries: {changed}; see the manifest",
+    "{output}: some rows were computed with other library versions: {changed}; the manifest lists them",
     Severity.CARE,
 )
 class OtherVersions(Event):
@@ -93,9 +98,25 @@ class WaitingToJoin(Event):
     reason: str
 
 
-@event("{output}: complete, {rows:,} rows x {dimension}, {path}")
+@event("{output}: complete, {rows:row} x {dimension}, {path}")
 class OutputComplete(Event):
     output: str
     rows: int
     dimension: int = 0
     path: str = ""
+
+
+@event("{output}: uploading {size_bytes:,} bytes to {address}")
+class Uploading(Event):
+    output: str
+    address: str
+    size_bytes: int = 0
+
+
+@event("{output}: uploaded, {address}")
+class Uploaded(Event):
+    """All its files are there, compared with what was sent."""
+
+    output: str
+    address: str
+    """Of the manifest."""

@@ -59,6 +59,8 @@ class DeviceTimes:
     texts: int = 0
     tokens: int = 0
     """Without padding; 0 where the encoder cannot count them."""
+    padded_tokens: int = 0
+    """With it."""
     busy_s: float = 0.0
     """From a worker's `go` to its end."""
     idle_s: float = 0.0
@@ -68,11 +70,17 @@ class DeviceTimes:
     texts_per_s: float | None = None
     """While busy."""
     tokens_per_s: float | None = None
+    """While busy, without padding."""
+    padding_share: float | None = None
+    """Of the tokens that were computed."""
 
     def add(self, ended: WorkerEnded) -> None:
         """Take in the end of a worker."""
         self.texts += ended.texts
         self.tokens += ended.tokens
+        self.padded_tokens += ended.padded_tokens
+        if self.padded_tokens:
+            self.padding_share = round(1 - self.tokens / self.padded_tokens, 4)
         self.busy_s = round(self.busy_s + ended.busy_s, 4)
         self.idle_s = round(self.idle_s + ended.idle_s, 4)
         self.startup_s = round(self.startup_s + ended.startup_s, 4)

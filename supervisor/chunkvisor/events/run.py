@@ -2,6 +2,10 @@
 
 from chunkvisor.errors import lines_of_end
 from chunkvisor.events.event import Event, Severity, event
+from chunkvisor.units import counted, human_time, listed
+
+_MOST_IDS = 4
+"""Of GPUs, in a line."""
 
 
 @event()
@@ -14,15 +18,17 @@ class Invoked(Event):
     slice: str = ""
     """Such as 3/8; empty for a run of the whole."""
     pid: int = 0
+    journal_version: int = 0
+    """Of the lines of this run; 0 in journals from before there were versions."""
 
 
-@event("ended {count} processes that an earlier run had left behind")
+@event("ended {count:worker} left behind by an earlier run")
 class OrphansEnded(Event):
     count: int
     pids: tuple[int, ...] = ()
 
 
-@event("working in {workdir} on {device}")
+@event("{sentence}")
 class RunStarted(Event):
     """The run has found its devices and begins to work."""
 
@@ -38,6 +44,42 @@ class RunStarted(Event):
     """That the config asks for."""
     slice: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What is to be done, with what, and where."""
+        what = f"encoding {listed(self.outputs, 3)}" if self.outputs else "working"
+        what += f", slice {self.slice}" if self.slice else ""
+        model = f" with {self.model}" if self.model else ""
+        return f"{what}{model} on {_devices_in_words(self.device)}, in {self.workdir}"
+
+
+@event("{sentence}")
+class WorkPlanned(Event):
+    """All sources are read, and it is known what is left to do."""
+
+    rows: int
+    """Of all outputs that are not complete; of a slice, of its share."""
+    texts: int
+    """Distinct ones."""
+    texts_left: int
+    chunks: int
+    chunks_left: int
+    texts_per_s: float | None = None
+    """Of the last run here, or of a trial; None = there was none."""
+
+    @property
+    def sentence(self) -> str:
+        """How much is left to do, and how long that may take."""
+        left = f"{self.rows:,} rows" if self.rows != 1 else "1 row"
+        todo = f"to do: {left} in {counted(self.chunks, 'chunk')}"
+        if self.chunks_left < self.chunks:
+            todo = f"to do: {self.chunks_left:,} of {counted(self.chunks, 'chunk')}, of {left} in all"
+        if not self.chunks_left:
+            return f"nothing left to compute: {counted(self.chunks, 'chunk')} to join"
+        if not self.texts_per_s:
+            return f"{todo}; a time estimate follows"
+        return f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the last run"
+
 
 @event("{text}")
 class Note(Event):
@@ -46,7 +88,7 @@ class Note(Event):
     text: str
 
 
-@event("asking the hub for {model}")
+@event("asking the model hub for {model}")
 class Resolving(Event):
     model: str
 
@@ -58,23 +100,42 @@ class CheckingModel(Event):
     model: str
 
 
-@event("waiting for {who}, which prepares or joins what belongs to all slices")
+@event("waiting for {who}, which prepares or joins the files of all slices")
 class WaitingForTurn(Event):
     who: str
 
 
-@event("the run stood still for {gap_s:.0f} s, as after a frozen container or a suspended machine", Severity.CARE)
+@event("the run stood still for {gap_s:.0f} s: the machine was suspended, or its container was frozen", Severity.CARE)
 class StoodStill(Event):
     """The loop was not run for a while; what waits for workers is not charged with it."""
 
     gap_s: float
 
 
-@event("nothing is started for {delay_s:.0f} s: {reason}", Severity.CARE)
+@event("{sentence}", Severity.CARE)
 class Waiting(Event):
+    """Nothing is started for a while, on one device or on all."""
+
     delay_s: float
+    """Until the next try."""
     reason: str
     outcome: str = ""
+    waited_s: float = 0.0
+    """So far; 0 = the wait begins."""
+    limit_s: float = 0.0
+    """How long the run waits at most; 0 = not told."""
+    again: bool = False
+    """It was told less than a minute ago: people need not hear of it again."""
+
+    @property
+    def sentence(self) -> str:
+        """For people; empty where they know."""
+        if self.again:
+            return ""
+        most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
+        if self.waited_s:
+            return f"still waiting, {human_time(self.waited_s)} by now{most}: {self.reason}"
+        return f"waiting{most}: {self.reason}"
 
 
 @event()
@@ -89,17 +150,17 @@ class LimitsEvent(Event):
     """The same in words."""
 
 
-@event("batches{of_length}: from now on at most {rows:,} rows", Severity.CARE)
+@event("batches{of_length}: from now on at most {rows:row}", Severity.CARE)
 class LimitsLowered(LimitsEvent):
     """After a batch that did not fit."""
 
 
-@event("batches{of_length}: {rows:,} rows are tried again, after a streak without a fault")
+@event("batches{of_length}: trying {rows:row} again, after some time without a fault")
 class LimitsWidened(LimitsEvent):
     """After a time without a fault."""
 
 
-@event("{signal}: {how}; once more stops at once")
+@event("{signal}: {how}; a second signal stops at once")
 class Draining(Event):
     """Nothing new is started."""
 
@@ -109,8 +170,8 @@ class Draining(Event):
 
 
 @event(
-    "slice {slice} is done, and with it {done:,} of all {chunks:,} chunks; "
-    "the last slice joins them, or a run without --slice"
+    "slice {slice} is done; of all slices together, {done:,} of {chunks:chunk}. "
+    "The last slice joins them, or a run without --slice"
 )
 class SliceDone(Event):
     slice: str
@@ -140,3 +201,19 @@ class RunEnded(Event):
     """The last event of a run that has ended well."""
 
     code: int
+
+
+def _devices_in_words(devices: str) -> str:
+    """Such as `the CPU`, `2 x NVIDIA H100 (GPU-1, GPU-2)` and `8 x NVIDIA H100`; the journal has all ids."""
+    if devices == "cpu":
+        return "the CPU"
+    ids: dict[str, list[str]] = {}
+    for device in devices.split(", "):
+        name, _, rest = device.partition(" (")
+        ids.setdefault(name, []).append(rest.rstrip(")"))
+    return ", ".join(_kind_in_words(*each) for each in ids.items())
+
+
+def _kind_in_words(name: str, ids: list[str]) -> str:
+    kind = name if len(ids) == 1 else f"{len(ids)} x {name}"
+    return f"{kind} ({', '.join(ids)})" if all(ids) and len(ids) <= _MOST_IDS else kind

@@ -14,6 +14,7 @@ from chunkvisor.events.event import Event, plain
 from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share
 from chunkvisor_worker.contract.exits import Outcome
 
+STARTING = "starting the first workers"
 COMPUTING = "computing"
 STOPPING = "stopping: the chunks under way are finished or saved first"
 _WINDOW = 48
@@ -23,8 +24,8 @@ _LAST_LINES = 5
 _STAGES: dict[type[Event], str] = {
     of_device.LookingForGpus: "asking nvidia-smi for the GPUs",
     of_device.CheckingDevice: "asking nvidia-smi how {0.device} is",
-    of_device.DevicesChecked: "starting the first workers",
-    of_run.Resolving: "asking the hub for {0.model}",
+    of_device.DevicesChecked: STARTING,
+    of_run.Resolving: "asking the model hub for {0.model}",
     of_run.CheckingModel: "reading the files of the model",
     of_run.WaitingForTurn: "waiting for {0.who}",
     of_output.Staging: "reading the source of {0.output}",
@@ -40,10 +41,10 @@ _STAGES: dict[type[Event], str] = {
 
 _NO_WORK = (
     *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_run.Resolving, of_run.CheckingModel),
-    *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded),
+    *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded, of_run.Halted),
     *(of_device.LookingForGpus, of_device.GpusGuessed, of_device.CheckingDevice, of_device.DevicesChecked),
 )
-"""All that a run tells which finds everything done."""
+"""All that a run tells which finds everything done, or cannot begin."""
 
 
 @dataclass(slots=True)
@@ -78,6 +79,8 @@ class RunState:
     worked: bool = False
     """It has found something to do."""
     doing: str = "starting"
+    doing_since_s: float = 0.0
+    """0 = since it began."""
     ending: of_run.Halted | None = None
     """Its last event; one that has ended well has a code and no words."""
     attempts: dict[str, int] = field(default_factory=dict)
@@ -132,13 +135,13 @@ class RunState:
         self.told_s = t
         self.worked = self.worked or not isinstance(event, _NO_WORK)
         if (stage := _STAGES.get(type(event))) and not (isinstance(event, of_attempt.Go) and self.doing == STOPPING):
-            self.doing = stage.format(event)
+            self._do(stage.format(event), t)
         self._apply_to_run(event, t)
         self._apply_to_output(event, t)
         self._apply_to_workers(event, t)
-        if event.words:
+        if line := event.line:
             kept = self.last_lines[-_LAST_LINES + 1 :]
-            self.last_lines = (*kept, NewsLine(event.severity, t, event.line))
+            self.last_lines = (*kept, NewsLine(event.severity, t, line))
 
     def _begin(self, event: of_run.Invoked | of_run.RunStarted, t: float) -> None:
         """Forget the run before, but for what stands until this one begins to work."""
@@ -149,6 +152,10 @@ class RunState:
         self.__init__(*kept)  # type: ignore[misc]  # every other field to its default
         self.began_s, self.workdir, self.slice = t, event.workdir, event.slice
         self.invocation = event.invocation if isinstance(event, of_run.Invoked) else ""
+
+    def _do(self, doing: str, t: float) -> None:
+        if doing != self.doing:
+            self.doing, self.doing_since_s = doing, t
 
     def _apply_to_run(self, event: Event, t: float) -> None:
         match event:

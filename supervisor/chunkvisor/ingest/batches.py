@@ -19,13 +19,13 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.values import Cell, Number, Row, json_text
 
-_Batch: TypeAlias = list[tuple[int, list[str | None]]]
+Batch: TypeAlias = list[tuple[int, list[str | None]]]
 """Line and cells of each row, the cells as text that DuckDB casts to the type of their column."""
 
 _BATCH_ROWS = 8192
 _BATCH_CHARS = 8 << 20
 _MAX_KEYS = 2000
-_VIEW = "__chunkvisor_batch"
+BATCH = "__chunkvisor_batch"
 
 
 class _Kind(Flag):
@@ -53,8 +53,8 @@ def sql_rows(
     _refuse_surrogates(file, types)
     relation = _relation(types)
     rows = read_rows(file, list(types), skip_blank=request.skip_blank, limit=limit)
-    for batch in _batches(file, rows, list(types.values())):
-        _register(connection, batch, len(types))
+    for batch in batched(file, rows, list(types.values())):
+        register(connection, batch, len(types))
         try:
             texts = list(_evaluate(connection, file, request.sql, relation, batch))
         except duckdb.Error as error:
@@ -81,14 +81,14 @@ def relations(
     """
     types = _column_types(file, skip_blank=skip_blank)
     first = 0
-    for batch in _batches(file, read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
-        _register(connection, batch, len(types))
+    for batch in batched(file, read_rows(file, list(types), skip_blank=skip_blank, limit=limit), list(types.values())):
+        register(connection, batch, len(types))
         yield _relation(types), list(types), first
         first += len(batch)
 
 
 def _evaluate(
-    connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str, batch: _Batch
+    connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, relation: str, batch: Batch
 ) -> Iterator[tuple[int, str | None]]:
     return evaluate(connection, file, sql, relation, lambda row: {"line": batch[row][0]})
 
@@ -98,13 +98,13 @@ def _located(
     file: SourceFile,
     sql: str,
     relation: str,
-    batch: _Batch,
+    batch: Batch,
     width: int,
     error: duckdb.Error,
 ) -> Exception:
     def fails(stop: int) -> bool:
         try:
-            _register(connection, batch[:stop], width)
+            register(connection, batch[:stop], width)
             for _ in _evaluate(connection, file, sql, relation, batch):
                 pass
         except duckdb.Error:
@@ -127,8 +127,9 @@ def _refuse_surrogates(file: SourceFile, columns: Iterable[str]) -> None:
             ) from None
 
 
-def _batches(file: SourceFile, rows: Iterator[Row], types: Sequence[str]) -> Iterator[_Batch]:
-    batch: _Batch = []
+def batched(file: SourceFile, rows: Iterator[Row], types: Sequence[str]) -> Iterator[Batch]:
+    """The rows in batches of bounded size. Raises Halt (exit 78) for JSON that is nested too deeply."""
+    batch: Batch = []
     chars = 0
     for line, cells in rows:
         try:
@@ -150,18 +151,19 @@ def _as_text(cell: Cell, kind: str) -> str | None:
     return str(cell) if isinstance(cell, str) and kind != "JSON" else json_text(cell)
 
 
-def _register(connection: duckdb.DuckDBPyConnection, batch: _Batch, width: int) -> None:
+def register(connection: duckdb.DuckDBPyConnection, batch: Batch, width: int) -> None:
+    """Let SQL read the batch as `BATCH`: the columns row, c0, c1 and so on, of text."""
     # Columns go by position: DuckDB would rename those whose names differ only in case.
     columns = {"row": np.arange(len(batch))}
     for index in range(width):
         columns[f"c{index}"] = column = np.empty(len(batch), dtype=object)
         column[:] = [cells[index] for _, cells in batch]
-    connection.register(_VIEW, columns)
+    connection.register(BATCH, columns)
 
 
 def _relation(types: dict[str, str]) -> str:
     casts = [f"CAST(c{index} AS {kind}) AS {quoted(name)}" for index, (name, kind) in enumerate(types.items())]
-    return f"(SELECT {', '.join([f'row AS {ROW}', *casts])} FROM {_VIEW})"  # noqa: S608 - names are quoted
+    return f"(SELECT {', '.join([f'row AS {ROW}', *casts])} FROM {BATCH})"  # noqa: S608 - names are quoted
 
 
 def _column_types(file: SourceFile, *, skip_blank: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.jsonlines import read_objects
-from chunkvisor.ingest.problem import refused
+from chunkvisor.ingest.problem import disk_full, refused
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
@@ -67,9 +67,10 @@ def columns_in_words(file: SourceFile, scratch: Path) -> str:
     `scratch` is an existing folder to work in. Raises Halt for bad input, OSError.
     """
     match file.format:
-        case Format.PARQUET | Format.ARROW:
+        case Format.PARQUET | Format.ARROW | Format.DATABASE:
+            request = IngestRequest((str(file.path),), column=_NO_COLUMN, query=file.query, max_rows=1)
             try:
-                stage_table(IngestRequest((str(file.path),), column=_NO_COLUMN), scratch / "columns", lambda: None)
+                stage_table(request, scratch / "columns", lambda: None)
             except Halt as halt:
                 return halt.remedy
             raise AssertionError("a column without a name was found")
@@ -95,17 +96,13 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
     except (ValueError, KeyError, TypeError):
         pass
     if status == ExitCode.DISK:
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read into {partial}.",
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(partial)
     if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either
         return Halt(
             ExitCode(status),
             f"The process that reads the sources was refused what it needs in {partial}.",
             why="It could not leave a message; its log has the error.",
-            remedy="Read the log, mend what it names, then run the same command again.",
+            remedy="Read the log, correct what it names, then run the same command again.",
             log=log,
         )
     if status == -signal.SIGKILL:

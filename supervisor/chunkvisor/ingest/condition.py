@@ -11,7 +11,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.ingest.expression import bare_names, changing_calls
 from chunkvisor.ingest.request import IngestRequest
 
-_OF_THE_MOMENT = frozenset(
+OF_THE_MOMENT = frozenset(
     {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp", "current_user"}
 )
 """Functions that SQL calls without brackets: to the parser they are columns."""
@@ -21,7 +21,7 @@ def check_condition(connection: duckdb.DuckDBPyConnection, where: str) -> None:
     """Raise Halt (exit 78) for what is no condition over one row, or would not hold for the same rows tomorrow."""
     changing = {
         *changing_calls(connection, where, "where"),
-        *_OF_THE_MOMENT.intersection(bare_names(connection, where)),
+        *OF_THE_MOMENT.intersection(bare_names(connection, where)),
     }
     if names := sorted(changing):
         raise config_error(

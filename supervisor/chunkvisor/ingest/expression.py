@@ -24,14 +24,14 @@ _VALUES = frozenset(
     | {"session_user", "user", "current_catalog", "current_schema"}
 )
 """Words that SQL takes for the clock or the session where no column bears the name, though they are parsed as one."""
-_FAILING = frozenset({"error", "assert_true"})
+FAILING = frozenset({"error", "assert_true"})
 """Volatile to DuckDB, so that they are not moved about; whether they fail is a matter of the row."""
 _STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
 
 
 def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise Halt (exit 78) for what is no expression over one row, as far as the text alone can tell."""
-    if name := next((each for each in changing_calls(connection, sql, "sql") if each not in _FAILING), None):
+    if name := next((each for each in changing_calls(connection, sql, "sql") if each not in FAILING), None):
         raise _no_function_of_the_row(f"{name}()", sql)
 
 
@@ -52,8 +52,13 @@ def changing_calls(connection: duckdb.DuckDBPyConnection, sql: str, key: str) ->
             why="It may look at the columns of its own row; only that can be told to be unchanged at a resume.",
             remedy="Compute it beforehand and write it to a parquet file.",
         )
+    return unstable_in(connection, tree)
+
+
+def unstable_in(connection: duckdb.DuckDBPyConnection, tree: Any) -> list[str]:
+    """Functions in a serialized statement whose value may differ between two calls, in their order."""
     unstable = _unstable(connection)
-    return [name for name in _named(tree, "FUNCTION") if name in unstable]
+    return [name for name in named_in(tree, "FUNCTION") if name in unstable]
 
 
 def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, columns: Iterable[str]) -> None:
@@ -75,7 +80,7 @@ def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: st
 
 def bare_names(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
     """Names in the expression that no table stands before, in lower case."""
-    return list(_named(json.loads(_serialized(connection, sql)), "COLUMN_REF"))
+    return list(named_in(json.loads(_serialized(connection, sql)), "COLUMN_REF"))
 
 
 def evaluate(
@@ -135,7 +140,7 @@ def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: st
     if len(described) != 2:
         raise config_error("`sql` is not one expression: it gives several columns.")
     kind = described[1][1]
-    if kind == '"NULL"' and "error" in _named(json.loads(_serialized(connection, sql)), "FUNCTION"):
+    if kind == '"NULL"' and "error" in named_in(json.loads(_serialized(connection, sql)), "FUNCTION"):
         raise input_error(file.path, f"`sql` fails for every row: {sql}")
     if kind not in ("VARCHAR", '"NULL"'):
         remedy = "Take the text out of it with ->> instead of ->." if kind == "JSON" else "Convert it: (...)::VARCHAR"
@@ -172,28 +177,32 @@ def _unstable(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     ).fetchall()
     found = {name for name, stability, _ in rows if stability not in (None, "CONSISTENT")}
     called = re.compile(
-        rf"\b({'|'.join(map(re.escape, sorted(found - _FAILING)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
+        rf"\b({'|'.join(map(re.escape, sorted(found - FAILING)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
     )
     return frozenset(found | {name for name, _, macro in rows if macro and called.search(macro)})
 
 
-def _named(node: Any, kind: str) -> Iterator[str]:
+def named_in(node: Any, kind: str) -> Iterator[str]:
     """In lower case, the functions that are called in the tree, or the bare names that are not known to be anything."""
     if isinstance(node, list):
         for each in node:
-            yield from _named(each, kind)
+            yield from named_in(each, kind)
     elif isinstance(node, dict):
         if node.get("class") == kind:
             names = [node["function_name"]] if kind == "FUNCTION" else node["column_names"]
             if len(names) == 1:
                 yield str(names[0]).casefold()
-        yield from _named(list(node.values()), kind)
+        yield from named_in(list(node.values()), kind)
 
 
 def _serialized(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    statement = literal(f"SELECT (\n{sql}\n)")
+    return serialized(connection, f"SELECT (\n{sql}\n)")
+
+
+def serialized(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """The tree of a SELECT as JSON, or what is wrong with it under `error_message`."""
     # fetchall() wherever a result is small: one that is not fetched to its end blocks the connection.
-    ((tree,),) = connection.execute(f"SELECT json_serialize_sql({statement})").fetchall()
+    ((tree,),) = connection.execute(f"SELECT json_serialize_sql({literal(statement)})").fetchall()
     return str(tree)
 
 

@@ -14,6 +14,7 @@ from chunkvisor.ingest.database import literal, quoted
 from chunkvisor.ingest.expression import ROW, is_about_data, reason
 from chunkvisor.ingest.parquet import parquet_relation
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
+from chunkvisor.ingest.queried import queried_relation
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 
@@ -70,6 +71,9 @@ class RowsTable:
             yield relation, columns, 0
         elif file.format is Format.ARROW:
             yield from arrow_relations(self._connection, file, limit)
+        elif file.format is Format.DATABASE:
+            relation, types = queried_relation(self._connection, file, self._request, limit, self._scratch)
+            yield relation, list(types), 0
         else:
             yield from relations(self._connection, file, limit, skip_blank=self._request.skip_blank)
 

@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.remote import find, is_remote, state_of
 from chunkvisor_worker.contract.files import read_bounded
 
 Signature: TypeAlias = list[list[str | int]]
@@ -26,11 +27,13 @@ class Format(StrEnum):
     PARQUET = "parquet"
     ARROW = "arrow"
     TXT = "txt"
+    DATABASE = "database"
+    """Rows of a query over a DuckDB or SQLite file."""
 
     @property
     def has_lines(self) -> bool:
         """Whether a row can be named by the line on which it starts."""
-        return self not in (Format.PARQUET, Format.ARROW)
+        return self not in (Format.PARQUET, Format.ARROW, Format.DATABASE)
 
 
 class Compression(StrEnum):
@@ -55,6 +58,9 @@ _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """By these, a folder that `datasets` has written is known (its arrow_dataset.py, dataset_dict.py)."""
 
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
+_DATABASES = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3"})
+_BESIDE_DATABASES = (".wal", "-wal", "-journal")
+"""What DuckDB (the first) and SQLite keep beside a database: changes that are not in it yet, or not for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +70,30 @@ class SourceFile:
     path: Path
     format: Format
     compression: Compression
+    query: str | None = None
+    """Of a database."""
+    address: str | None = None
+    """Of a file elsewhere, which is fetched before it is read; `path` is then its name alone."""
 
 
-def resolve(sources: Iterable[str]) -> list[SourceFile]:
+def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile]:
     """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
+
+    With a query they are databases. An address, such as s3://bucket/key, is a file elsewhere, or a glob.
 
     A glob gives each file once, under its shortest name, however many links lead to it. A name that exists is that
     file, whatever glob characters it holds; folders among the matches of a glob are passed over. Raises Halt (exit 78)
     for a missing file, a folder, no match, or a suffix of no known format.
     """
-    return [_source_file(path) for source in sources for path in _paths(source)]
+    if query is not None:
+        return [_database(Path(source), query) for source in sources]
+    found = list[SourceFile]()
+    for source in sources:
+        if is_remote(source):
+            found += [_of_format(Path(address.split("?")[0]), address) for address in find(source)]
+        else:
+            found += map(_source_file, _paths(source))
+    return found
 
 
 def signature(files: Sequence[SourceFile]) -> Signature:
@@ -81,14 +101,51 @@ def signature(files: Sequence[SourceFile]) -> Signature:
 
     Raises Halt (exit 78) where a file is missing.
     """
-    return [_state(file.path) for file in files]
+    return [state for file in files for state in _states(file)]
+
+
+def _states(file: SourceFile) -> Signature:
+    if file.address is not None:
+        return [state_of(file.address)]
+    return [_state(file.path), *map(_stat, beside(file))]
+
+
+def beside(file: SourceFile) -> list[Path]:
+    """Files that hold changes to a database which are not in it yet; a file of another format has none."""
+    if file.format is not Format.DATABASE:
+        return []
+    found = [Path(os.path.realpath(file.path) + suffix) for suffix in _BESIDE_DATABASES]
+    return [path for path in found if _stat(path)[1]]
+
+
+def check_unchanged(files: Sequence[SourceFile], before: Signature) -> None:
+    """Raise Halt (exit 75) where a file is not as it was."""
+    now = signature(files)
+    if now != before:
+        path = next((each[0] for each in (*now, *before) if each not in before or each not in now), files[0].path)
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{path} was changed while it was being read.",
+            remedy="Run again when nothing writes to it.",
+        )
 
 
 def _state(path: Path) -> list[str | int]:
     try:
-        now = path.stat()
+        return _as_list(path, path.stat())
     except OSError as error:
         raise _unreachable(path, error) from error
+
+
+def _stat(path: Path) -> list[str | int]:
+    """The same of a file that may go away at any time."""
+    try:
+        return _as_list(path, path.stat())
+    except OSError:
+        return [str(path), 0, 0, 0, 0]
+
+
+def _as_list(path: Path, now: os.stat_result) -> list[str | int]:
     return [str(path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
 
 
@@ -151,33 +208,54 @@ def _saved_files(folder: Path) -> list[Path]:
         ) from None
 
 
-def _source_file(path: Path) -> SourceFile:
+def _database(path: Path, query: str) -> SourceFile:
+    _check_regular(path, f"Name the database file in it, e.g. {path}/data.duckdb")
+    return SourceFile(path, Format.DATABASE, Compression.NONE, query)
+
+
+def _check_regular(path: Path, instead_of_folder: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise _unreachable(path, error) from error
     if stat.S_ISDIR(mode):
-        raise config_error(f"{path} is a folder, not a file.", remedy=f"Name its files, e.g. {path}/*.csv")
+        raise config_error(f"{path} is a folder, not a file.", remedy=instead_of_folder)
     if not stat.S_ISREG(mode):
         raise config_error(
             f"{path} is not a regular file.", why="A source is read more than once.", remedy="Write it to a file first."
         )
+
+
+def _source_file(path: Path) -> SourceFile:
+    _check_regular(path, f"Name its files, e.g. {path}/*.csv")
+    return _of_format(path)
+
+
+def _of_format(path: Path, address: str | None = None) -> SourceFile:
+    """By its suffixes. Raises Halt (exit 78) for those of no known format."""
+    name = address or path
     compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
     bare = path.with_suffix("") if compression is not Compression.NONE else path
     form = _FORMATS.get(bare.suffix.lower())
     if form in (Format.PARQUET, Format.ARROW) and compression is not Compression.NONE:
         raise config_error(
-            f"{path}: a {form} file in {compression} is not read.",
+            f"{name}: a {form} file in {compression} is not read.",
             why="It is compressed inside, or can be.",
             remedy="Unpack it.",
         )
+    if form is None and bare.suffix.lower() in _DATABASES:
+        raise config_error(
+            f"{name} looks like a database, of which a query says what the rows are.",
+            remedy=f'Write source: {{database: {path.name}, query: "SELECT … ORDER BY …"}}; '
+            "with `chunkvisor encode`, add --query.",
+        )
     if form is None:
         raise config_error(
-            f"{path}: the suffix tells no format that is read.",
+            f"{name}: the suffix tells no format that is read.",
             remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
             f"and all but .parquet, .arrow and .feather also with {' or '.join(_COMPRESSIONS)} behind.",
         )
-    return SourceFile(path, form, compression)
+    return SourceFile(path, form, compression, address=address)
 
 
 def _unreachable(path: Path, error: OSError) -> Halt:

@@ -15,7 +15,7 @@ from chunkvisor.store.layout import Entry
 
 _BATCH_ROWS = 50_000
 _BATCH_BYTES = 32 << 20
-_HASH_BYTES = 16
+HASH_BYTES = 16
 """Of BLAKE2b. Two of n different texts share a hash with probability n**2 / 2**129: 4e-19 for ten billion texts."""
 
 BINS = 256
@@ -86,7 +86,7 @@ class Spool:
         if not self._pending:
             return
         rows, blake2b = len(self._pending), hashlib.blake2b
-        digests = b"".join([blake2b(text, digest_size=_HASH_BYTES).digest() for text in self._pending])
+        digests = b"".join([blake2b(text, digest_size=HASH_BYTES).digest() for text in self._pending])
         hashes = np.frombuffer(digests, dtype="<u8").reshape(rows, 2)
         bins = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
         places = np.argsort(bins, kind="stable").astype("<u4")

@@ -3,11 +3,9 @@
 It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk.
 """
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import sys
 import traceback
 from array import array
@@ -19,6 +17,7 @@ from typing import BinaryIO
 
 import duckdb
 
+from chunkvisor.child import die_with_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
@@ -26,25 +25,27 @@ from chunkvisor.ingest.condition import check_condition, folded, question
 from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
 from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
+from chunkvisor.ingest.fetched import at_hand
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, disk_full, input_error, refused, too_deep, too_large
+from chunkvisor.ingest.queried import queried_rows
 from chunkvisor.ingest.readers import read_rows
+from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
-from chunkvisor.ingest.sources import Format, SourceFile, resolve, signature
+from chunkvisor.ingest.sources import Format, SourceFile, check_unchanged, resolve, signature
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.messages import from_json
 
-_PR_SET_PDEATHSIG = 1
 _PLACES_AT_ONCE = 1 << 16
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
     """Write the table of the request into the existing folder. Raises Halt, OSError or duckdb.Error."""
-    sources = resolve(request.sources)
+    sources = resolve(request.sources, request.query)
     state = signature(sources)
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -63,15 +64,16 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 left = None if request.max_rows is None else request.max_rows - read
                 if left == 0:
                     break
-                count = _spool(spool, _texts(reader, source, request, left, scratch), places)
-                if table is not None:
-                    table.add(source, left, count)
+                with at_hand(source, scratch) as local:
+                    count = _spool(spool, _texts(reader, local, request, left, scratch), places)
+                    if table is not None:
+                        table.add(local, left, count)
                 files.append(TableSource(source.path, first, spool.rows_added - first))
                 first, read = spool.rows_added, read + count
         if not first:
             where = f" for which `where` holds ({request.where})" if request.where is not None else ""
             raise config_error(
-                f"The sources have no rows{where}: {', '.join(str(source.path) for source in sources[:10])}",
+                f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
                 remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
             )
         if table is not None:
@@ -81,7 +83,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
     drop_repeats(paths, spooled, spool.batches)
     shutil.rmtree(scratch)
-    _check_unchanged(sources, state)
+    check_unchanged(sources, state)
     for path in (*paths.arrays, *paths.there, paths.index):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -128,6 +130,8 @@ def _texts(
         rows = parquet_rows(reader, file, request, limit, scratch)
     elif file.format is Format.ARROW:
         rows = arrow_rows(reader, file, request, limit)
+    elif file.format is Format.DATABASE:
+        rows = queried_rows(reader, file, request, limit, scratch)
     elif request.sql is not None:
         sql = request.sql if request.where is None else folded(request.where, request.sql)
         rows = sql_rows(reader, file, replace(request, sql=sql), limit)
@@ -174,33 +178,12 @@ def _composed(
             ) from error
 
 
-def _check_unchanged(sources: list[SourceFile], state: list[list[str | int]]) -> None:
-    for before, after in zip(state, signature(sources), strict=True):
-        if before != after:
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{before[0]} was changed while it was being read.",
-                remedy="Run again when nothing writes to it.",
-            )
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process with its parent; only the parent's exit before this call needs a look."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(ExitCode.TERMINATED)
-
-
 def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
     """The message for an error, met on the way into `folder`, that is no bug of ours."""
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read: {error}",
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(folder, error)
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
         return Halt(
             ExitCode.MACHINE,
@@ -217,7 +200,7 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     request_path, folder = Path(arguments[0]), Path(arguments[1])
     if len(arguments) > 2:
-        _die_with_parent(int(arguments[2]))
+        die_with_parent(int(arguments[2]))
     request = None
     try:
         request = from_json(IngestRequest, request_path.read_bytes())

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
+from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.sources import Signature, resolve, signature
 from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
@@ -102,10 +103,11 @@ class StagedTable:
     """Whether rows of the sources are left out."""
 
     @classmethod
-    def open(cls, folder: Path) -> "StagedTable":
+    def open(cls, folder: Path, *, only_read: bool = False) -> "StagedTable":
         """The table in the folder. Raises DamagedError where anything of it is missing or altered.
 
-        The files are read only where they were touched since they were stamped, such as by a copy of the folder.
+        The files are read only where they were touched since they were stamped, such as by a copy of the folder; then
+        they are stamped anew, unless the folder is `only_read`.
         """
         paths = TableFiles(folder)
         try:
@@ -132,7 +134,7 @@ class StagedTable:
         for path, stamp in stamps.items():
             if not stamp.holds(path):
                 raise DamagedError(f"{path} is missing or altered")
-        if not all(stamp.untouched(path) for path, stamp in stamps.items()):
+        if not only_read and not all(stamp.untouched(path) for path, stamp in stamps.items()):
             _restamp(paths, record)
         return table
 
@@ -205,7 +207,7 @@ class StagedTable:
     def place_of(self, row: int, *, with_line: bool = True) -> str:
         """Where a row stands, for messages; without its line, the file is not read."""
         path, line = self.line_of(row) if with_line else (self.locate(row)[0], None)
-        return f"{path}:{line}" if line is not None else f"{path}, row {self.locate(row)[1]}"
+        return f"{path}:{line}" if line is not None else f"{shown(path)}, row {self.locate(row)[1]}"
 
     def _bounds(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         _check_range(start, stop, self.distinct)
@@ -223,12 +225,22 @@ def write_record(
         "rows": rows,
         "distinct": distinct,
         "digest": digest_of(content),
-        "files": [[str(file.path), file.first_row, file.rows] for file in files],
+        "files": [[shown(file.path), file.first_row, file.rows] for file in files],
         "signature": source_state,
         "skip_blank": skip_blank,
         "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
     }
     write_sealed(paths.record, record)
+
+
+def add_index(folder: Path) -> None:
+    """Take an index that was made later into the record. Raises OSError, DamagedError."""
+    paths = TableFiles(folder)
+    record = read_sealed(paths.record)
+    if record is None:
+        raise DamagedError(f"{folder} holds no table")
+    stamps = {**record["stamps"], paths.index.name: asdict(stamp_file(paths.index))}
+    write_sealed(paths.record, {**record, "stamps": stamps})
 
 
 def _check(table: StagedTable, sizes_bytes: list[int]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.events.event import Severity
-from chunkvisor.events.journal import Entry, decode, newest_state
+from chunkvisor.events.journal import Decoder, Entry, newest_state
 from chunkvisor.events.progress import NewsLine
 from chunkvisor.observe.readings import Readings, take_readings
 from chunkvisor.observe.runview import snapshot_of
@@ -35,6 +35,7 @@ class Tail:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self._offset = offset
+        self._decoder = Decoder()
 
     def events(self) -> Iterator[Entry]:
         """Those that can be read; a journal that has become shorter is read from its start."""
@@ -48,7 +49,7 @@ class Tail:
                         if not line.endswith(b"\n"):
                             return
                         self._offset += len(line)
-                        if (entry := decode(line)) is not None:
+                        if (entry := self._decoder.entry(line)) is not None:
                             yield entry
         except OSError:
             return

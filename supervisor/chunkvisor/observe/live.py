@@ -26,7 +26,7 @@ from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.view import Room, view
 from chunkvisor.printing import write
-from chunkvisor.units import human_moment, printable
+from chunkvisor.units import human_moment, printable, wrapped
 
 REFRESH_S = 0.5
 
@@ -61,14 +61,14 @@ class Screen:
         lines = view(snapshot, self._room())
         frame = [(self._ansi(line), line.cell_len) for line in lines]
         if news or frame != self._frame:
-            above = [self._ansi(line_of(each)) for each in news]
+            above = [line for each in news for line in self._lines(each)]
             self._write(_BEGIN + self._back() + "".join(f"{line}\x1b[K\n" for line in above) + _joined(frame) + _END)
             self._frame = frame
         return True
 
     def leave(self, news: Collection[NewsLine] = ()) -> None:
         """Take the drawn lines away and show the last news; what is written afterwards goes on below."""
-        text = "".join(f"{self._ansi(line_of(each))}\n" for each in news)
+        text = "".join(f"{line}\n" for each in news for line in self._lines(each))
         self._write(self._back() + "\x1b[J" * bool(self._frame) + text)
         self._frame = []
 
@@ -93,6 +93,10 @@ class Screen:
         # Lines that were wrapped stay marked as such in tmux until they are cleared as a whole.
         return f"\r\x1b[{height}A" + "\x1b[J" * (before != self._columns)
 
+    def _lines(self, news: NewsLine) -> list[str]:
+        """Broken between words, where it is wider than the terminal."""
+        return [self._ansi(line) for line in line_of(news, self._console.size.width - 1).split()]
+
     def _ansi(self, line: Text) -> str:
         line = line.copy()
         line.plain = printable(line.plain)  # of the same length: styles stay where they are
@@ -110,9 +114,11 @@ def _joined(frame: Sequence[tuple[str, int]]) -> str:
     return "".join(f"{line}\x1b[K\n" for line, _ in frame) + "\x1b[J"
 
 
-def line_of(news: NewsLine) -> Text:
-    """One line of news, with the time of day."""
-    return Text.assemble((f"{human_moment(news.t).split()[1]} ", "dim"), (news.words, _STYLES[news.severity]))
+def line_of(news: NewsLine, columns: int = 1 << 20) -> Text:
+    """News with the time of day, in lines of so many columns."""
+    time_of_day = f"{human_moment(news.t).split()[1]} "
+    words = wrapped(time_of_day + news.words, max(_MIN_COLUMNS, columns), len(time_of_day))
+    return Text.assemble((time_of_day, "dim"), (words[len(time_of_day) :], _STYLES[news.severity]))
 
 
 class Live(Observer):

@@ -13,7 +13,7 @@ def heartbeat_s(elapsed_s: float) -> float:
 
 def progress_line(snapshot: Snapshot) -> str:
     """How far the run is."""
-    parts = [f"{snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"]
+    parts = [f"{stage(snapshot)}, {human_time(snapshot.elapsed_s)} so far"]
     if snapshot.chunks:
         parts.append(
             f"{percent(snapshot.share)}, {snapshot.rows_done:,} of {snapshot.rows:,} rows, "
@@ -23,6 +23,13 @@ def progress_line(snapshot: Snapshot) -> str:
     if snapshot.eta_s is not None:
         parts.append(f"about {human_time(snapshot.eta_s)} left")
     return ", ".join(parts)
+
+
+def stage(snapshot: Snapshot) -> str:
+    """What it is at, and for how long, where that is less than all the time so far."""
+    if snapshot.doing_s < 1 or snapshot.elapsed_s - snapshot.doing_s < 1:
+        return snapshot.doing
+    return f"{snapshot.doing} ({human_time(snapshot.doing_s)})"
 
 
 def closing_line(snapshot: Snapshot) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
-from chunkvisor.events.state import COMPUTING, STOPPING, RunState
+from chunkvisor.events.state import COMPUTING, STARTING, STOPPING, RunState
 from chunkvisor.observe.readings import Readings
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.units import counted, human_time
@@ -18,12 +18,24 @@ _PHASES = {
     Phase.MODEL_LOAD: "loading",
     Phase.TOKENIZE: "tokenising",
     Phase.READY: "ready",
-    Phase.CUDA_INIT: "opening",
+    Phase.CUDA_INIT: "GPU start",
     Phase.WEIGHTS_COPY: "copying",
     Phase.FORWARD: "computing",
     Phase.WRITE: "writing",
     Phase.DONE: "writing",
 }
+_FIRST_STEPS = {
+    Phase.START: STARTING,
+    Phase.IMPORT: "importing the encoder's packages",
+    Phase.MODEL_LOAD: "loading the model",
+    Phase.TOKENIZE: "counting the tokens of the first chunk",
+    Phase.READY: "waiting for the device",
+    Phase.CUDA_INIT: "starting CUDA on the GPU",
+    Phase.WEIGHTS_COPY: "copying the model to the GPU",
+}
+"""Of the worker that is nearest to its first batch, while none has begun one."""
+_SURE = 0.1
+"""Of the tokens under way, before a time is told of them."""
 
 
 def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
@@ -33,6 +45,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     workers = {worker.key: _worker_state(worker, readings) for worker in state.workers.values()}
     under_way = dict.fromkeys(state.outputs, 0)
     tokens = 0
+    doing, doing_s = _doing(state, readings, now_s)
     for key, worker in workers.items():
         if worker.computing:
             under_way[key.output] = under_way.get(key.output, 0) + worker.texts_done
@@ -42,19 +55,49 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     distinct = sum(output.distinct for output in ours)
     left = distinct - sum(output.texts_done for output in ours) - sum(under_way.values())
     rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
-    searching = _searching(state)
-    endless = searching or state.doing == STOPPING  # it takes no one knows how long, or ends before its work does
+    endless = _searching(state) or state.doing == STOPPING  # it takes no one knows how long, or ends before its work
+    eta_s = left / texts_per_s if texts_per_s and left > 0 else None
+    if not state.chunks_here:  # the longest texts come first: their rate says little of the others
+        eta_s = _by_tokens(state, readings, left, tokens_per_s)
     return Snapshot(
-        doing="looking for the texts that fail" if searching and state.doing == COMPUTING else state.doing,
+        doing=doing,
+        doing_s=doing_s,
         elapsed_s=max(0.0, now_s - state.began_s),
         health=health_of(state, list(workers.values()), now_s, live=live),
         outputs=tuple(_output_state(name, output, under_way[name]) for name, output in state.outputs.items()),
         devices=_device_states(state, workers, readings) if live else (),
         rows_per_s=texts_per_s and texts_per_s * rows_per_text,
         tokens_per_s=tokens_per_s or None,
-        eta_s=left / texts_per_s if texts_per_s and left > 0 and live and not endless else None,
+        eta_s=eta_s if live and not endless else None,
         chunks_here=state.chunks_here,
     )
+
+
+def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, float]:
+    """(what the run is at, for how many seconds where that is worth telling)."""
+    if state.doing == COMPUTING and _searching(state):
+        return "looking for the texts that fail", 0.0
+    if state.doing in (STARTING, COMPUTING) and not state.chunks_here and readings.beats:
+        steps = list(Phase)
+        beat, silent_s = max(readings.beats.values(), key=lambda each: steps.index(each[0].phase))
+        known = beat.phase in _FIRST_STEPS and not (state.doing == COMPUTING and beat.phase is Phase.READY)
+        if known:
+            return _FIRST_STEPS[beat.phase], silent_s
+    if state.doing in (COMPUTING, STOPPING) or state.ending is not None:
+        return state.doing, 0.0
+    return state.doing, now_s - state.doing_since_s if state.doing_since_s else 0.0
+
+
+def _by_tokens(state: RunState, readings: Readings, texts_left: int, tokens_per_s: float | None) -> float | None:
+    """Seconds that are left, by the tokens of the chunks under way; None while they say too little, or are unknown."""
+    beats = [readings.beats[worker.key][0] for worker in state.workers.values() if worker.key in readings.beats]
+    telling = [beat for beat in beats if beat.tokens_total and beat.rows_total]
+    done, total = sum(beat.tokens_done for beat in telling), sum(beat.tokens_total for beat in telling)
+    if not tokens_per_s or not total or done < _SURE * total:
+        return None
+    rows, rows_done = sum(beat.rows_total for beat in telling), sum(beat.rows_done for beat in telling)
+    elsewhere = max(0, texts_left - (rows - rows_done))
+    return (total - done + elsewhere * total / rows) / tokens_per_s
 
 
 def _searching(state: RunState) -> bool:
@@ -119,21 +162,22 @@ def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, 
     """Whether to worry: the gravest matter of the moment."""
     if live and state.waits_for:
         left_s = state.waits_until_s - now_s
-        doing = f"waiting for {human_time(left_s)}, then it goes on by itself" if left_s > 0 else "trying again"
+        doing = f"waiting, next try in {human_time(left_s)}" if left_s > 0 else "trying again"
         return RunHealth(Severity.CARE, f"{doing}: {state.waits_for}")
     silent = max((worker for worker in workers if live), key=lambda worker: worker.silent_s, default=None)
     if silent is not None and silent.silent_s > _SILENCE_S:
         for_long = human_time(silent.silent_s)
-        words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, it is tried anew by itself"
+        words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, a new worker tries it"
         return RunHealth(Severity.CARE, words)
     lost = []
     if state.quarantined:
         none = f"{counted(state.quarantined, 'text')} could not be encoded"
-        lost.append(f"{none} and {'will be NaN' if live else 'got no vector'}")
+        lost.append(f"{none} and {'will have' if live else 'got'} no vector")
     if state.set_aside:
-        lost.append(f"{counted(state.set_aside, 'chunk')} given up for now, running again tries them anew")
+        again = "it" if state.set_aside == 1 else "them"
+        lost.append(f"{counted(state.set_aside, 'chunk')} given up for now, the next run tries {again} again")
     if state.dropped:
-        lost.append(f"{counted(state.dropped, 'device')} left out")
+        lost.append(f"{counted(state.dropped, 'device')} not used any more")
     if lost:
         return RunHealth(Severity.LOSS, "; ".join(lost))
     if state.failed:

@@ -82,6 +82,8 @@ class Snapshot:
     eta_s: float | None = None
     chunks_here: int = 0
     """Committed by this run."""
+    doing_s: float = 0.0
+    """For how long it does that, where a person waits for it to be over; 0 = not worth telling."""
 
     @property
     def rows(self) -> int:

@@ -74,6 +74,8 @@ class Status:
     eta_s: float | None
     devices: dict[str, DeviceTimes] = field(default_factory=dict)
     """By number, as the run that is or was last at work used them."""
+    device_names: dict[str, str] = field(default_factory=dict)
+    """Such as CPU or GPU 0, by the same numbers."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
     slices: list[SliceStatus] = field(default_factory=list)
@@ -123,6 +125,7 @@ def read_status(workdir: Path) -> Status:
         round(rate * rows / distinct, 3) if rate and distinct else None,
         max(known) if known and len(known) == len(etas) and not _some_to_come(last) else None,
         {_place(run, number): device for run in last for number, device in run.state.device_times.items()},
+        {_place(run, number): name for run in last for number, name in run.state.devices.items()},
         [line for run in last if _halted(run) for line in _last_words(run)] if state is State.HALTED else [],
         [_read_slice(run) for run in last if run.layout.slice is not None],
     )

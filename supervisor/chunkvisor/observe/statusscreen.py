@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.observe.progress import percent, rates
+from chunkvisor.observe.progress import percent, rates, stage
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
 from chunkvisor.units import counted, human_time, listed
 
 _MOST_SLICES = 16
 _STOPPED = {
-    None: "its process was killed, or the machine went down; nothing that is done is lost",
-    3: "rows that had no vector are pending again",
-    130: "somebody asked it to (SIGINT)",
-    143: "somebody asked it to (SIGTERM)",
+    None: "its process was killed, or the machine went down; finished work is kept",
+    3: "the next run tries the rows without a vector again",
+    130: "it was interrupted (Ctrl-C, SIGINT)",
+    143: "it was told to stop (SIGTERM)",
 }
 
 
@@ -28,21 +28,22 @@ def status_screen(
     lines = [str(status.state)]
     if status.state is State.RUNNING:
         by = "" if status.slices else f" (pid {status.pid})"
-        lines[0] = f"running{by}: {snapshot.doing}, {human_time(snapshot.elapsed_s)} so far"
+        lines[0] = f"running{by}: {stage(snapshot)}, {human_time(snapshot.elapsed_s)} so far"
         lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
     else:
-        lines += [_device(number, device) for number, device in status.devices.items() if device.busy_s]
+        names = status.device_names
+        lines += [_device(names.get(key, f"device {key}"), each) for key, each in status.devices.items() if each.busy_s]
     lines += [f"  {line}" for line in _slices(status.slices)]
     if status.attempts:
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
     if status.state is State.RUNNING:
-        lines += [f"  {snapshot.health.marked}", f"  to look on: chunkvisor status --watch {workdir}"]
+        lines += [f"  {snapshot.health.marked}", f"  to follow it: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
-        lines.append(f"  {_complete(status, workdir)}")
+        lines += _complete(lines, status, workdir)
     else:
         lines += [f"  {line}" for line in again(status, begun)]
         if status.state is State.STOPPED:
@@ -55,20 +56,20 @@ def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
     """What running again would do."""
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
-    lines = ["run the same command again to go on; what is done stays done"]
+    lines = ["to go on: run the same command again"]
     if status.slices:
-        lines = ["run the slices that are left, or the same command without --slice; what is done stays done"]
+        lines = ["to go on: run the slices that are left, or the same command without --slice"]
     if not chunks:
         return lines
-    if rest := chunks - kept:
-        lines.append(f"it would keep {kept:,} of {chunks:,} chunks and compute the other {rest:,}")
-    else:
-        lines.append(f"it would keep all {chunks:,} chunks and join them")
+    if not (rest := chunks - kept):
+        lines.append(f"all {counted(chunks, 'chunk')} are done and only have to be joined")
+    elif kept:
+        lines.append(f"{kept:,} of {chunks:,} chunks are done and kept; {counted(rest, 'chunk')} to compute")
     if begun:
         several = len({output for output, _ in begun}) > 1
         names = listed([f"{output} {chunk}" if several else str(chunk) for output, chunk in begun], 10)
         noun = "chunk" if len(begun) == 1 else "chunks"
-        lines.append(f"under way at the end, and tried afresh unless their result is there: {noun} {names}")
+        lines.append(f"{noun} {names} had begun; what had been saved of {'it' if len(begun) == 1 else 'them'} is kept")
     return lines
 
 
@@ -93,11 +94,11 @@ def _slice(each: SliceStatus) -> str:
 
 def _progress(output: OutputStatus) -> str:
     if not output.rows:
-        return "its source has not been read to the end yet"
+        return "its source has not been read yet"
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {output.rows_done:,} of {output.rows:,} rows"
     text += f", {output.chunks_done:,} of {output.chunks:,} chunks"
-    return text + (f", {output.quarantined:,} quarantined" if output.quarantined else "")
+    return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 
 
 def _running(snapshot: Snapshot) -> list[str]:
@@ -110,15 +111,23 @@ def _running(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _device(number: str, device: DeviceTimes) -> str:
+def _device(name: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
+    if device.padding_share is not None:
+        tokens += f", {100 * device.padding_share:.1f} % padding"
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
-    return f"  device {number}: {device.texts_per_s or 0:,.0f} texts/s{tokens}, idle {idle:.1f} % between chunks"
+    return f"  {name}: {device.texts_per_s or 0:,.0f} texts/s{tokens} while computing, idle {idle:.1f} % between chunks"
 
 
-def _complete(status: Status, workdir: Path) -> str:
-    quarantined = sum(output.quarantined for output in status.outputs.values())
-    if not quarantined:
-        return f"nothing to do; the files are in {workdir}"
-    rows = counted(quarantined, "row")
-    return f"{rows} without a vector, listed in the manifests; after a mend: chunkvisor retry {workdir}"
+def _complete(lines: list[str], status: Status, workdir: Path) -> list[str]:
+    bad = {name: output.quarantined for name, output in status.outputs.items() if output.quarantined}
+    if not bad:
+        return [f"  nothing to do; the files are in {workdir}"]
+    count = sum(bad.values())
+    lines[0] += f", but {counted(count, 'row')} {'has' if count == 1 else 'have'} no vector"
+    lists = listed([str(workdir / f"{name}.json") for name in bad], 3)
+    return [
+        f"  which and why: {lists}",
+        f"  to try {'it' if count == 1 else 'them'} again: chunkvisor retry {workdir}, then run again",
+        "  see: chunkvisor explain quarantine",
+    ]

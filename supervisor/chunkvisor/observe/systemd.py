@@ -28,15 +28,15 @@ Type=notify that ends without having been ready for a failed one.
 """
 
 _STATUS: dict[type[Event], str] = {
-    Staging: "{0.output}: reading its source",
-    Resolving: "asking the hub for {0.model}",
+    Staging: "{0.output}: reading the source",
+    Resolving: "asking the model hub for {0.model}",
     OutputOpened: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks done before",
     ChunkCommitted: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks",
     WaitingForTurn: "waiting for {0.who}",
     Waiting: "waiting: {0.reason}",
     GpuBusy: "{0.device}: waiting, {0.why}",
     WaitingToJoin: "{0.output}: waiting for disk space: {0.reason}",
-    Assembling: "{0.output}: joining {0.chunks:,} chunks",
+    Assembling: "{0.output}: joining its chunks",
     OutputComplete: "{0.output}: complete",
     Draining: "{0.signal}: {0.how}",
     Halted: "{0.what}",

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
-from chunkvisor.observe.progress import percent, rates
+from chunkvisor.events.state import COMPUTING
+from chunkvisor.observe.progress import percent, rates, stage
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.units import human_bytes, human_time
+from chunkvisor.units import counted, human_bytes, human_time
 
 _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
@@ -57,14 +58,19 @@ def _body(outputs: list[Text], devices: list[Text], ahead: list[Text | None], fr
     if len(devices) <= free:
         return devices
     shown = max(0, free - 1)
-    return [*devices[:shown], *([Text(f"and {len(devices) - shown} more devices", "dim")] if free > 0 else [])]
+    return [
+        *devices[:shown],
+        *([Text(f"and {counted(len(devices) - shown, 'more device')}", "dim")] if free > 0 else []),
+    ]
 
 
 def _head(snapshot: Snapshot) -> Text:
-    line = Text(plain(snapshot.doing), "bold")
+    line = Text(plain(stage(snapshot)), "bold")
     line.append(f", {human_time(snapshot.elapsed_s)} so far", "not bold")
     if snapshot.eta_s is not None:
         line.append(f", about {human_time(snapshot.eta_s)} left", "bold")
+    elif snapshot.doing == COMPUTING and snapshot.chunks and not snapshot.chunks_here:
+        line.append(", estimating the time left", "not bold dim")
     return line
 
 

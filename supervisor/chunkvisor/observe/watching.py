@@ -14,6 +14,8 @@ from chunkvisor.observe.progress import heartbeat_s, progress_line
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.observe.terminal import can_draw
 from chunkvisor.printing import say
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import is_workdir
 from chunkvisor.units import human_moment
 
 _JSON_LOOK_S = 1.0
@@ -38,6 +40,16 @@ def ctrl_c_in_pauses() -> Iterator[None]:
 def _pause(seconds: float) -> None:
     if signal.sigtimedwait({signal.SIGINT}, seconds) is not None:
         raise KeyboardInterrupt
+
+
+def wait_for_run(workdir: Path) -> None:
+    """Return once there is a run to follow in the folder; says once what it waits for."""
+    told = False
+    while not is_workdir(Layout(workdir)) and not workdir.is_file():
+        if not told:
+            told = True
+            say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
+        _pause(REFRESH_S)
 
 
 def watch_view(follower: Follower) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from chunkvisor.decide.outcome import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.disk import free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular, read_bounded
 from chunkvisor_worker.contract.messages import (
     WIRE,
     Beat,
@@ -28,6 +28,44 @@ from chunkvisor_worker.contract.messages import (
 )
 
 LOG_TAIL_BYTES = 64 << 10
+_SEARCHED = 100
+"""Failed attempts that are searched for one, at most."""
+
+
+def last_log(files: AttemptFiles) -> Path | None:
+    """The attempt's log; where it has none, the newest of the other attempts at its chunk; None where there is none.
+
+    The folder may also be that of all attempts at a chunk.
+    """
+    if files.log.is_file():
+        return files.log
+    return newest_log([*files.folder.glob(f"*/{files.log.name}"), *files.folder.parent.glob(f"*/{files.log.name}")])
+
+
+def log_of(attempts: Path, outcome: str, reason: str) -> Path | None:
+    """The log of the newest failed attempt of an output that ended so; else the newest of all that have one."""
+    logs = sorted((_written(log), log) for log in attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"))
+    for _, log in reversed(logs[-_SEARCHED:]):
+        try:
+            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"")
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
+            return log
+    return logs[-1][1] if logs else None
+
+
+def newest_log(logs: Iterable[Path]) -> Path | None:
+    """The one that was written last; one that vanishes meanwhile is none."""
+    return max(logs, key=_written, default=None)
+
+
+def _written(path: Path) -> int:
+    """When, in nanoseconds; 0 where it has vanished."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +228,10 @@ def _verify(vectors: Path, result: Result, spec: Spec, known: Facts | None, is_b
     bad = tuple(sorted(found.not_finite + zero)) if listed else ()
     if found.not_finite_count:
         first = found.not_finite[0]
-        raise BadVectorsError(
-            f"have NaN or infinity in {found.not_finite_count} of {rows} rows (text {first} first)", bad
-        )
+        raise BadVectorsError(f"have NaN or infinity{_where(found.not_finite_count, rows, first)}", bad)
     if zero:
-        raise BadVectorsError(f"are zero throughout in {len(zero)} of {rows} rows (text {zero[0]} first)", bad)
+        raise BadVectorsError(f"are zero throughout{_where(len(zero), rows, zero[0])}", bad)
+
+
+def _where(bad: int, rows: int, first: int) -> str:
+    return f" in {bad:,} of {rows:,} rows (text {first} first)" if rows > 1 else ""

@@ -28,8 +28,9 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
         raise Halt(
             ExitCode.DISK,
             f"output {output} does not fit on the disk of {place}",
-            why=f"it still needs {human_bytes(need)} ({need:,} bytes), and {human_bytes(free)} are free",
-            remedy="free some space, or choose a workdir on a larger disk; then run again; what is done stays done",
+            why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
+            f"and {human_bytes(free)} are free",
+            remedy="free some space, or choose a workdir on a larger disk; then run again; finished work is kept",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from chunkvisor.config.model import Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
 
 _ROWS = "source.rows"
@@ -18,6 +19,8 @@ _DIGEST = "source.digest"
 _NAME = "model.name"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
+_TRUNCATE_DIM, _NORMALIZE = "encode.truncate_dim", "encode.normalize"
+"""Of a vector that is computed they make the one that is wanted."""
 _SHOWN_CHARS = 60
 
 
@@ -37,16 +40,39 @@ class Identity:
         """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
         return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS))
 
+    @property
+    def of_encoding(self) -> str:
+        """The same but for the shape: what others can be cut from has it as well."""
+        shape = (_TRUNCATE_DIM, _NORMALIZE)
+        return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS) and name not in shape)
+
+    @property
+    def shape(self) -> Shape:
+        """What is wanted of the vectors that the model computes."""
+        return Shape(self.values.get(_TRUNCATE_DIM), self.values.get(_NORMALIZE) is True)
+
+    def cut_from(self, other: "Identity", dtype: str | None) -> Cut | None:
+        """What makes its vectors of the other's, computed in that dtype (see `Facts`); None where nothing does."""
+        if self.of_encoding != other.of_encoding:
+            return None
+        cut = cut_between(other.shape, self.shape)
+        # The vectors of a plug-in are made float32 before they are cut.
+        return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
+
     def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
         chosen = {name: value for name, value in self.values.items() if counts(name)}
         return digest_of({name: value for name, value in chosen.items() if name != _NAME or not self._is_local})
+
+    @property
+    def _is_plugin(self) -> bool:
+        return self.values.get("model.encoder") != SENTENCE_TRANSFORMERS
 
     @property
     def _is_local(self) -> bool:
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
         # may mean anything, and no revision stands for it.
         name = self.values.get(_NAME)
-        return self.values.get("model.encoder") == SENTENCE_TRANSFORMERS and str(name).startswith("/")
+        return not self._is_plugin and str(name).startswith("/")
 
     @property
     def rows(self) -> int:
@@ -88,10 +114,10 @@ def identity_of(
         "model.kwargs": model.kwargs,
         "model.encoder": model.encoder,
         "model.trust_remote_code": model.trust_remote_code,
-        "encode.normalize": encode.normalize,
+        _NORMALIZE: encode.normalize,
         "encode.prompt": encode.prompt,
         "encode.prompt_name": encode.prompt_name,
-        "encode.truncate_dim": encode.truncate_dim,
+        _TRUNCATE_DIM: encode.truncate_dim,
         "column": output.column,
         "template": output.template,
         "sql": output.sql,

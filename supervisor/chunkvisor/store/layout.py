@@ -31,6 +31,7 @@ Nothing is created, read or deleted here.
         staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated, and an index of their hashes
         reuse/                          which texts have a vector elsewhere, where, and which are encoded
+        indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
         versions.json                   which texts other library versions computed, where there are any
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
@@ -40,6 +41,7 @@ Nothing is created, read or deleted here.
         published.json                  how to know a final file of ours again, written just before it appears
         publishing.json                 the manifest of a final file that is about to appear
         again                           `retry` has asked for the rows without a vector
+        uploaded.json                   what was uploaded where, and its state there; upload/ while that goes on
         done.json                       the final file's stamp and the manifest once more
         quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
@@ -96,6 +98,7 @@ class OutputLayout:
     published = Entry("state", "published.json")
     publishing = Entry("state", "publishing.json")
     again = Entry("state", "again")
+    uploaded = Entry("state", "uploaded.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")
 

@@ -75,6 +75,13 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     return None
 
 
+def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
+    """A Halt (78) for what bears a name that a run needs; no run of `ours` has made it."""
+    return config_error(
+        f"{path} is there already, and no run of {ours} has made it", why=why, remedy=f"move it away, or {otherwise}"
+    )
+
+
 def limit_halt(error: OSError) -> Halt:
     """The end of a run that was refused a file, a process or memory for itself."""
     return Halt(
@@ -82,7 +89,7 @@ def limit_halt(error: OSError) -> Halt:
         "the supervisor itself has met a limit of this machine",
         why=str(error),
         remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; what is done stays done",
+        "then run the same command again; finished work is kept",
     )
 
 
@@ -92,7 +99,7 @@ def disk_halt(error: OSError, workdir: Path) -> Halt:
         ExitCode.DISK,
         f"the disk of {workdir} is full or failing",
         why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
         see=str(Outcome.DISK_FULL),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.decide.cut import Cut
 from chunkvisor.store.fixed import Fixed, Plan, Staged
 from chunkvisor.store.layout import Entry, OutputLayout
 from chunkvisor.store.pickrows import fill, pick_rows
@@ -25,6 +26,9 @@ WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
 ENCODED = -1
 
 Where = npt.NDArray[np.void]
+
+_PLAIN, _WITH_CUTS = 1, 2
+"""Versions of the record. Who knows no cuts would take uncut vectors, and must not read a plan that has some."""
 
 
 class PlaceKind(StrEnum):
@@ -44,7 +48,7 @@ class Place:
 
     kind: PlaceKind
     words: str
-    """For people: the manifest and the events have them."""
+    """For people: the manifest has them."""
     output: str = ""
     """Name of the other output."""
     source_digest: str = ""
@@ -55,6 +59,13 @@ class Place:
     """Of the libraries that computed it, where they are known."""
     texts: int = 0
     """Taken from there."""
+    cut: Cut = field(default_factory=Cut)
+    """What is done to the vectors that are there. Copies are of what came of it."""
+
+    @property
+    def in_words(self) -> str:
+        """With the cut."""
+        return f"{self.words} ({self.cut})" if self.cut else self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ class Reuse:
 def read_reuse(layout: OutputLayout) -> Reuse | None:
     """The plan, or None where there is none, or it takes nothing over. Raises DamagedError, OSError."""
     files = ReuseFiles(layout.reuse)
-    record = read_record(_Record, files.record)
+    record = read_record(_Record, files.record, version=_WITH_CUTS)
     if record is None or not record.places:
         return None
     try:
@@ -139,7 +150,8 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     files = ReuseFiles(folder)
     kept = (files.where, files.encoded, files.copied) if places else ()
     stamps = {path.name: asdict(stamp_file(path)) for path in kept if path.exists()}
-    write_sealed(files.record, asdict(_Record(texts, encoded, tuple(places), stamps)))
+    version = _WITH_CUTS if any(each.cut for each in places) else _PLAIN
+    write_sealed(files.record, asdict(_Record(texts, encoded, tuple(places), stamps)), version=version)
 
 
 def work_of(layout: OutputLayout, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
@@ -21,9 +22,11 @@ from chunkvisor.store.lock import (
 )
 from chunkvisor.store.runfolders import at_work, slices_of
 from chunkvisor_worker.contract.files import make_folder, read_bounded
+from chunkvisor_worker.contract.messages import from_json, to_json
 
 _AGREE_S = 10.0
 """To agree on the number of slices takes each of them a moment; with a thousand at once, a few seconds."""
+_VERSION, _NOTE_BYTES = 1, 256
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
 """Between two looks whether it is our turn: a thousand slices that wait must not keep a file server busy."""
 
@@ -82,21 +85,33 @@ def _agreed(layout: Layout, count: int) -> Iterator[None]:
     with opened(layout.slice_count) as fd:
         deadline = time.monotonic() + _AGREE_S
         while True:
-            if take(fd, fcntl.LOCK_EX) and _count_in(os.pread(fd, 16, 0)) != count:  # none lives: it is ours to say
-                write_note(fd, str(count))
+            if take(fd, fcntl.LOCK_EX) and _count_in(os.pread(fd, _NOTE_BYTES, 0)) != count:
+                write_note(fd, to_json(_Count(count)).decode())  # none lives: it is ours to say
             # Going over to the shared lock lets go of the other one first (flock(2)): somebody may come between.
             if take(fd, fcntl.LOCK_SH):
                 break
             if time.monotonic() > deadline:
                 raise _other_count(layout)
             time.sleep(_FIRST_LOOK_S / 2)
-        if _count_in(os.pread(fd, 16, 0)) != count:
+        if _count_in(os.pread(fd, _NOTE_BYTES, 0)) != count:
             raise _other_count(layout)
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """What is noted of slices that live; between them nobody reads it."""
+
+    slices: int
+    version: int = _VERSION
+
+
 def _count_in(note: bytes) -> int | None:
-    return int(note) if note.isdigit() else None
+    """How many slices there are; None where nothing is noted, or not by us."""
+    if note.isdigit():  # from before there were versions
+        return int(note)
+    found = from_json(_Count, note)
+    return found.slices if found is not None and found.version <= _VERSION else None
 
 
 def _other_count(layout: Layout) -> Halt:
@@ -118,7 +133,9 @@ def _taken(layout: Layout) -> Halt:
     first, holder = living[0]
     others = f" like {len(living) - 1} other{'s' * (len(living) > 2)}," if len(living) > 1 else ""
     name = named(f"slice {first.slice}", holder) + others
-    return taken_by(name, layout.workdir, "what concerns the whole has to wait until no slice is at work")
+    return taken_by(
+        name, layout.workdir, "this command needs the whole workdir, and has to wait until no slice is at work"
+    )
 
 
 def _slice_taken(layout: Layout) -> Halt:

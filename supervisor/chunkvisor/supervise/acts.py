@@ -26,8 +26,8 @@ from chunkvisor.events.attempt import (
     WorkerLeaving,
 )
 from chunkvisor.events.event import Emit
-from chunkvisor.events.run import LimitsLowered, LimitsWidened, Waiting
-from chunkvisor.store.attempt import Place, drop_bulk, write_attempt
+from chunkvisor.events.run import LimitsLowered, LimitsWidened
+from chunkvisor.store.attempt import Place, drop_bulk, last_log, write_attempt
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
@@ -39,6 +39,7 @@ from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
+from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits, write_message
 
@@ -55,6 +56,7 @@ class Acts:
         joiner: Joiner,
         lessons: LessonFile,
         bad_rows: BadRows,
+        waits: WaitTeller,
         emit: Emit,
     ) -> None:
         self._outputs = outputs
@@ -64,6 +66,7 @@ class Acts:
         self._joiner = joiner
         self._lessons = lessons
         self._bad_rows = bad_rows
+        self._waits = waits
         self._emit = emit
         self.running: dict[int, Slot] = {}
         """Workers, by number."""
@@ -141,8 +144,8 @@ class Acts:
             case do.SaveLessons():
                 self._save_lessons(instruction)
             case do.TellWaiting():
-                verdict = instruction.verdict
-                self._emit(Waiting(instruction.delay_s, verdict.reason, verdict.outcome))
+                verdict, waited_s = instruction.verdict, instruction.waited_s
+                self._waits.tell(instruction.delay_s, waited_s, verdict.reason, verdict.outcome, instruction.device)
             case do.TellSplit():
                 task, name = instruction.task, self._outputs[instruction.task.output].name
                 self._emit(ChunkSplit(name, task.chunk, task.texts, instruction.parts))
@@ -200,7 +203,8 @@ class Acts:
             stop=task.stop,
             rule=verdict.rule,
             phase=str(verdict.phase or ""),
-            log=str(files.log),
+            log=str(last_log(files) or ""),
+            then=record.then,
         )
         self._emit(told)
 
@@ -237,14 +241,14 @@ class Acts:
         slot = self.ended.get(instruction.worker)
         files = slot.files if slot is not None else self._recorded.get(instruction.worker)
         if halt.log is None and files is not None:
-            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=files.log, see=halt.see)
+            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=last_log(files), see=halt.see)
         return halt
 
     def _too_bad(self, instruction: do.HaltByBadRows) -> Halt:
         task, files = instruction.task, self._files(instruction.worker, instruction.task)
         _, place = self._storage.place_of(task)
         name = self._outputs[task.output].name
-        return too_bad(name, place, instruction.count, instruction.verdict, files, self._bad_rows)
+        return too_bad(name, place, instruction.count, instruction.verdict, last_log(files), self._bad_rows)
 
 
 def _named_of(slot: Slot) -> tuple[str, int, int]:

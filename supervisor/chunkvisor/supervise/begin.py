@@ -24,12 +24,15 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.candidates import dtype_of
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
@@ -55,6 +58,8 @@ class Opening:
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
     planner: Planner
+    computes_in: str | None = None
+    """The dtype in which the model computes; None where its files do not tell."""
     update: bool = False
     """A source that has changed is taken as it is now."""
     from_scratch: bool = False
@@ -124,6 +129,10 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
             return read
         staged = read
         form = asked_form(config.outputs[name], staged.carried)
+    if fixed.identity.fingerprint != identity.fingerprint:  # the same texts; their vectors are cut
+        begun = _next_generation(opening, layout, fixed, identity, staged)
+        move_on(begun)
+        return begun
     manifest = keep_finished(layout, identity.fingerprint, form, opening.emit, opening.on_wait)
     begun = Begun(layout, fixed, staged, manifest)
     if manifest is not None and layout.again.exists():
@@ -139,22 +148,30 @@ def move_on(begun: Begun) -> None:
 
     Raises OSError.
     """
+    copy_atomic(begun.layout.staged, _prepare_next(begun).staged)
+
+
+def _next_generation(opening: Opening, layout: OutputLayout, before: Fixed, now: Identity, staged: Staged) -> Begun:
+    fixed = Fixed(now, _chunk_size(opening, layout.name), before.generation + 1)
+    opening.emit(of_output.GenerationBegun(layout.name, fixed.generation, before.identity.rows, now.rows))
+    return Begun(layout, fixed, staged)
+
+
+def _prepare_next(begun: Begun) -> OutputLayout:
+    """Where the next generation of the output is prepared; what stands there is what it fixes. Raises OSError."""
     prepared = begun.layout.next
     remove_folder(prepared.state)
     make_folder(prepared.state)
-    copy_atomic(begun.layout.staged, prepared.staged)
     write_fixed(prepared, begun.fixed)
     begun.moves_on = True
+    return prepared
 
 
 def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
     """Raises Halt (78) where something that no run of this workdir has made bears the name of a final file of it."""
     for place in (place_of(layout, asked_form(opening.config.outputs[layout.name])), layout.manifest):
         if os.path.lexists(place):
-            raise config_error(
-                f"{place} is there already, and no run of this workdir has made it",
-                remedy="move it away, or choose another workdir or another name for the output",
-            )
+            raise not_ours(place, "choose another workdir or another name for the output")
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -181,14 +198,15 @@ def _chunk_size(opening: Opening, name: str) -> int:
 
 
 def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
-    """Raises Halt (78) where the identity is another one; with --update, where it gives a text another vector."""
+    """Raises Halt (78) where the identity is another one; with --update, where vectors that are there do not serve."""
     if fixed.identity.fingerprint == now.fingerprint:
         return
-    other_rows = fixed.identity.of_vectors == now.of_vectors
-    if other_rows and opening.update:
+    # Of which those that are there serve: as they are, or cut.
+    serve = now.cut_from(fixed.identity, dtype_of(layout, opening.computes_in)) is not None
+    if serve and opening.update:
         return
     changes = differences(fixed.identity, now)
-    update = "add --update, which encodes only texts that have no vector yet, or " if other_rows else ""
+    update = "add --update, which encodes only texts that have no vector yet, or " if serve else ""
     raise config_error(
         f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
         why="vectors of both would be mixed in one file",
@@ -212,7 +230,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
-    files = tuple(str(file.path) for file in table.files)
+    files = tuple(shown(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
 
@@ -228,17 +246,12 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
             remove_folder(fresh)
             raise
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
-        prepared = layout.next
-        remove_folder(prepared.state)
-        make_folder(prepared.state)
+        opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
+        begun = _next_generation(opening, layout, fixed, identity, staged)
+        prepared = _prepare_next(begun)
         fresh.rename(prepared.table)
         write_staged(prepared, record)
-        new = Fixed(identity, _chunk_size(opening, layout.name), fixed.generation + 1)
-        write_fixed(prepared, new)
-        opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
-        told = of_output.GenerationBegun(layout.name, new.generation, fixed.identity.rows, staged.rows)
-        opening.emit(told)
-        return Begun(layout, new, staged, moves_on=True)
+        return begun
     if opening.slice is not None and _is_there(layout, staged):
         remove_folder(fresh)  # another slice may be reading what is there, and it is the same
     else:

@@ -1,9 +1,10 @@
 """Where vectors of an output's texts may be: its own earlier final, other outputs, chunks of a given-up state.
 
-Only under the same vector identity. It reads, and decides nothing about texts.
+Only under the same vector identity, or where `decide.cut` says what makes the one vector of the other. It reads, and
+decides nothing about texts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.committedrows import CommittedRows
+from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
-from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.form import asked_form, form_of
 from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.textvectors import RowReader
+from chunkvisor.config.model import Config
+from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.table import TableFiles
-from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
+from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
+from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.pickrows import pick_rows
@@ -27,6 +32,18 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]
+
+
+def gives_vectors(config: Config, name: str) -> bool:
+    """Whether the final of this output is to hold the vectors as they are."""
+    return asked_form(config.outputs[name]).is_of_rows
+
+
+def sources_first(config: Config, identities: Mapping[str, Identity]) -> list[str]:
+    """The outputs of a run in the order in which they are encoded: what others can be cut from comes before them."""
+    names = list(identities)
+    wanted = [Wanted(each.of_encoding, each.shape, gives_vectors(config, name)) for name, each in identities.items()]
+    return [names[number] for number in in_order(wanted)]
 
 
 def _themselves(rows: Rows) -> Rows:
@@ -49,50 +66,74 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-def of_final(layout: OutputLayout, vectors: str, kind: PlaceKind, words: str) -> Candidate | None:
-    """The final file of a finished state; None where it is none, of other vectors, or of another form than float32."""
+IndexOf = Callable[[OutputLayout, str], Path | None]
+"""The index of an output's texts, which the words describe; None where there is none."""
+
+
+def of_final(
+    layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, index_of: IndexOf
+) -> Candidate | None:
+    """The final file of a finished state; None where it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
-        if fixed is None or manifest is None or fixed.identity.of_vectors != vectors:
+        if fixed is None or manifest is None:
             return None
         form = form_of(manifest)
         whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, form).exists()
         if not whole or not form.is_of_rows:
             return None
-        if not TableFiles(layout.table).holds_index():
+        versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
+        facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
+        cut = _cut(fixed, facts, wanted)
+        index = index_of(layout, words) if cut is not None else None
+        if cut is None or index is None:
             return None
         rows = FinalRows(layout, manifest)
     except (DamagedError, OSError):
         return None
-    versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
-    facts = read_facts(layout) or Facts(rows.dimension, versions=versions)
-    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)
+    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions, cut=cut)
 
     def numbers(found: Rows) -> Rows:
         return np.where(np.isin(found, rows.without), -1, found)
 
-    return Candidate(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+    reader = cut_rows(rows, cut)
+    facts = replace(facts, dimension=reader.dimension)
+    return Candidate(place, index, facts, reader, numbers, rows.problem)
 
 
-def promised(layout: OutputLayout, vectors: str) -> Candidate | None:
-    """An output that the same run finishes before it needs these vectors; None where they will be others."""
-    fixed = read_fixed(layout)
-    if fixed is None or fixed.identity.of_vectors != vectors or not TableFiles(layout.table).holds_index():
+def promised(layout: OutputLayout, fixed: Fixed, cut: Cut | None) -> Candidate | None:
+    """An output that the same run finishes before it needs these vectors; None where they are of no use."""
+    if cut is None or not TableFiles(layout.table).holds_index():
         return None
-    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest)
+    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest, cut=cut)
     return Candidate(place, TableFiles(layout.table).index, None, None)
 
 
-def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
+def dtype_of(layout: OutputLayout, otherwise: str | None) -> str | None:
+    """The one in which the output's vectors are computed, as its facts have it, or what is said of the model."""
+    facts = read_facts(layout)
+    return facts.dtype if facts is not None else otherwise
+
+
+def _cut(fixed: Fixed, facts: Facts, wanted: Identity) -> Cut | None:
+    """What makes its vectors of those that are there; None where nothing does."""
+    cut = wanted.cut_from(fixed.identity, facts.dtype)
+    return None if cut is not None and (cut.dimension or 0) > facts.dimension else cut
+
+
+def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:
     """What a state has committed, or copied, that will have no final file; None where that is nothing.
 
     Its chunks are read, each against its digest.
     """
     try:
         fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
-        if fixed is None or record is None or facts is None or fixed.identity.of_vectors != vectors:
+        if fixed is None or record is None or facts is None:
             return None
-        if not TableFiles(layout.table).holds_index():
+        cut = _cut(fixed, facts, wanted)
+        words = "earlier chunks of this output"
+        index = index_of(layout, words) if cut is not None else None
+        if cut is None or index is None:
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
         ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
@@ -102,24 +143,26 @@ def of_chunks(layout: OutputLayout, vectors: str) -> Candidate | None:
     rows = CommittedRows(layout, ledger, reuse)
     if rows.empty:
         return None
-    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions)
+    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions, cut=cut)
 
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    return Candidate(place, table.index, facts, rows, numbers)
+    reader = cut_rows(rows, cut)
+    return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, numbers)
 
 
-def of_other_workdirs(folders: Sequence[Path], vectors: str) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, index_of: IndexOf) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
         layout = Layout(folder)
         if not layout.outputs.is_dir():
             raise config_error(
-                f"reuse_from: {folder} is no workdir of chunkvisor", remedy="name one, or take it out of the list"
+                f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
             )
         for path in sorted(layout.outputs.glob("*/")):
-            found = of_final(layout.output(path.name), vectors, PlaceKind.COPY, f"{folder} output {path.name}")
+            words = f"{folder} output {path.name}"
+            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, index_of)
             if found is not None:
                 yield found
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
+from chunkvisor.decide.following import what_follows
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
@@ -105,7 +106,7 @@ class Consequences:
         verdict, device = end.verdict, end.device
         before = self._history.before(end)
         step = decide(verdict, before, self._budget)
-        self._say(do.Record(end.worker, end.task, verdict))
+        self._say(do.Record(end.worker, end.task, verdict, what_follows(step)))
         self._history.failed(end, step)
         if device is not None and verdict.past_its_start:
             device.fresh_only = False
@@ -163,11 +164,11 @@ class Consequences:
         self._again(end, due_s=end.now_s + 2 * step.delay_s)
 
     def _wait(self, step: Wait, end: AttemptEnd) -> None:
-        self._history.waits(end)
+        waited_s = self._history.waits(end)
         _, number = self._history.cause(end)
         waits = self._fleet if number is None or end.device is None else end.device
         waits.pause(end.now_s + step.delay_s)
-        self._say(do.TellWaiting(number, step.delay_s, end.verdict))
+        self._say(do.TellWaiting(number, step.delay_s, end.verdict, waited_s))
 
     def _split(self, step: Split, end: AttemptEnd) -> None:
         """Keep all rows but the bad ones and try those alone, or try both halves."""

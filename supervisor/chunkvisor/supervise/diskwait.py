@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
-from chunkvisor.events.run import Waiting
 from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
+from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -28,7 +28,7 @@ class DiskWait:
 
     def until_done(self, do: Callable[[], _Done], what: str, place: Path) -> _Done:
         """What `do` returns, once it meets no full disk. Raises Halt (74) past the limit, and what else `do` raises."""
-        deadline_s, delay_s = None, _FIRST_S
+        deadline_s, delay_s, teller = None, _FIRST_S, WaitTeller(self.emit, self.timeout_s)
         while True:
             try:
                 return do()
@@ -46,7 +46,7 @@ class DiskWait:
             if left_s <= 0:
                 raise _no_room(what, place, why)
             delay_s = min(delay_s, left_s)
-            self.emit(Waiting(delay_s, why, Outcome.DISK_FULL))
+            teller.tell(delay_s, self.timeout_s - left_s, why, Outcome.DISK_FULL)
             self.pause(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_S)
 
@@ -58,5 +58,5 @@ def _no_room(what: str, place: Path, why: str) -> Halt:
         ExitCode.DISK,
         f"the disk of {place} is full or failing while {what}",
         why=why + room,
-        remedy="free some space, or move the workdir; then run the same command again; what is done stays done",
+        remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
     )

@@ -36,6 +36,7 @@ from chunkvisor.supervise.scheduler import Scheduler, Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage, check_space
+from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 
 _PAUSE_S = 0.25
@@ -71,7 +72,15 @@ class Driver:
         self._joiner = Joiner(outputs, signals, emit)
         self._storage = Storage(outputs, emit)
         self._acts = Acts(
-            outputs, engine, self._stations, self._storage, self._joiner, lessons, settings.bad_rows, emit
+            outputs,
+            engine,
+            self._stations,
+            self._storage,
+            self._joiner,
+            lessons,
+            settings.bad_rows,
+            WaitTeller(emit, settings.budget.wait_timeout_s),
+            emit,
         )
         self._scheduler: Scheduler
         self._news: list[on.Stimulus] = []

@@ -12,10 +12,13 @@ from chunkvisor.assemble.badrows import count_of
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.attempt import last_log, log_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.files import AttemptFiles
+
+_SHOWN, _FILES = 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class GivenUp:
 
 def stopped(signals: Signals) -> Halt:
     """The end of a run that was asked to stop, by a signal or because its time is over."""
-    remedy = "run the same command again to go on; nothing is lost"
+    remedy = "run the same command again to go on from here; finished work is kept"
     if signals.first is None:
         assert signals.stop_after_s is not None
         after = human_time(signals.stop_after_s)
@@ -49,18 +52,22 @@ def how_drained(until_s: float | None, now_s: float) -> str:
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """The end of a run whose outputs, by name, have rows without a vector."""
     listed = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
-    rows = [f"{name} row {each['row']} ({each['place']})" for name, each in listed[:10]]
+    rows = [f"{name} row {each['row']} ({each['place']})" for name, each in listed[:_SHOWN]]
     count = sum(map(count_of, manifests.values()))
-    more = f" and {count - 10:,} more" if count > 10 else ""
-    _, first = listed[0]
-    beside = any("quarantined_in" in manifest for manifest in manifests.values())
-    where = "the manifests and the files .quarantined.jsonl beside them" if beside else "the manifests"
+    more = f" and {count - _SHOWN:,} more" if count > _SHOWN else ""
+    name, first = listed[0]
+    lists = [layout.output(name) for name in manifests]
+    files = [each.quarantined if "quarantined_in" in manifests[each.name] else each.manifest for each in lists]
     return Halt(
         ExitCode.QUARANTINED,
-        f"finished, but {counted(count, 'row')} could not be encoded and are NaN: " + ", ".join(rows) + more,
+        f"finished, but {counted(count, 'row')} could not be encoded and {'have' if count > 1 else 'has'} no vector: "
+        + ", ".join(rows)
+        + more,
         why=f"{first['outcome']}: {first['reason']}",
-        remedy=f"{where} list them; after a mend: chunkvisor retry {layout.workdir}, then run again; "
-        "a mended source needs --from-scratch instead",
+        remedy=f"{', '.join(map(str, files[:_FILES]))} {'lists' if len(files) == 1 else 'list'} every such row. "
+        f"To try them again: chunkvisor retry {layout.workdir}, then run again. "
+        "If you correct the source: run again with --update",
+        log=log_of(layout.output(name).attempts, first["outcome"], first["reason"]),
         see="quarantine",
     )
 
@@ -76,7 +83,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         f"not complete: {names}{more} failed in every try; everything else is done",
         why=f"{last.verdict.outcome}: {last.verdict.reason}",
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
-        log=last.files.log,
+        log=last_log(last.files),
         see=last.verdict.see,
     )
 
@@ -96,7 +103,7 @@ def texts_damaged(error: Exception) -> Halt:
     """The end of a run whose staged texts are not what they were."""
     return Halt(
         ExitCode.DISK,
-        "the staged texts were changed while the run was reading them",
+        "the copy of the texts in the workdir was changed while the run was reading it",
         why=str(error),
         remedy="run the same command again: it reads the source anew",
     )

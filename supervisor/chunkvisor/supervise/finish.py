@@ -4,7 +4,7 @@ A final file that was there before stays valid until one rename replaces it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chunkvisor.assemble import badrows
@@ -23,7 +23,7 @@ from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.reuse import Reuse
+from chunkvisor.store.reuse import Place, Reuse
 from chunkvisor.store.versions import read_stretches
 from chunkvisor.supervise.begin import Begun, Opening
 from chunkvisor.supervise.taken import taken_of
@@ -96,18 +96,22 @@ class Finish:
         manifest = build_manifest(
             layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
         )
+        if (query := self.opening.config.outputs[layout.name].query) is not None:
+            manifest["source"]["query"] = query
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(self.table, self.reuse))
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
         manifest["generation"] = self.begun.fixed.generation
         if self.reuse is not None:
-            manifest["reused"] = [
-                {"from": each.words, "texts": each.texts, "versions": each.versions}
-                for each in self.reuse.places
-                if each.texts
-            ]
+            manifest["reused"] = [_reused(each) for each in self.reuse.places if each.texts]
             manifest["texts_encoded"] = self.reuse.encoded
         return manifest
+
+
+def _reused(place: Place) -> dict[str, Any]:
+    """One of a manifest's `reused`; `cut` is there where the vectors are not those that were there."""
+    said = {"from": place.words, "texts": place.texts, "versions": place.versions}
+    return said | {"cut": asdict(place.cut)} if place.cut else said
 
 
 def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:

@@ -67,6 +67,8 @@ class Record:
     """0 where none could be started, or what failed was to store."""
     task: Task
     verdict: Verdict
+    then: str = ""
+    """What follows, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class TellWaiting:
     device: int | None
     delay_s: float
     verdict: Verdict
+    waited_s: float = 0.0
+    """So far; 0 = the wait begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class OutputRun:
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
     versions: VersionWatch | None = None
+    rows: int = 0
+    """Of a slice, those of its share, about."""
     taken: int = 0
     """Texts whose vectors are taken over."""
     awaits: frozenset[str] = frozenset()

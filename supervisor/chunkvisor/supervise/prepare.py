@@ -73,6 +73,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         asked_form(config.outputs[name], staged.carried),
         opening.source.local,
         versions,
+        rows=rows_of_share(ledger, taken, begun),
         taken=taken,
         awaits=frozenset(each.output for each in taken_from),
     )
@@ -80,15 +81,14 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
 
 def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: int, begun: Begun) -> None:
     if reuse is not None:
-        places = [each.words for each in reuse.places if each.texts]
+        places = [each.in_words for each in reuse.places if each.texts]
         told_of = of_output.TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )
         opening.emit(told_of)
     told = of_output.OutputOpened(
         output=ledger.layout.name,
-        # Of a slice they are those of its texts, about: a text may stand in several rows.
-        rows=begun.staged.rows * (ledger.texts + taken) // begun.staged.distinct,
+        rows=rows_of_share(ledger, taken, begun),
         distinct=ledger.texts + taken,
         chunks=len(ledger.share),
         chunk_size=begun.fixed.chunk_size,
@@ -96,6 +96,11 @@ def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: i
         texts_done=ledger.texts_done + taken,
     )
     opening.emit(told)
+
+
+def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
+    """Of the output; of a slice those of its texts, about, since a text may stand in several rows."""
+    return begun.staged.rows * (ledger.texts + taken) // begun.staged.distinct
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

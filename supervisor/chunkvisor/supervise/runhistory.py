@@ -144,9 +144,10 @@ class RunHistory:
         own = own or (outcome is Outcome.DISK_FULL and device is not None and bool(device.node))
         return outcome, device.number if device is not None and own else None
 
-    def waits(self, end: AttemptEnd) -> None:
-        """The run waits for what the attempt has met."""
+    def waits(self, end: AttemptEnd) -> float:
+        """The run waits for what the attempt has met; returns for how many seconds by now."""
         self._waits.wait(self.cause(end), end.now_s)
+        return self._waits.spell_s(self.cause(end), end.now_s)
 
     def waited_in_vain(self, end: AttemptEnd) -> None:
         """The wait has not helped: the next attempt that meets it does not wait again."""

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import Emit, Event
-from chunkvisor.events.journal import Journal
+from chunkvisor.events.event import JOURNAL, Emit, Event
+from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
@@ -40,6 +40,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         previous = stack.enter_context(hold_workdir(layout, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
+        speed = journal.state.texts_per_s or speed_of_trials(layout.workdir, layout.events)
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
@@ -59,12 +60,13 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 invocation=invocation.name if invocation else "",
                 slice=str(layout.slice or ""),
                 pid=os.getpid(),
+                journal_version=JOURNAL,
             )
         )
         with _failures_told(emit, layout):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            code = Work(request, Run(layout, run_id, signals, emit, observers.tick)).do()
+            code = Work(request, Run(layout, run_id, signals, emit, observers.tick, speed)).do()
         emit(RunEnded(int(code)))
         return code
 

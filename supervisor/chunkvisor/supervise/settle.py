@@ -7,22 +7,34 @@ from collections.abc import Iterator, Sequence
 
 from chunkvisor.assemble.before import switch
 from chunkvisor.assemble.finalfiles import all_places
-from chunkvisor.assemble.form import asked_form, form_of
+from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.indexing import index_of
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
-from chunkvisor.supervise.candidates import Candidate, copied, of_chunks, of_final, of_other_workdirs, promised
+from chunkvisor.supervise.candidates import (
+    Candidate,
+    IndexOf,
+    copied,
+    dtype_of,
+    gives_vectors,
+    of_chunks,
+    of_final,
+    of_other_workdirs,
+    promised,
+)
+from chunkvisor.supervise.indexes import Indexes
 from chunkvisor_worker.contract.files import remove_folder
 
 
 def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
-    """See above. `outputs` are all of the run. Raises Halt, OSError."""
+    """See above. `outputs` are all of the run, in the order in which they are encoded. Raises Halt, OSError."""
     layout = begun.layout
     if not begun.moves_on and is_planned(layout):
         problem = _problem_of(opening, begun, outputs)
@@ -44,9 +56,11 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
-    wanted = opening.config.reuse and TableFiles(table.folder).holds_index()
-    found = _candidates(opening, begun, outputs) if wanted else iter(())
-    facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
+    wanted = opening.config.reuse and index_of(table.folder, opening.on_wait) is not None
+    with Indexes(opening, begun.name, target.state / "indexes") as indexes:
+        found = list(_candidates(opening, begun, outputs, indexes.of)) if wanted else []
+        found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
+        facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts, None)
     if begun.moves_on:
@@ -65,7 +79,7 @@ def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str
         return f"its plan is damaged ({error})"
     for place in reuse.places if reuse is not None else ():
         if place.texts and not _holds(opening, begun, place, outputs):
-            return f"{place.words} has changed"
+            return f"{place.in_words} has changed"
     return None
 
 
@@ -75,32 +89,29 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
         return earlier_holds(layout, place.final_digest)
     if place.kind is PlaceKind.COPY:
         return True
-    other = next((each for each in outputs if each.name == place.output), None)
-    if other is not None:
-        same_texts = other.fixed.identity.source_digest == place.source_digest
-        same = same_texts and other.fixed.identity.of_vectors == begun.fixed.identity.of_vectors
-        return same and not other.moves_on and _gives_vectors(opening, other.name)
-    elsewhere = Layout(layout.workdir).output(place.output)
+    other = Layout(layout.workdir).output(place.output)
+    of_run = next((each for each in outputs if each.name == place.output), None)
     try:
-        fixed = read_fixed(elsewhere)
+        there = of_run.fixed if of_run is not None else read_fixed(other)
     except DamagedError:
         return False
-    if fixed is None or fixed.identity.source_digest != place.source_digest:
+    if there is None or there.identity.source_digest != place.source_digest:
         return False
-    manifest = read_finished(elsewhere)
+    if begun.fixed.identity.cut_from(there.identity, dtype_of(other, opening.computes_in)) != place.cut:
+        return False
+    if of_run is not None:
+        return not of_run.moves_on and gives_vectors(opening.config, of_run.name)
+    manifest = read_finished(other)
     return manifest is not None and form_of(manifest).is_of_rows
 
 
-def _gives_vectors(opening: Opening, name: str) -> bool:
-    """Whether the final of this output of the run is to hold the vectors as they are."""
-    return asked_form(opening.config.outputs[name]).is_of_rows
-
-
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_of: IndexOf) -> Iterator[Candidate]:
     """In the order in which they are preferred: what need not be copied comes first."""
-    layout, vectors = begun.layout, begun.fixed.identity.of_vectors
+    layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
-    own = of_final(layout if own_is_final else layout.earlier, vectors, PlaceKind.EARLIER, "its earlier final file")
+    own = of_final(
+        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", index_of
+    )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
     late: list[Candidate] = []
@@ -110,17 +121,18 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Ite
         words = f"output {name}"
         if of_run is None or of_run.complete:
             if of_run is not None or not opening.from_scratch:
-                yield from filter(None, [of_final(other, vectors, PlaceKind.OUTPUT, words)])
+                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, index_of)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, vectors, PlaceKind.COPY, f"the earlier final file of {words}"))
+        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", index_of))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
-        if earlier and _gives_vectors(opening, name):
-            yield from filter(None, [promised(other, vectors)])
+        if earlier and gives_vectors(opening.config, name):
+            cut = wanted.cut_from(of_run.fixed.identity, dtype_of(other, opening.computes_in))
+            yield from filter(None, [promised(of_run.layout, of_run.fixed, cut)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_chunks(layout, vectors)])
+        yield from filter(None, [of_chunks(layout, wanted, index_of)])
     yield from late
-    yield from of_other_workdirs(opening.config.reuse_from, vectors)
+    yield from of_other_workdirs(opening.config.reuse_from, wanted, index_of)
 
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:

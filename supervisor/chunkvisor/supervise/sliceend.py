@@ -60,7 +60,7 @@ def end_slice(layout: Layout, outputs: Sequence[OutputRun], done: int, chunks: i
         + more,
         why=f"{bad[0][1].outcome}: {bad[0][1].reason}",
         remedy="the manifests will list them once all slices are joined; "
-        f"after a mend: chunkvisor retry {layout.workdir}, then run again",
+        f"to try them again then: chunkvisor retry {layout.workdir}, and run again",
     )
 
 

@@ -124,6 +124,7 @@ class Slot:
             "busy_s": round(self.freed_s - self.go_s - opening_s, 4) if self.freed_s is not None else 0.0,
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
+            "padded_tokens": beat.padded_tokens if beat else 0,
         }
 
     def go(self, limits: Limits) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
+from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import SourceFile, resolve, signature
 from chunkvisor.store.fixed import Staged, read_staged
@@ -16,9 +17,11 @@ from chunkvisor.store.seal import DamagedError, digest_of
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
     """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
     output = config.outputs[name]
-    _refuse_state(Layout(config.workdir), name, resolve(output.source))
+    here = [source for source in output.sources if not is_remote(source)]
+    _refuse_state(Layout(config.workdir), name, resolve(here, output.query))
     return IngestRequest(
-        sources=tuple(output.source),
+        sources=output.sources,
+        query=output.query,
         column=output.column,
         template=output.template,
         sql=output.sql,
@@ -43,8 +46,8 @@ def asked(request: IngestRequest) -> dict[str, Any]:
     """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
     values = asdict(replace(request, memory_limit_bytes=0))
     # Without them it is the request of a version that did not know them: what that has staged still holds.
-    values = {key: value for key, value in values.items() if value or key not in ("where", "columns")}
-    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
+    values = {key: value for key, value in values.items() if value or key not in ("where", "columns", "query")}
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources, request.query))}
 
 
 def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:

@@ -1,17 +1,20 @@
 """Opens what an output takes over, when it is joined: the final files by then, and what was copied."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.copiedrows import copied_rows
+from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.store.fixed import read_facts
+from chunkvisor.errors import config_error
+from chunkvisor.store.fixed import read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse
@@ -37,10 +40,11 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
         if rows:
             without |= _texts_without(reuse, number, rows, on_block)
         if ledger.facts is None:
-            other = Layout(layout.workdir).output(place.output)
-            ledger.fix_facts(read_facts(other) or Facts(reader.dimension, versions=place.versions))
+            facts = read_facts(Layout(layout.workdir).output(place.output))
+            facts = facts or Facts(reader.dimension, versions=place.versions)
+            ledger.fix_facts(replace(facts, dimension=reader.dimension))
         if ledger.facts is not None and reader.dimension != ledger.facts.dimension:
-            raise TakenDamagedError(f"{place.words} has vectors of {reader.dimension} numbers")
+            raise TakenDamagedError(f"{place.in_words} has vectors of {reader.dimension} numbers")
     return Taken(reuse, readers, without)
 
 
@@ -66,6 +70,7 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
     else:
         source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
+        check_cut(layout, source, place)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
     if not form_of(manifest).is_of_rows:
@@ -75,9 +80,27 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
             int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
             for each in every_row(source, manifest)
         }
-        return FinalRows(source, manifest), bad
+        rows = FinalRows(source, manifest)
     except DamagedError as error:
         raise TakenDamagedError(f"{error} is damaged") from error
+    if (place.cut.dimension or 0) > rows.dimension:  # it had no vector yet when it was planned to take them
+        raise config_error(
+            f"encode.truncate_dim of {layout.name} is {place.cut.dimension}, but the model's vectors have "
+            f"{rows.dimension} dimensions only",
+            remedy="correct it, then run the same command again, with --update",
+        )
+    return cut_rows(rows, place.cut), bad
+
+
+def check_cut(layout: OutputLayout, source: OutputLayout, place: Place) -> None:
+    """Raises TakenDamagedError where its vectors are, after all, not to be had by that cut."""
+    try:
+        ours, theirs, facts = read_fixed(layout), read_fixed(source), read_facts(source)
+    except DamagedError as error:
+        raise TakenDamagedError(f"{error} is damaged") from error
+    dtype = facts.dtype if facts is not None else None
+    if ours is None or theirs is None or ours.identity.cut_from(theirs.identity, dtype) != place.cut:
+        raise TakenDamagedError(f"{place.words} has other vectors, of {dtype or 'another dtype'}")
 
 
 def _texts_without(

@@ -37,7 +37,7 @@ class VersionWatch:
                 f"output {self.output} was begun with other versions of its libraries",
                 why=f"{changed}; the config says identity: strict",
                 remedy="install the earlier versions, or begin anew with --from-scratch, or accept the difference: "
-                "identity: standard; what is done stays done",
+                "identity: standard; finished work is kept",
             )
         self.notes.note(start, stop, first.versions, now.versions)
         if changed and changed not in self._told:

@@ -21,7 +21,7 @@ from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
-from chunkvisor.engine.modelfolder import gpu_need_bytes
+from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import WorkerSettings
@@ -33,8 +33,8 @@ from chunkvisor.events.run import (
     CheckingModel,
     Resolving,
     RunStarted,
-    Waiting,
     WaitingForTurn,
+    WorkPlanned,
 )
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -44,6 +44,7 @@ from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import Opening, begin_output
+from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
@@ -55,6 +56,9 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.staging import request_of
+from chunkvisor.supervise.uploading import upload_finals
+from chunkvisor.supervise.waitteller import WaitTeller
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec
@@ -89,6 +93,8 @@ class Run:
     emit: Emit
     tick: Callable[[], None]
     """To be called several times a second, however long something takes."""
+    texts_per_s_before: float | None = None
+    """Of the last run in this workdir, or of a trial."""
 
 
 class Work:
@@ -127,6 +133,7 @@ class Work:
         )
         with self._turn():
             source, outputs = self._open(of_slice)
+        self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
@@ -138,6 +145,7 @@ class Work:
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
         combine_finals(config, self._layout, self._emit, self._on_wait)
+        upload_finals(config, self._layout, self._emit, self._on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
@@ -162,6 +170,7 @@ class Work:
             self._emit,
             self._on_wait,
             Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
         )
@@ -171,16 +180,27 @@ class Work:
                 pin_source(layout.model, config.model, source)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
-        for name, each in zip(config.outputs, begun, strict=True):
+        order = sources_first(config, {each.name: each.fixed.identity for each in begun})
+        begun.sort(key=lambda each: order.index(each.name))
+        for each in begun:
             opened = open_output(opening, each, begun)
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:
-                path = str(place_of(layout.output(name), asked_form(config.outputs[name])))
-                self._emit(OutputAlreadyComplete(name, opened["rows"], opened["dimension"], path))
+                path = str(place_of(each.layout, asked_form(config.outputs[each.name])))
+                self._emit(OutputAlreadyComplete(each.name, opened["rows"], opened["dimension"], path))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return source, outputs
+
+    def _tell_plan(self, outputs: Sequence[OutputRun]) -> None:
+        if not outputs:
+            return
+        ledgers = [output.ledger for output in outputs]
+        texts, left = sum(each.texts for each in ledgers), sum(each.texts - each.texts_done for each in ledgers)
+        rows = sum(output.rows for output in outputs)
+        chunks, pending = sum(len(each.share) for each in ledgers), sum(output.left for output in outputs)
+        self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
         config, run = self._config, self._run
@@ -248,8 +268,12 @@ class Work:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
         self._emit(Resolving(model.name))
 
+        teller, began_s = WaitTeller(self._emit, self._budget.wait_timeout_s), list[float]()
+
         def wait(seconds: float, why: str) -> None:
-            self._emit(Waiting(seconds, why, outcome="hub"))
+            now_s = time.monotonic()
+            began_s.append(now_s)
+            teller.tell(seconds, now_s - began_s[0], why, Outcome.HUB)
             self._pause(seconds)
 
         return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)

@@ -21,7 +21,7 @@ from chunkvisor.commands.planning.estimate import (
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelfolder import ModelFolder, gpu_need_bytes, read_model_folder
+from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
 from chunkvisor.events.run import Note
@@ -186,6 +186,42 @@ def test_weights_from_the_folder(tmp_path: Path) -> None:
     assert (found.weights_bytes, found.dtype) == (50, "float16")
     (tmp_path / "model.fp16.safetensors").write_bytes(b"x" * 25)  # the same once more, under a name that nobody loads
     assert read_model_folder(tmp_path).weights_bytes == 50
+
+
+def safetensors(*dtypes: str) -> bytes:
+    """The header of a file of weights."""
+    tensors = {f"layer.{number}": {"dtype": dtype, "shape": [1]} for number, dtype in enumerate(dtypes)}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "weights", "dtype"),
+    [
+        ({}, {"torch_dtype": "bfloat16"}, [safetensors("F32")], "bfloat16"),
+        ({}, {"dtype": "float32"}, [], "float32"),
+        ({}, {}, [safetensors("I64", "F32", "F32")], "float32"),
+        ({}, {}, [safetensors("F32"), safetensors("BF16")], None),
+        ({}, {}, [safetensors("I64")], None),
+        ({}, {}, [b"\xff" * 100], None),
+        ({}, {}, [b"{}"], None),
+        ({}, {}, [], None),
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, [], "float32"),
+        ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, [], None),
+        ({"dtype": "float32", "kwargs": {"model_kwargs": {"dtype": "float16"}}}, {}, [], None),
+        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, [], None),
+        ({"dtype": "float32", "kwargs": {"attn_implementation": "eager"}}, {}, [], "float32"),
+    ],
+)
+def test_computed_dtype(
+    tmp_path: Path, model: dict[str, Any], config: dict[str, Any], weights: list[bytes], dtype: str | None
+) -> None:
+    """What a worker computes in follows from the config and the model's files, or is not known."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for number, content in enumerate(weights):
+        (tmp_path / f"model-{number}-of-{len(weights)}.safetensors").write_bytes(content)
+    assert computed_dtype(ModelConfig(name="m", **model), str(tmp_path)) == dtype
+    assert computed_dtype(ModelConfig(name="m", **model), None) is None
 
 
 @pytest.mark.parametrize(

@@ -5,3 +5,6 @@ RUN_ID = "CHUNKVISOR_RUN_ID"
 
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 """Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not."""
+
+LINEAR = "CHUNKVISOR_LINEAR"
+"""Which kernel computes the linear layers of a model on the CPU: `torch` or `onednn`; not set: the faster one."""

@@ -32,6 +32,10 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+ONLY_ASK = "ask"
+"""In the place of a backend: the hub is asked for the commit alone, and nothing is downloaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
@@ -162,6 +166,8 @@ class Beat:
     tokens_done: int = 0
     tokens_total: int = 0
     """Of all its texts, without padding; 0 = unknown."""
+    padded_tokens: int = 0
+    """Of the batches that are done; 0 = unknown."""
     batch_rows: int = 0
     """Of the batch under way."""
     batch_tokens: int = 0
@@ -173,6 +179,16 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearKernel:
+    """What computes the linear layers of a model on a CPU; the vectors are equal to 1e-6 (see `linear`)."""
+
+    name: str
+    """"torch" (its own products) or "onednn" (with packed weights)."""
+    time_ratio: float = 0.0
+    """Time that oneDNN takes, by that of torch's own, as the worker has measured; 0 = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the worker found out about the model, for the manifest."""
 
@@ -181,6 +197,8 @@ class Facts:
     """Of the weights as loaded; empty for a plug-in that does not say."""
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    linear: LinearKernel | None = None
+    """None on a GPU, and for what is no plain text model."""
 
 
 @dataclass(frozen=True, slots=True)

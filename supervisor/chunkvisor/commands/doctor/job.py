@@ -1,6 +1,7 @@
 """Reads what concerns one config: its model's files, its workdir, and what a worker makes of a sample of texts.
 
-It asks no hub, downloads nothing and changes nothing in the workdir: the sample is made in a temporary folder.
+It downloads nothing and changes nothing in the workdir: the sample is made in a temporary folder. The hub is asked only
+for a model that a run would have to download.
 """
 
 import os
@@ -12,12 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.commands.doctor.host import read_folder
+from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
@@ -28,9 +30,11 @@ from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.staging import request_of
-from chunkvisor_worker.contract.messages import EncodeSpec
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec
 
 _FETCH_TIMEOUT_S = 120.0
+_ASK_TIMEOUT_S = 30.0
 _TEXT = "The quick brown fox jumps over the lazy dog."
 _TEXTS = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
 """The first and the last are equal; with a batch for each, their vectors come from two passes of the same shape."""
@@ -51,6 +55,7 @@ def read_job(
         model=config.model.name,
         whereabouts=whereabouts,
         problem=problem,
+        no_download=_ask_hub(config.model, scratch, say) if whereabouts is Whereabouts.HUB else None,
         weights_bytes=read_model_folder(Path(source.path)).weights_bytes if source and source.path else None,
         workers=max(1, len(devices)) * (config.workers.per_device + config.workers.standby),
         workdir=read_folder(config.workdir),
@@ -98,6 +103,20 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Wh
     return Whereabouts.HUB, None, ""
 
 
+def _ask_hub(model: ModelConfig, scratch: Path, say: Callable[[str], None]) -> Verdict | None:
+    """Why it would not give the model; None where it would, or may not be asked."""
+    if read_hub(os.environ).offline:
+        return None
+    say(f"asking the model hub for {model.name}")
+    try:
+        found = fetch_model(
+            model.name, model.revision, ONLY_ASK, scratch / "ask", lambda: None, timeout_s=_ASK_TIMEOUT_S
+        )
+    except TimeoutError:
+        return Verdict(Outcome.HUB, f"it has given no answer within {_ASK_TIMEOUT_S:.0f} s")
+    return found if isinstance(found, Verdict) else None
+
+
 def _samples(
     loaded: LoadedConfig,
     source: ModelSource,
@@ -121,7 +140,7 @@ def _samples(
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
         conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
         trial = try_texts(_TEXTS, model, encode, conditions, folder)
-        sample = SampleReading(trial.verdict, log_line=trial.log_line)
+        sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
         if trial.vectors is not None:
             sample = measure(sample, trial.vectors)
         outputs = f"outputs {', '.join(outputs_of[encode])}" if len(encodes) > 1 else ""

@@ -9,6 +9,7 @@ from chunkvisor.commands.doctor.torchbuild import before_a_run
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import LinearKernel
 
 _ROUNDING = 1e-3
 """Two vectors of one text that differ by less, relative to their largest component, differ by rounding: half
@@ -17,7 +18,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings `hub-cache`, `hub-token`, and with a config `model`, `tokenizer` and `encoding`."""
+    """Findings `hub-cache`, `hub-token`, and with a config `model`, `tokenizer`, `encoding` and `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)
@@ -66,8 +67,14 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
             meaning = f"{job.model} is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
             mend = f"unset HF_HUB_OFFLINE for the first run, or fetch it before, where there is a network: {fetch}"
             return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG)
+        case Whereabouts.HUB if job.no_download is not None:
+            verdict = job.no_download
+            reached = verdict.outcome is not Outcome.HUB
+            meaning = f"{job.model} is not in the local cache, and the hub does not give it: {verdict.reason}"
+            mend = before_a_run(verdict.remedy) or f"check the network, or fetch it where there is one: {fetch}"
+            return Finding(check, State.FAULT, meaning, mend, Blame.CONFIG if reached else Blame.MACHINE)
         case Whereabouts.HUB:
-            meaning = f"{job.model} is not in the local cache: the first run downloads it, if the hub has it"
+            meaning = f"{job.model} is not in the local cache: the first run downloads it"
             return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {fetch}")
         case Whereabouts.NOWHERE:
             mend = "check model.name: the folder of a model (relative to the config file), or its hub id"
@@ -86,7 +93,9 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         if sample.log_line:
             text += f"\nlast line of its log: {sample.log_line}"
         mend = before_a_run(verdict.remedy)
-        mend = mend or ("mend the plug-in encoder" if is_plugin else "update torch and the packages that the log names")
+        mend = mend or (
+            "correct the plug-in encoder" if is_plugin else "update torch and the packages that the log names"
+        )
         yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
         return
     if not is_plugin:
@@ -106,6 +115,17 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         digits = "to the last digit" if sample.difference == 0 else "up to rounding"
         text = f"a text encoded twice gives the same vector of {sample.dimension} dimensions, {digits}{who}"
         yield Finding("encoding", State.OK, text)
+    if sample.linear is not None:
+        yield Finding("linear-layers", State.OK, f"linear layers are computed by {_kernel(sample.linear)}{who}")
+
+
+def _kernel(linear: LinearKernel) -> str:
+    packed = linear.name == "onednn"
+    by = "oneDNN, with packed weights" if packed else "torch's own products"
+    if not linear.time_ratio:
+        return by
+    share = f"{100 * linear.time_ratio:.0f} %"
+    return f"{by}, in {share} of the time of torch's own" if packed else f"{by}; oneDNN would take {share} of that"
 
 
 def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
+from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.contract.probe import ProbeReport
 
 
@@ -150,6 +151,8 @@ class SampleReading:
     """On which device or for which outputs, where there is more than one sample."""
     log_line: str = ""
     """The last of the worker's log, where it failed."""
+    linear: LinearKernel | None = None
+    """What computed the linear layers on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,8 @@ class JobReading:
     whereabouts: Whereabouts
     problem: str = ""
     """Why the model is nowhere."""
+    no_download: Verdict | None = None
+    """Why the hub does not give a model that is to be downloaded; None = it has it, or was not asked."""
     weights_bytes: int | None = None
     """Of the weight files; None = unknown."""
     workers: int = 1

@@ -87,6 +87,7 @@ class Scratch:
             "workers.standby": config.workers.standby if standby is None else standby,
             "outputs": {self.output: output},
             "combine": {},
+            "upload": None,
         }
         # JSON is YAML, but for escaped surrogate pairs.
         ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]

@@ -63,6 +63,8 @@ class OutputForecast:
     """Why it is that, where `auto` chose it; None once a run has fixed it."""
     texts_known: int = 0
     """Distinct texts that have a vector already, in another output or an earlier file, and are in no chunk."""
+    texts_cut: int = 0
+    """Those of them whose vectors are cut from longer ones, or normalized."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from chunkvisor.commands.planning.estimate import stride
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.decide.cut import Shape
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.child import stage_table
@@ -42,8 +43,14 @@ class Sample:
 
     @property
     def ours(self) -> bool:
-        """What an earlier run has done is of this table."""
-        return self.begun is not None and self.begun.identity.source_digest == self.table.digest
+        """What an earlier run has done is of this table, and of vectors of this shape."""
+        same_texts = self.begun is not None and self.begun.identity.source_digest == self.table.digest
+        return same_texts and self.same_shape
+
+    @property
+    def same_shape(self) -> bool:
+        """Whether an earlier run, if there was one, wanted vectors of the same shape."""
+        return self.begun is None or self.begun.identity.shape == Shape(self.encode.truncate_dim, self.encode.normalize)
 
     def texts(self) -> list[range]:
         """Numbers of the texts looked at, chunk by chunk."""

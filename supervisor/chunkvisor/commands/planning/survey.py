@@ -21,13 +21,13 @@ from chunkvisor.commands.planning.estimate import (
     scaled,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.commands.planning.known import known_texts
+from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
-from chunkvisor.engine.modelfolder import ModelFolder, read_model_folder
+from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
@@ -72,7 +72,7 @@ class _Survey:
         self._samples = samples
         self._scratch = scratch
         self._notes: list[str] = []
-        self._known: dict[str, int] = {}
+        self._known: dict[str, Known] = {}
         """Texts that have a vector already, by output."""
 
     def forecast(self, say: Callable[[str], None]) -> Forecast:
@@ -80,7 +80,8 @@ class _Survey:
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
         folder, measured = self._measure()
         revision = (config.model.revision if config.model.is_plugin else self._model().revision) or ""
-        self._known = known_texts(config, self._samples, revision, self._scratch)
+        dtype = computed_dtype(config.model, str(folder) if folder else None)
+        self._known = known_texts(config, self._samples, revision, dtype, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
         outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
         weights = self._weights(model)
@@ -156,11 +157,11 @@ class _Survey:
     def _output(self, name: str, measured: _Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
-        known = self._known.get(name, 0)
-        work = Plan(plan.distinct - known, plan.chunk_size)
+        known = self._known.get(name, Known())
+        work = Plan(plan.distinct - known.texts, plan.chunk_size)
         done = self._done(name, work)
         texts_left = work.distinct - work.texts_in(done)
-        facts = read_facts(layout)
+        facts = read_facts(layout) if sample.ours else None
         dimension = facts.dimension if facts is not None else sample.encode.truncate_dim or model.dimension
         if count < plan.distinct:
             which = f"those of every {sample.every:,}th chunk"
@@ -175,7 +176,8 @@ class _Survey:
             rows=table.rows,
             distinct_texts=table.distinct,
             duplicate_share=1 - table.distinct / table.rows,
-            texts_known=known,
+            texts_known=known.texts,
+            texts_cut=known.cut,
             chunks=work.count,
             chunks_done=done.count(1),
             chunk_size=plan.chunk_size,
@@ -212,7 +214,8 @@ class _Survey:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
         if sample.begun is not None and not sample.ours:
-            self._notes.append(f"{name}: the workdir holds work on another source or other rows: a run wants --update")
+            what = "on another source or other rows" if sample.same_shape else "with another truncate_dim or normalize"
+            self._notes.append(f"{name}: the workdir holds work {what}: a run wants --update")
         if not sample.ours:
             return bytearray(work.count)
         try:

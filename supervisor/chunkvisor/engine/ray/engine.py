@@ -206,9 +206,10 @@ class RayEngine:
                 f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
                 why=without if self._cluster.without else self._why,
                 remedy="start the cluster (ray start --head) or its nodes, or correct engine.address; "
-                "then run the same command again; what is done stays done",
+                "then run the same command again; finished work is kept",
                 log=self._log,
             )
         if waited_s > _PATIENCE_S and not self._told_waiting:
             self._told_waiting = True
-            self._emit(Waiting(round(limit_s - waited_s, 1), f"no node can work: {self._why}", outcome="lost"))
+            left_s = round(limit_s - waited_s, 1)
+            self._emit(Waiting(left_s, f"no node can work: {self._why}", outcome="lost", limit_s=left_s))

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
+from chunkvisor.events.state import labels_of
 from chunkvisor.observe.report.attempts import Kind, legend_of
 from chunkvisor.observe.report.bins import Bin
 from chunkvisor.observe.report.chart import (
@@ -27,6 +28,8 @@ from chunkvisor.units import human_bytes, human_time
 _SHADED = 80
 """With more attempts than this, only those that failed are shaded behind the curves."""
 _COLOURS = 6
+_SAMPLES = 3
+"""Of the sensors, at least: two make a straight line, which says nothing."""
 
 
 def timeline_of(history: History, sensors: SensorCurves) -> Timeline:
@@ -88,8 +91,15 @@ class Charts:
             for span in spans
         ]
         if devices:
-            names = [f"device {name}" for name in devices]
+            known = self._labels()
+            names = [known.get(name, f"device {name}") for name in devices]
             yield lane_chart("Attempts", names, shades, legend_of({span.kind for span in spans}, "swatch"))
+
+    def _labels(self) -> dict[str, str]:
+        """Names of the devices by their numbers, as the newest run tells them; nothing of a cluster, or of slices."""
+        told = next((run.device for run in reversed(self._history.runs) if run.device), "")
+        of_this_machine = told and all(name == "cpu" or "(" in name for name in told.split(", "))
+        return labels_of(told) if of_this_machine else {}
 
     def _gpu_memory(self) -> Iterator[Chart]:
         lines = []
@@ -122,7 +132,7 @@ class Charts:
             note = f"At least {human_bytes(sensors.least_available_bytes)} stayed available on the machine. {note}"
         if sensors.peak_worker_bytes:
             note = f"The largest worker took {human_bytes(sensors.peak_worker_bytes)}. {note}"
-        if any(line.pieces for line in lines):
+        if any(line.pieces for line in lines) and len(list(sensors.times.items())) >= _SAMPLES:
             scale = in_bytes(highest(lines))
             yield line_chart("Host memory", scale, lines, self._behind(), self._behind_legend(), note)
 
@@ -132,7 +142,7 @@ class Charts:
         tokens = [(at_s, each.tokens, each.tokens_long) for at_s, each in ceilings if each.tokens and each.tokens_long]
         # A row cap of as many rows as tokens caps nothing.
         capped = any((each.texts, each.texts_long) != (each.tokens, each.tokens_long) for _, each in ceilings)
-        if capped:
+        if capped and len({limits[1:] for limits in texts}) > 1:
             yield self._ceiling("Batch ceiling", "texts in a batch, at most", texts)
         if tokens and (not capped or len({limits[1:] for limits in tokens}) > 1):  # one that stays is in the config
             yield self._ceiling("Token ceiling", "padded tokens in a batch, at most", tokens)

@@ -8,7 +8,7 @@ from chunkvisor.observe.report.history import History
 from chunkvisor.observe.status import State, Status
 from chunkvisor.units import counted, human_time
 
-_AGAIN = "Run the same command again to go on; what is done stays done."
+_AGAIN = "Run the same command again to go on; finished work is kept."
 _NOT_HALTED = (ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _MANY = 0.2
 """Share of failed attempts that is worth a look."""
@@ -45,13 +45,11 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
     match status.state:
         case State.COMPLETE if quarantined:
             rows = counted(quarantined, "row")
-            worry = (
-                f"All the rest is done, but {rows} could not be encoded and got no vector (NaN); see Quarantined rows."
-            )
-            todo = "Mend the cause, then: chunkvisor retry, and run again. Or leave them out downstream."
+            worry = f"All the rest is done, but {rows} could not be encoded and got no vector; see Quarantined rows."
+            todo = "To try them again: `chunkvisor retry WORKDIR`, then run again. Or do without these rows."
             return Headline(Mood.CARE, "Complete, with rows in quarantine", worry, todo)
         case State.COMPLETE:
-            worry = f"Nothing to worry about: every row has its vector.{_mended(history.failed)}"
+            worry = f"Nothing to worry about: every row has its vector.{_repeated(history.failed)}"
             return Headline(Mood.GOOD, "Complete", worry)
         case State.RUNNING:
             return _running(status, history, now_s)
@@ -60,14 +58,12 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
             worry = f"{_sentence(ending.what)} {_sentence(ending.why)}".strip()
             return Headline(mood, f"Halted (exit code {ending.code})", worry, _sentence(ending.remedy), ending.log)
         case _ if ending is not None and ending.code == ExitCode.QUARANTINED:
-            return Headline(Mood.CARE, "Stopped", "Rows that had no vector are pending again.", _AGAIN)
+            return Headline(Mood.CARE, "Stopped", "The next run tries the rows without a vector again.", _AGAIN)
         case _ if ending is not None:
-            worry = f"{_sentence(ending.what)} Nothing that was committed is lost."
+            worry = f"{_sentence(ending.what)} Finished work is kept."
             return Headline(Mood.CARE, "Stopped", worry, _AGAIN)
         case _:
-            worry = (
-                "The run ended without a last word: it was killed, or its machine went down. Nothing committed is lost."
-            )
+            worry = "The run ended without a message: it was killed, or its machine went down. Finished work is kept."
             return Headline(Mood.CARE, "Stopped", worry, _AGAIN)
 
 
@@ -82,13 +78,13 @@ def _running(status: Status, history: History, now_s: float) -> Headline:
     if failed >= _FEW and failed > _MANY * tries:
         worry = f"{failed:,} of {tries:,} attempts have failed; the run recovers, but loses time by it."
         return Headline(Mood.CARE, title, worry, "See what failed, below.")
-    return Headline(Mood.GOOD, title, f"Nothing to worry about.{_mended(failed)}")
+    return Headline(Mood.GOOD, title, f"Nothing to worry about.{_repeated(failed)}")
 
 
-def _mended(failed: int) -> str:
+def _repeated(failed: int) -> str:
     """What went wrong on the way, if anything did."""
     were = "was" if failed == 1 else "were"
-    return f" {counted(failed, 'attempt')} failed on the way and {were} made good." if failed else ""
+    return f" {counted(failed, 'attempt')} failed on the way and {were} repeated with success." if failed else ""
 
 
 def _sentence(words: str) -> str:

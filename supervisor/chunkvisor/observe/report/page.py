@@ -11,6 +11,7 @@ from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.journal import Entry, read_events
+from chunkvisor.ingest.peek import peek
 from chunkvisor.observe.report.attempts import kind_of
 from chunkvisor.observe.report.bars import duration, lengths_of, outcome_bars, phase_bars
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH
@@ -30,7 +31,7 @@ from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import PRIVATE, read_bounded, write_atomic
 
-_ROWS, _RUNS, _NOTES, _CONFIG_CHARS = 100, 25, 20, 20_000
+_ROWS, _RUNS, _NOTES, _CONFIG_CHARS, _TEXT_BYTES = 100, 25, 20, 20_000, 400
 
 
 def history_bytes(workdir: Path) -> int:
@@ -67,7 +68,19 @@ def _template() -> Any:
         lstrip_blocks=True,
     )
     environment.filters.update(duration=duration, when=human_moment, clean=clean, commas="{:,}".format, kind=kind_of)
+    environment.filters["code"] = _with_code
     return environment.get_template("page.html.j2")
+
+
+def _with_code(text: str) -> Any:
+    """What stands between backticks as code; everything is escaped."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in str(text).split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 and number + 1 < len(parts) else part
+        for number, part in enumerate(parts)
+    )
 
 
 def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
@@ -142,7 +155,13 @@ def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[
             found = manifest["quarantined"]
         else:
             found = [event.details() for event in history.quarantined.values() if event.output == name]
-        yield from ({**row, "output": name} for row in found)
+        table = layout.output(name).table
+        yield from ({**row, "output": name, "text": _text_of(table, row)} for row in found)
+
+
+def _text_of(table: Path, row: dict[str, Any]) -> str | None:
+    number = row.get("row")
+    return peek(table, number, _TEXT_BYTES) if type(number) is int and number >= 0 else None
 
 
 def _versions(layout: Layout, outputs: list[str], invocations: list[InvocationFiles]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,123 @@
+"""Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.units import listed
+
+_MOST_NAMES = 20
+
+
+def texts_of(given: Any, column: str | None) -> Iterable[object]:
+    """The texts, or that column of rows or of a table. Raises Halt (78) for what is none of them.
+
+    To iterate a table gives other things than its texts: the names of its columns, or rows.
+    """
+    if isinstance(given, str | bytes):
+        raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
+    names = _columns_of(given)
+    if column is None and names is not None:
+        kind = (
+            "mapping" if isinstance(given, Mapping) else "DataFrame" if hasattr(given, "iloc") else type(given).__name__
+        )
+        shown = listed([repr(name) for name in names], _MOST_NAMES)
+        raise config_error(
+            f"texts is a {kind}, which would give the names of its columns, or rows: {shown}",
+            remedy=f"give one column: texts[{(names or ['column'])[0]!r}], or name it by column=…",
+        )
+    if column is None:
+        return _iterable(given)
+    if names is None:
+        return _of_rows(_iterable(given), column)
+    if column not in names:
+        raise config_error(f"texts has no column {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
+    if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
+        return _of_rows(given.select_columns([column]), column)
+    return _iterable(given[column])
+
+
+def write_texts(given: Any, column: str | None, folder: Path) -> Path:
+    """Write the texts under a name made of their digest: equal texts are the same untouched file.
+
+    With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
+    """
+    texts = texts_of(given, column)
+    digest, count = hashlib.sha256(), 0
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
+    partial = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            for index, text in enumerate(texts):
+                line = _line(index, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
+                digest.update(line)
+                file.write(line)
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        if not count:
+            raise config_error("there are no texts", remedy="give at least one")
+        path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
+        if not path.exists():
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _columns_of(given: Any) -> list[str] | None:
+    """Names of the columns of a table of any library, or of the tables in a mapping; None for what is no table."""
+    if isinstance(given, Mapping):
+        return list(map(str, given))
+    for name in ("column_names", "columns"):  # of datasets and pyarrow; of pandas and polars
+        found = getattr(given, name, None)
+        if found is not None and not callable(found):
+            return list(map(str, found))
+    return None
+
+
+def _iterable(given: Any) -> Iterable[object]:
+    if not isinstance(given, Iterable):
+        raise config_error(
+            f"texts is {type(given).__name__}, which cannot be iterated", remedy="give a list of strings"
+        )
+    return given
+
+
+def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it is {type(row).__name__}")
+        if column not in row:
+            has = f"it has the columns {listed(list(row), _MOST_NAMES)}"
+            raise config_error(f"texts[{index}] has no column {column!r}", why=has)
+        yield row[column]
+
+
+def _line(index: int, text: object) -> bytes:
+    if isinstance(text, Mapping):
+        raise config_error(
+            f"texts[{index}] is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
+        )
+    if text is not None and not isinstance(text, str):
+        raise config_error(
+            f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
+            remedy="convert it, or give None for an empty text; in pandas, where a missing one is NaN: fillna('')",
+        )
+    try:
+        return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise _surrogate(index, error) from None
+
+
+def _surrogate(index: int, error: UnicodeEncodeError) -> Halt:
+    return config_error(
+        f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
+        why="it is half of a character, which UTF-8 cannot hold",
+        remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
+    )

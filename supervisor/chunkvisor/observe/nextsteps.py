@@ -1,0 +1,48 @@
+"""What a person may want to know when a run is over: where things are, and what to run next."""
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import FinalFormat
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.seal import DamagedError
+
+
+def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool) -> Iterator[str]:
+    """Lines of news for the end of a run that began at that time, seconds since the epoch."""
+    layout = Layout(loaded.config.workdir)
+    if complete and (line := _how_to_read(layout, next(iter(loaded.config.outputs)))):
+        yield line
+    if complete:
+        yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
+    if complete and trial:
+        yield "that was a trial; for all rows, run the same command without --max-rows"
+    with contextlib.suppress(OSError):
+        if layout.report.stat().st_mtime >= began_s:  # a run that found everything complete writes none
+            yield f"how the run went: {layout.report}"
+
+
+def _how_to_read(layout: Layout, name: str) -> str | None:
+    try:
+        manifest = read_done_manifest(layout.output(name))
+    except DamagedError:
+        manifest = None
+    if manifest is None:
+        return None
+    form = form_of(manifest)
+    path = place_of(layout.output(name), form)
+    if form.shards is not None:
+        return f"to use it: the files in {path}, in the order of their names; row i of the source is row i of them all"
+    if form.format is FinalFormat.PARQUET:
+        return f"to use it: pandas.read_parquet({_quoted(path)})"
+    return f'to use it: numpy.load({_quoted(path)}, mmap_mode="r"); row i is row i of the source'
+
+
+def _quoted(path: Path) -> str:
+    return f'"{path}"'

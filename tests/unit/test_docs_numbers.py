@@ -1,0 +1,92 @@
+"""Numbers in the pages are those of the code: each phrase below is made of a constant, and has to be on its page."""
+
+import sys
+
+import pytest
+
+from chunkvisor.assemble import badrows, checkedfile
+from chunkvisor.commands import audit
+from chunkvisor.commands.drill import finding, scratch
+from chunkvisor.commands.tune import compare
+from chunkvisor.config import specs
+from chunkvisor.config.values import MOST_SHARDS
+from chunkvisor.decide import chunksize, lessons, policy, suspicion
+from chunkvisor.events import journal
+from chunkvisor.observe import defaults, invocation, messenger, metrics, notices, pace, sensors
+from chunkvisor.supervise import draining
+from chunkvisor_worker.contract import taxonomy
+from docpages import text_of
+from harness import ROOT
+
+_SPELLED = {2: "two", 3: "three", 5: "five", 10: "ten", 20: "twenty"}
+
+
+def in_words(number: float) -> str:
+    """As a sentence has it: small ones as words, large ones with commas."""
+    return _SPELLED.get(int(number), f"{number:,g}" if number < 1000 else f"{number:,.0f}")
+
+
+def quickstart_rows() -> int:
+    """Of quickstart/harvest.py."""
+    sys.path.insert(0, str(ROOT / "quickstart"))
+    try:
+        import harvest
+    finally:
+        sys.path.pop(0)
+    return harvest.ROWS
+
+
+NUMBERS = [
+    ("README.md", f"embeds {quickstart_rows():,} docstrings"),
+    ("docs/tutorial/getting-started.md", f"embeds {quickstart_rows():,} docstrings"),
+    ("docs/reference/config.md", f"in about {chunksize.TARGET_S:g} s"),
+    ("docs/reference/config.md", f"{chunksize._UNMEASURED['cuda']:,} texts on a GPU"),
+    ("docs/reference/config.md", f"and {chunksize._UNMEASURED['cpu']} on a CPU"),
+    (
+        "docs/reference/config.md",
+        f"auto = {specs.AUTO_TOKENS['cpu']:,} on a CPU; on a GPU {specs.AUTO_TOKENS['cuda']:,}",
+    ),
+    ("docs/reference/config.md", f"then batch_size auto is {specs.AUTO_ROWS}"),
+    ("docs/reference/config.md", f"from 1 to {MOST_SHARDS:,}"),
+    ("docs/how-to/write-an-encoder.md", f"`batch_size: auto` is {specs.AUTO_ROWS}"),
+    ("docs/how-to/watch-a-run.md", f"every {metrics.INTERVAL_S:g} seconds"),
+    ("docs/how-to/watch-a-run.md", f"larger than {defaults._MOST_BYTES >> 20} MiB together"),
+    ("docs/how-to/watch-a-run.md", f"{in_words(pace._TIMES)} times as long as usual"),
+    ("docs/how-to/watch-a-run.md", f"{in_words(notices.END_S)} seconds at most, {in_words(notices.HURRIED_S)} after"),
+    ("docs/reference/metrics.md", f"Every {in_words(sensors.INTERVAL_S)} seconds"),
+    ("docs/reference/metrics.md", f"After {sensors.LINES:,} lines"),
+    ("docs/reference/run-folder.md", f"The newest {invocation.KEPT}"),
+    ("docs/reference/run-folder.md", f"the first {badrows.LISTED:,} rows at most"),
+    ("docs/reference/run-folder.md", f"every {journal._EVERY_BYTES >> 10} KB"),
+    ("docs/reference/failures.md", f"only the first {taxonomy.HEAD_CHARS >> 10} KiB count"),
+    ("docs/reference/drill.md", f"run of {scratch.ROWS} rows in {in_words(scratch.CHUNKS)} chunks"),
+    (
+        "docs/reference/drill.md",
+        f"{finding._TOLERANCE['float16']:.0e}".replace("e-0", "e-") + " for weights in float16",
+    ),
+    ("docs/how-to/check-vectors.md", f"| float32 | {audit._ALLOWED['float32']} |"),
+    ("docs/how-to/check-vectors.md", f"| float16 | {audit._ALLOWED['float16']} |"),
+    ("docs/how-to/check-vectors.md", f"| bfloat16 | {audit._ALLOWED['bfloat16']} |"),
+    ("docs/how-to/tune.md", f"of the {in_words(compare.NEIGHBOURS)} texts"),
+    ("docs/how-to/tune.md", f"less than {100 * (compare._MATTERS - 1):.0f} %"),
+    ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),
+    ("docs/explanation/how-it-works.md", f"{in_words(policy.FRUITLESS_ATTEMPTS)} attempts in a row"),
+    ("docs/explanation/how-it-works.md", f"under which {in_words(policy.LOST_MACHINES)} machines were lost"),
+    ("docs/explanation/how-it-works.md", f"when {in_words(suspicion.STREAK)} different chunks failed"),
+    ("docs/explanation/how-it-works.md", f"{draining._RESERVE_S:g} s at most, belongs"),
+    ("docs/explanation/how-it-works.md", f"at most {checkedfile._BEHIND_BYTES >> 20} MB behind"),
+]
+"""(page, phrase)."""
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in NUMBERS}))
+def test_the_page_has_the_numbers_of_the_code(page: str) -> None:
+    """Every phrase about the page is there, across line breaks."""
+    text = " ".join(text_of(ROOT / page).split())
+    assert [phrase for where, phrase in NUMBERS if where == page and phrase not in text] == []
+
+
+def test_times_in_words() -> None:
+    """A half hour and a minute are what the code has."""
+    assert pace._LEAST_S == 30 * 60
+    assert messenger.TIMEOUT_S == 60

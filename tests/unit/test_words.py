@@ -1,0 +1,146 @@
+"""What people read of a run: what follows a failure, how often a wait is told, lines that fit a terminal."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.decide.following import what_follows
+from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
+from chunkvisor.errors import ExitCode
+from chunkvisor.events.attempt import AttemptFailed
+from chunkvisor.events.event import Event
+from chunkvisor.events.output import OutputOpened
+from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
+from chunkvisor.store.attempt import last_log, log_of
+from chunkvisor.supervise.waitteller import WaitTeller
+from chunkvisor.units import wrapped
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Tier
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (Retry(tier=Tier(0, 8)), "retrying with batches of at most 8 rows"),
+        (Retry(tier=Tier(0, 1)), "retrying with batches of at most 1 row"),
+        (Retry(0.5), "retrying"),
+        (Retry(4), "retrying in 4 s"),
+        (Retry(blocking_launches=True), "retrying, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"),
+        (StartAgain(2), "starting another worker in 2 s"),
+        (Isolate(), "trying the texts of that batch one by one"),
+        (Split(), "trying it in two halves"),
+        (Split((3,)), "keeping the others, and trying the bad text alone"),
+        (Split((3, 5)), "keeping the others, and trying the 2 bad texts alone"),
+        (Wait(1), "waiting, then retrying"),
+        (EndRun(ExitCode.MACHINE), "retrying would not help"),
+        (Quarantine(), ""),
+        (SetAside(), ""),
+        (Commit(), ""),
+    ],
+)
+def test_what_follows(step: Step, words: str) -> None:
+    """A failure says what the run does about it, unless the next line does."""
+    assert what_follows(step) == words
+
+
+def test_a_failure_without_an_attempt() -> None:
+    """Where no worker could be started there is no attempt 0 to look for; what follows stands at the end."""
+    assert AttemptFailed("a", 1, 2, "crashed", "why", then="retrying").line == (
+        "a chunk 1, attempt 2: crashed: why; retrying"
+    )
+    assert AttemptFailed("a", 1, 0, "host_oom", "why").line == "a chunk 1: host_oom: why"
+
+
+def test_nouns_are_counted() -> None:
+    """One chunk, two chunks."""
+    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 chunk of up to 2,000 texts"
+    assert OutputOpened("a", 2, 2, 2, 1, chunks_done=1).line == "a: 2 chunks of up to 1 text, 1 done already"
+
+
+def test_a_wait_is_told_once_a_minute() -> None:
+    """However often it is tried: at once, then after a minute; a new wait is told at once again."""
+    heard: list[Event] = []
+    teller = WaitTeller(heard.append, 600)
+    for waited_s in (0.0, 1, 2.1, 30, 59, 61, 90, 119, 122):
+        teller.tell(1, waited_s, "no answer", "hub")
+    teller.tell(1, 0, "no answer", "hub")
+    teller.tell(1, 0, "busy", "gpu_busy", device=1)
+    assert all(isinstance(each, Waiting) for each in heard)
+    assert [each.line for each in heard if each.line] == [
+        "waiting, for up to 10 min: no answer",
+        "still waiting, 61 s by now, for up to 10 min: no answer",
+        "still waiting, 2 min by now, for up to 10 min: no answer",
+        "waiting, for up to 10 min: no answer",
+        "waiting, for up to 10 min: busy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", "the CPU"),
+        ("NVIDIA X (GPU-1)", "NVIDIA X (GPU-1)"),
+        ("NVIDIA X (GPU-1), NVIDIA X (GPU-2)", "2 x NVIDIA X (GPU-1, GPU-2)"),
+        (", ".join(f"NVIDIA X (GPU-{number})" for number in range(8)), "8 x NVIDIA X"),
+        ("the Ray cluster", "the Ray cluster"),
+    ],
+)
+def test_the_first_line(device: str, words: str) -> None:
+    """It says what is encoded, with which model, on what, and where."""
+    assert RunStarted("/w", device, model="m", outputs=("a", "b")).line == f"encoding a, b with m on {words}, in /w"
+
+
+@pytest.mark.parametrize(
+    ("chunks_left", "rate", "words"),
+    [
+        (4, None, "to do: 2,000 rows in 4 chunks; a time estimate follows"),
+        (4, 10.0, "to do: 2,000 rows in 4 chunks; about 2 min at the speed of the last run"),
+        (1, None, "to do: 1 of 4 chunks, of 2,000 rows in all; a time estimate follows"),
+        (0, None, "nothing left to compute: 4 chunks to join"),
+    ],
+)
+def test_the_plan(chunks_left: int, rate: float | None, words: str) -> None:
+    """Once all sources are read, it says how much is left to do, and how long that may take."""
+    assert WorkPlanned(2000, 1500, 1000, 4, chunks_left, rate).line == words
+
+
+def test_lines_fit_a_terminal() -> None:
+    """They are broken between words and indented; a path and a command stay whole."""
+    text = "  do:  first this, and then: chunkvisor retry /a/long/path/to/some/workdir, and so on"
+    assert wrapped(text, 30, 7).split("\n") == [
+        "  do:  first this, and then:",
+        "       chunkvisor retry /a/long/path/to/some/workdir,",
+        "       and so on",
+    ]
+    assert wrapped("short", 30, 7) == "short"
+
+
+@dataclass
+class _Attempts:
+    """Folders of failed attempts."""
+
+    folder: Path
+
+    def failed(self, chunk: int, attempt: int, reason: str) -> AttemptFiles:
+        """One more, with a log."""
+        files = AttemptFiles(self.folder / f"{chunk:06d}" / f"{attempt:03d}")
+        files.folder.mkdir(parents=True)
+        files.log.write_text(reason)
+        files.verdict.write_text(f'{{"outcome": "crashed", "reason": "{reason}"}}')
+        return files
+
+
+def test_the_log_to_open_exists(tmp_path: Path) -> None:
+    """It is the attempt's own, else the newest of its chunk; of a reason that is told, the one that has it."""
+    attempts = _Attempts(tmp_path)
+    first = attempts.failed(3, 1, "segfault")
+    other = attempts.failed(5, 1, "hang")
+    assert last_log(first) == first.log
+    assert last_log(AttemptFiles(tmp_path / "000003")) == first.log
+    assert last_log(AttemptFiles(tmp_path / "000003" / "002")) == first.log
+    assert last_log(AttemptFiles(tmp_path / "000009")) is None
+    assert log_of(tmp_path, "crashed", "segfault") == first.log
+    assert log_of(tmp_path, "crashed", "hang") == other.log
+    assert log_of(tmp_path, "crashed", "never heard of") in (first.log, other.log)
+    assert log_of(tmp_path / "nothing", "crashed", "segfault") is None

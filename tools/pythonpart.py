@@ -1,0 +1,53 @@
+"""The tables of docs/reference/python.md, from the signatures of the functions and the fields of what they return."""
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import chunkvisor.api
+from docstrings import attribute_docs
+from md import code, table
+
+_MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
+"""Names of types that are nobody's but the module's -> what they are."""
+
+
+def arguments(function: str) -> str:
+    """Every argument of a function of the module, with its type and its default, as they are written there."""
+    tree = ast.parse(inspect.getsource(chunkvisor.api))
+    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    named = found.args
+    rows = [(each, "required") for each in named.args]
+    for each, default in zip(named.kwonlyargs, named.kw_defaults, strict=True):
+        rows.append((each, "required" if default is None else code(ast.unparse(default))))
+    return table(("argument", "type", "default"), [(code(each.arg), code(_type(each)), said) for each, said in rows])
+
+
+def _type(argument: ast.arg) -> str:
+    text = ast.unparse(argument.annotation) if argument.annotation else ""
+    for name, meant in _MEANT.items():
+        text = text.replace(name, meant)
+    return text.replace(" | ", " or ")
+
+
+def fields(kind: type) -> str:
+    """Every field and property with what its docstring says."""
+    docs = attribute_docs(chunkvisor.api)
+    rows = [(code(each.name), docs.get((kind.__name__, each.name), "")) for each in dataclasses.fields(kind)]
+    for name, value in vars(kind).items():
+        if not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
+            call = "" if isinstance(value, property) else "()"
+            rows.append((code(name + call), (inspect.getdoc(value) or "").partition("\n\n")[0]))
+    return table(("name", "what"), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "python encode": partial(arguments, "encode"),
+    "python run": partial(arguments, "run"),
+    "python Report": partial(fields, chunkvisor.api.Report),
+    "python FinalFile": partial(fields, chunkvisor.api.FinalFile),
+    "python QuarantinedRow": partial(fields, chunkvisor.api.QuarantinedRow),
+}
+"""Name of a part -> what makes it."""

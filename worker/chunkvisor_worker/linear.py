@@ -1,0 +1,225 @@
+"""Has a model's linear layers computed by the faster of two kernels on a CPU: torch's own, or oneDNN's.
+
+torch gives products in float32 to MKL, which takes more than twice the time that is needed on some of AMD's CPUs.
+oneDNN has kernels of its own, over weights packed in the order in which they are read (as Inductor does with a frozen
+model: torch 2.13, _inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both
+compute in float32: vectors differ by less than 1e-6, as they do by the batch that a text is in, so that they may stand
+in one output.
+
+A packed weight takes the place of the dense one, so that no weight is in memory twice. Code that reads its shape, dtype
+or device finds them; code that wants its numbers gets an error, and then, in `choose`, the model has its own back.
+"""
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chunkvisor_worker.contract.environment import LINEAR
+from chunkvisor_worker.contract.messages import LinearKernel
+
+TORCH, ONEDNN = "torch", "onednn"
+
+_WORTHWHILE = 0.9
+"""The packed weights' share of torch's own time from which on they are used: where both are alike, all workers of a run
+are to choose the same, whatever else the machine does."""
+_TOLERANCE = 1e-5
+"""Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
+_SHAPES = 4
+_ROUNDS = 3
+_TIME_LIMIT_S = 0.3
+_MULTIPLICATIONS = 1 << 28
+"""In one timed product: some 5 ms of one core."""
+_ROWS = (16, 512)
+"""Of one timed product: least and most."""
+_TYPICAL_ROWS = 1024
+"""Tokens of a batch, for which oneDNN chooses the order of the packed weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What the layers of one shape take."""
+
+    layers: int
+    """How many there are."""
+    rows: int
+    """Of the product that was timed."""
+    own_s: float
+    packed_s: float
+
+
+def time_ratio(timings: Sequence[Timing]) -> float:
+    """What all layers take for one token with packed weights, by what they take with torch's own; inf: not timed."""
+    own_s = sum(each.layers * each.own_s / each.rows for each in timings)
+    return sum(each.layers * each.packed_s / each.rows for each in timings) / own_s if own_s > 0 else float("inf")
+
+
+def choose(model: Any, forward: Callable[[], Any]) -> LinearKernel:
+    """Pack the weights of the model's linear layers where that is faster; says which kernel computes them from now on.
+
+    `forward` computes some vectors with the model: those with packed weights have to be the same. Whatever goes wrong,
+    the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed.
+    """
+    wanted = os.environ.get(LINEAR, "")
+    layers = packable(model)
+    if wanted == TORCH or not layers or not _has_onednn():
+        return LinearKernel(TORCH)
+    ratio = 0.0
+    try:
+        if wanted != ONEDNN:
+            ratio = round(time_ratio(_measure(layers)), 3)
+        if ratio > _WORTHWHILE:
+            return LinearKernel(TORCH, ratio)
+        expected = forward()
+        pack(layers)
+        found = forward()
+        difference = float((found - expected).abs().max() / expected.abs().max())
+        if difference <= _TOLERANCE:
+            return LinearKernel(ONEDNN, ratio)
+        reason = f"vectors differ by {difference:.1e} of their size"
+    except Exception as error:  # noqa: BLE001 - a model whose code reads its weights, a CPU that oneDNN has nothing for
+        reason = f"{type(error).__name__}: {error}"
+    print(f"linear layers stay torch's own; with weights packed by oneDNN: {reason}", flush=True)  # noqa: T201 - goes to the log
+    unpack(layers)
+    return LinearKernel(TORCH, ratio)
+
+
+def packable(model: Any) -> list[Any]:
+    """The linear layers whose weight can be packed: plain ones in float32 on the CPU that share it with no other."""
+    import torch
+
+    modules = list(model.modules())
+    owners = Counter(_address(each) for module in modules for each in module._parameters.values() if each is not None)
+    return [
+        module
+        for module in modules
+        if type(module) is torch.nn.Linear
+        # Not wrapped (accelerate), no weight that is made anew for each pass (the older weight_norm).
+        and "forward" not in vars(module)
+        and not module._forward_pre_hooks
+        and all(_is_plain(each) for each in module._parameters.values() if each is not None)
+        and owners[_address(module.weight)] == 1
+    ]
+
+
+def pack(layers: Iterable[Any]) -> None:
+    """Put a packed weight in the place of each layer's; one after the other, so that one at most is there twice."""
+    for layer in layers:
+        _replace(layer, _packed(layer.weight), _packed_linear())
+
+
+def unpack(layers: Iterable[Any]) -> None:
+    """Undo `pack`, to the last bit; layers that are not packed stay as they are."""
+    import torch
+
+    for layer in layers:
+        if layer.weight.is_mkldnn:
+            _replace(layer, layer.weight.to_dense(), torch.nn.Linear)
+
+
+def _replace(layer: Any, weight: Any, kind: type) -> None:
+    import torch
+
+    layer.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    layer.__class__ = kind
+
+
+@functools.cache
+def _packed_linear() -> type:
+    import torch
+
+    class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # torch is Any where it is not installed
+        """A linear layer whose weight oneDNN has packed."""
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in torch.nn.Linear
+            """The product, of any number of dimensions, plus the bias."""
+            found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
+            return found
+
+    return PackedLinear
+
+
+def _packed(weight: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS)
+
+
+def _measure(layers: Sequence[Any]) -> list[Timing]:
+    """Time the shapes that take most, by the CPU time of one thread, which is the same on a busy machine."""
+    import torch
+
+    shapes = Counter((layer.out_features, layer.in_features) for layer in layers)
+    dear = sorted(shapes, key=lambda shape: -shapes[shape] * shape[0] * shape[1])[:_SHAPES]
+    of_shape = {(layer.out_features, layer.in_features): layer for layer in reversed(layers)}
+    threads = torch.get_num_threads()
+    if threads != 1:
+        torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return _timed(torch, [(shapes[shape], of_shape[shape]) for shape in dear])
+    finally:
+        if threads != 1:
+            torch.set_num_threads(threads)
+
+
+def _timed(torch: Any, layers: Sequence[tuple[int, Any]]) -> list[Timing]:
+    trials = [_Trial(torch, count, layer) for count, layer in layers]
+    began_s = time.thread_time()
+    for number in range(_ROUNDS + 1):
+        for trial in trials:
+            trial.run(counts=number > 0)  # the first round makes the kernels
+        if number and time.thread_time() - began_s > _TIME_LIMIT_S:
+            break
+    return [Timing(trial.layers, trial.rows, *trial.least_s) for trial in trials]
+
+
+class _Trial:
+    """Products of one layer, by both kernels."""
+
+    def __init__(self, torch: Any, layers: int, layer: Any) -> None:
+        self.layers = layers
+        self.rows = min(_ROWS[1], max(_ROWS[0], _MULTIPLICATIONS // layer.weight.numel()))
+        self.least_s = [float("inf"), float("inf")]
+        """Of torch's own, and with packed weights."""
+        given, packed = torch.rand(self.rows, layer.in_features), _packed(layer.weight)
+        self._calls: tuple[Callable[[], Any], ...] = (
+            lambda: torch.nn.functional.linear(given, layer.weight, layer.bias),
+            lambda: torch.ops.mkldnn._linear_pointwise(given, packed, layer.bias, "none", [], ""),
+        )
+
+    def run(self, *, counts: bool) -> None:
+        for which, call in enumerate(self._calls):
+            before_s = time.thread_time()
+            call()
+            took_s = time.thread_time() - before_s
+            if counts:
+                self.least_s[which] = min(self.least_s[which], took_s)
+
+
+def _has_onednn() -> bool:
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _is_plain(parameter: Any) -> bool:
+    import torch
+
+    return (
+        type(parameter) is torch.nn.Parameter
+        and type(parameter.data) is torch.Tensor
+        and parameter.layout is torch.strided
+        and parameter.device.type == "cpu"
+        and parameter.dtype is torch.float32
+        and parameter.numel() > 0
+    )
+
+
+def _address(parameter: Any) -> int:
+    """The same for two parameters that share their numbers."""
+    return int(parameter.data_ptr()) if _is_plain(parameter) else id(parameter)
