@@ -13,7 +13,8 @@ READY := $(VENV)/.ready
 DOCS := .venv-docs
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
-# The long files first: with one of them at the end, a single core would work on it while the others wait.
+# The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
+# also on two cores, since half of the time a test waits for processes of its own.
 MAKE_TEST := tests/simulator tests/process tests/unit
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py kept_batches.py)
 
@@ -38,7 +39,7 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	$(BIN)/python quickstart/neighbours.py
 
 test: $(READY) ## run the tests of tests/unit, process and simulator; where nvidia-smi lists a GPU, those of test-gpu as well
-	$(BIN)/pytest $(MAKE_TEST) -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/pytest $(MAKE_TEST) -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	@if [ -n "$$PYTEST_ARGS" ]; then echo "tests/gpu is left out: PYTEST_ARGS chooses the tests (make test-gpu)"; \
 	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \
 	else echo "tests/gpu is left out: nvidia-smi lists no GPU"; fi

@@ -131,7 +131,9 @@ def _limits() -> list[tuple[int, int]]:
 
 def _before_python(environment: Mapping[str, str], name: str) -> str | None:
     """The value of what is read before a program begins, None of all else."""
-    return environment.get(name) if name.startswith(_READ_BEFORE) and name not in _FIXED else None
+    value = environment.get(name) if name.startswith(_READ_BEFORE) and name not in _FIXED else None
+    # Without a locale, Python takes this one (PEP 538).
+    return None if value == "C.UTF-8" else value
 
 
 class ForkedWorker:

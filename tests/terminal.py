@@ -5,12 +5,12 @@ import os
 import select
 import signal
 import struct
-import subprocess
 import termios
 from collections.abc import Sequence
 
 import pyte
 
+from forking import Forked
 from harness import wait_for
 
 
@@ -24,9 +24,12 @@ class Terminal:
         self._master, slave = os.openpty()
         self._set_size(columns, lines)
         base = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
+        self.process = Forked(
             list(command),
-            preexec_fn=lambda: os.login_tty(slave),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            preexec_fn=lambda: os.login_tty(0),  # where it is started; what is forked sees to it by itself
             env={**base, "TERM": "xterm-256color", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", **environment},
         )
         os.close(slave)

@@ -9,6 +9,7 @@ workdir lies in is left out of them.
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,8 +30,9 @@ def main(workdir: Path) -> None:
         sys.exit(f"no run is under way in {workdir}")
     snapshot = follower.look()
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
-    for weight, t, words in follower.news:
-        console.print(line_of((weight, t, words.replace(f"{workdir.absolute().parent}/", ""))))
+    for news in follower.news:
+        words = news.words.replace(f"{workdir.absolute().parent}/", "")
+        console.print(line_of(replace(news, words=words), COLUMNS - 1))
     for line in view(snapshot, Room(COLUMNS, LINES)):
         console.print(line)
     svg = console.export_svg(title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run")

@@ -48,6 +48,8 @@ An `Observer`, such as `chunkvisor.observe.console.Console()`, may stand in its 
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _OUTPUT = "embeddings"
+_CALLED = "(Python)"
+"""In the place of a config's name, where the arguments of `encode` are the config."""
 _LOG_LINES = 20
 
 
@@ -187,7 +189,7 @@ def encode(
         values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
         from_values(values, folder, overrides)
         values["outputs"][_OUTPUT]["source"] = str(write_texts(texts, column, place))
-        loaded = LoadedConfig(from_values(values, folder, overrides), folder / "(Python)", folder, overrides)
+        loaded = LoadedConfig(from_values(values, folder, overrides), folder / _CALLED, folder, overrides)
         request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
         final = _run(request, on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
@@ -198,15 +200,17 @@ _SAID_FOR_PYTHON = (
     ("run again", "call it again"),
     ("adding --from-scratch", "from_scratch=True"),
     ("add --from-scratch", "give from_scratch=True"),
-    ("add --update", "give update=True to chunkvisor.run"),
+    ("add --update", "give update=True"),
     ("--from-scratch", "from_scratch=True"),
     ("--update", "update=True"),
     ("--set ", "set="),
 )
 
 
-def _in_python(words: str) -> str:
+def _in_python(words: str, request: Request) -> str:
     """What to do, with arguments in place of the command's options."""
+    if request.loaded.path.name == _CALLED:
+        words = words.replace("add --update, which encodes only texts that have no vector yet, or ", "")
     for command, python in _SAID_FOR_PYTHON:
         words = words.replace(command, python)
         words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
@@ -233,10 +237,10 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
         run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy)}") from None
+            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy, request)}") from None
         if error.code is not ExitCode.QUARANTINED:
-            error.remedy = _in_python(error.remedy)
-            raise
+            error.remedy = _in_python(error.remedy, request)
+            raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
     names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
     report = Report(config.workdir, {name: _final_file(layout, name) for name in names})
     if report.quarantined:

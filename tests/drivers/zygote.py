@@ -9,6 +9,7 @@ whose child this process is (CLONE_PARENT, clone(2)).
 
 import array
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import runpy
 import signal
 import socket
 import sys
+import termios
 import time
 from typing import Any, NoReturn
 
@@ -91,6 +93,9 @@ def become(order: dict[str, Any], path: list[str], streams: list[int]) -> None:
         os.dup2(fd, number)
     for fd in streams:
         os.close(fd)
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a TextIOWrapper
     os.chdir(order["folder"])
     os.umask(order["umask"])
     os.environ.clear()

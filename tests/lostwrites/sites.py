@@ -155,9 +155,6 @@ MISSED_IN: dict[str, str] = {
 
 NOT_SHOWN = frozenset(
     {
-        "chunkvisor/supervise/uploading.py _run make_folder",
-        "chunkvisor/supervise/indexes.py Indexes.of make_folder",
-        "chunkvisor/ingest/indexing.py index_of make_folder",
         "chunkvisor/ingest/indexing.py _write fsync",
         "chunkvisor/assemble/before.py switch sync_folder",
         "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2",

@@ -237,7 +237,7 @@ def test_the_report_is_readable() -> None:
         "         for two reasons",
         "         do: mend it",
         "",
-        "1 fault, 0 warnings; mend the faults before a run",
+        "1 fault, 0 warnings; correct the faults before a run",
     ]
     assert to_json(findings)["ok"] is False
     assert to_json(findings)["findings"][1] == {

@@ -78,6 +78,8 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
+    assert "update" not in caught.value.remedy  # `encode` has none
+    assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
 

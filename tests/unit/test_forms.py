@@ -37,7 +37,24 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     return made
 
 
+@pytest.mark.parametrize("dimension", [8, 21])
+def test_quantised_by_the_formula(dimension: int) -> None:
+    """int8 counts the whole steps, of 255, from the least of its dimension, less 128; ubinary has a bit a sign."""
+    block = vectors(57, dimension)
+    ranges = Ranges(dimension)
+    for start in range(0, 57, 10):
+        ranges.take(block[start : start + 10], NONE)
+    least, greatest = block.min(axis=0), block.max(axis=0)
+    np.testing.assert_array_equal(ranges.values, [least, greatest])
+    int8 = Numbers(FinalDtype.INT8, dimension).of(block, NONE, ranges.values)
+    steps = (greatest - least) / np.float32(255)
+    np.testing.assert_array_equal(int8, np.floor((block - least) / steps).clip(0, 255) - 128)
+    ubinary = Numbers(FinalDtype.UBINARY, dimension).of(block, NONE, ranges.values)
+    np.testing.assert_array_equal(ubinary, np.packbits(block > 0, axis=1))
+
+
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 @pytest.mark.parametrize("dtype", ["int8", "ubinary"])
 @pytest.mark.parametrize("dimension", [8, 16, 384, 21])
 def test_quantised_as_sentence_transformers_does(dtype: str, dimension: int) -> None:

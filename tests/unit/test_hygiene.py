@@ -1,6 +1,7 @@
 """What holds for the whole program: who imports whom, what the supervisor never loads, who may read the files."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,15 @@ ROOMS = (
 """The rooms, and the modules beside them, from top to bottom."""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """What is in the file."""
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[str]:
     """Modules that a file imports anywhere in it, function bodies included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -43,27 +50,30 @@ def files_of(package: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_supervisor_knows_only_the_contract(path: Path) -> None:
+def test_supervisor_knows_only_the_contract() -> None:
     """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
-    allowed = {"duckdb"} if path.parent.name == "ingest" else set()
-    if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
-        allowed = {"ray"}
-    for name in imported(path):
-        assert not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith("chunkvisor_worker.contract.")
-        assert name.partition(".")[0] not in set(HEAVY) - allowed
+    for path in files_of(SUPERVISOR):
+        allowed = {"duckdb"} if path.parent.name == "ingest" else set()
+        if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
+            allowed = {"ray"}
+        for name in imported(path):
+            ours = not f"{name}.".startswith("chunkvisor_worker.") or f"{name}.".startswith(
+                "chunkvisor_worker.contract."
+            )
+            assert ours, f"{path} imports {name}"
+            assert name.partition(".")[0] not in set(HEAVY) - allowed, f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_room_imports_only_what_stands_below_it(path: Path) -> None:
+def test_room_imports_only_what_stands_below_it() -> None:
     """Every module is in a room of the list, and imports that room and those below; none imports the package itself."""
-    room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
-    if room in ("__init__", "__main__"):
-        return
-    below = ROOMS[ROOMS.index(room) :]
-    for name in imported(path):
-        package, _, inside = name.partition(".")
-        assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{room} imports {name}: not below it"
+    for path in files_of(SUPERVISOR):
+        room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
+        if room in ("__init__", "__main__"):
+            continue
+        below = ROOMS[ROOMS.index(room) :]
+        for name in imported(path):
+            package, _, inside = name.partition(".")
+            assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
 
 
 def string_of(node: ast.AST | None) -> str:
@@ -85,21 +95,22 @@ def compared(node: ast.AST) -> Iterator[str]:
         yield from filter(None, map(string_of, ast.walk(side)))
 
 
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_events_are_told_apart_by_their_classes(path: Path) -> None:
+def test_events_are_told_apart_by_their_classes() -> None:
     """Outside of `events` nobody asks for the name of an event: a typing error in a class is found by mypy."""
-    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in compared(node)} & KINDS.keys()
-    assert path.parent.name == "events" or not names
+    for path in files_of(SUPERVISOR):
+        names = {name for node in ast.walk(parsed(path)) for name in compared(node)} & KINDS.keys()
+        assert path.parent.name == "events" or not names, path
 
 
-@pytest.mark.parametrize("path", files_of(WORKER), ids=lambda path: str(path.relative_to(WORKER)))
-def test_worker_does_not_know_the_supervisor(path: Path) -> None:
+def test_worker_does_not_know_the_supervisor() -> None:
     """The worker imports nothing of the supervisor; its contract needs the standard library and itself alone."""
-    for name in imported(path):
-        top = name.partition(".")[0]
-        assert top != "chunkvisor"
-        if (WORKER / "contract") in path.parents:
-            assert top in sys.stdlib_module_names or f"{name}.".startswith("chunkvisor_worker.contract.")
+    for path in files_of(WORKER):
+        for name in imported(path):
+            top = name.partition(".")[0]
+            assert top != "chunkvisor", path
+            if (WORKER / "contract") in path.parents:
+                alone = top in sys.stdlib_module_names or f"{name}.".startswith("chunkvisor_worker.contract.")
+                assert alone, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("name", chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli)))
@@ -142,7 +153,7 @@ MAY_OPEN = {
 
 def opened(path: Path) -> Iterator[str]:
     """Calls that open a file by its path, or truncate one; not those of a descriptor, or of an open file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if not isinstance(node, ast.Call):
             continue
         called, given = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
@@ -153,27 +164,27 @@ def opened(path: Path) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_state_is_opened_by_the_functions_for_it(path: Path) -> None:
+def test_state_is_opened_by_the_functions_for_it() -> None:
     """They wait for no pipe and write through no link (`contract.files`); whoever else opens files has a reason."""
-    inside = str(path.relative_to(SUPERVISOR))
-    if not any(inside.startswith(start) for start in MAY_OPEN):
-        assert list(opened(path)) == []
+    for path in files_of(SUPERVISOR):
+        inside = str(path.relative_to(SUPERVISOR))
+        if not any(inside.startswith(start) for start in MAY_OPEN):
+            assert list(opened(path)) == [], path
 
 
 MAY_PRINT = {"printing.py", "engine/ray/survey.py", "observe/messenger.py", "commands/drill/saboteur.py"}
 """The one that prints, and programs of their own, whose output is read by ours."""
 
 
-@pytest.mark.parametrize("path", files_of(SUPERVISOR), ids=lambda path: str(path.relative_to(SUPERVISOR)))
-def test_what_is_printed_goes_through_one_module(path: Path) -> None:
+def test_what_is_printed_goes_through_one_module() -> None:
     """`printing` takes out what could steer a terminal, and passes over one that is closed."""
-    if str(path.relative_to(SUPERVISOR)) in MAY_PRINT:
-        return
-    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    printing = {"print", "click.echo", "click.secho", "click.confirm", "sys.stdout.write", "sys.stderr.write"}
-    assert printing.isdisjoint(calls)
-    assert not any(call.endswith("._stream.write") or call == "stream.write" for call in calls)
+    for path in files_of(SUPERVISOR):
+        if str(path.relative_to(SUPERVISOR)) in MAY_PRINT:
+            continue
+        calls = [ast.unparse(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        printing = {"print", "click.echo", "click.secho", "click.confirm", "sys.stdout.write", "sys.stderr.write"}
+        assert printing.isdisjoint(calls), path
+        assert not any(call.endswith("._stream.write") or call == "stream.write" for call in calls), path
 
 
 def test_no_page_is_stale() -> None:

@@ -21,6 +21,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
 from chunkvisor.store.fixed import make_state
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__
 
@@ -77,10 +78,7 @@ def combine(
     if finished is not None and finished["fingerprint"] == fingerprint:
         return finished, True
     if layout.final.exists() and finished is None and not is_ours(layout, layout.final) and not layout.done.exists():
-        raise config_error(
-            f"{layout.final} is there already, and no run of this workdir has made it",
-            remedy="move it away, or give the combination another name",
-        )
+        raise not_ours(layout.final, "give the combination another name")
     make_state(layout)
     rows, dimension = members[0].manifest["rows"], sum(each.dimension for each in members)
     clear_partial(layout)

@@ -81,7 +81,7 @@ ENTRIES: dict[str, Entry] = {
     Outcome.BAD_INPUT: Entry(
         "A text cannot be encoded by this model.",
         "The text is quarantined, and all others go on.",
-        "Mend the row in the source, or live without its vector.",
+        "Correct the row in the source, or do without its vector.",
     ),
     Outcome.BAD_OUTPUT: Entry(
         "Vectors came that are not finite, all zero, of the wrong shape or type; or none came at all.",
@@ -116,8 +116,8 @@ ENTRIES: dict[str, Entry] = {
         "All other rows are complete, and the run ends with 3. More than recovery.max_bad_rows of them end it with 78, "
         "since that is rarely the texts' fault.",
         "The manifest (`<output>.json`) lists each row with its place in the source, the outcome and the reason. To "
-        "try them again, with other packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you mend "
-        "the source: `chunkvisor run CONFIG --update`.",
+        "try them again, with other packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you "
+        "correct the source: `chunkvisor run CONFIG --update`.",
     ),
 }
 """By outcome, and the quarantine; every outcome has one."""

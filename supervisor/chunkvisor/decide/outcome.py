@@ -167,7 +167,7 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
-        reason = f"made no progress and was ended: {evidence.ended_why}{stack}"
+        reason = f"was ended: {evidence.ended_why}{stack}"
         at_texts = evidence.beat is not None and evidence.beat.phase in (Phase.TOKENIZE, Phase.FORWARD)
         return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
     if code == NODE_LOST:
@@ -227,7 +227,10 @@ def describe_exit(code: int) -> str:
 def _stack_head(log_tail: str) -> str:
     """Where a hung worker was, from the stack that faulthandler wrote when SIGABRT came."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    frames = [line.strip() for line in stack.splitlines()[:3] if line.strip().startswith("File ")]
+    lines = [line.strip() for line in stack.splitlines()[:3]]
+    # The worker's own frames say nothing about the place, unless there is no other.
+    frames = [line for line in lines if line.startswith("File ")]
+    frames = [line for line in frames if "/chunkvisor_worker/" not in line] or frames[:1]
     return "; it was at " + ", called from ".join(frames) if found and frames else ""
 
 

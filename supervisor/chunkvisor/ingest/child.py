@@ -11,7 +11,7 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.jsonlines import read_objects
-from chunkvisor.ingest.problem import refused
+from chunkvisor.ingest.problem import disk_full, refused
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
@@ -96,11 +96,7 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
     except (ValueError, KeyError, TypeError):
         pass
     if status == ExitCode.DISK:
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read into {partial}.",
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(partial)
     if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either
         return Halt(
             ExitCode(status),

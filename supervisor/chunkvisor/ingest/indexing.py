@@ -16,7 +16,7 @@ from chunkvisor.ingest.spool import BINS, HASH_BYTES, write_all
 from chunkvisor.ingest.table import StagedTable, TableFiles, add_index
 from chunkvisor.ingest.textindex import RECORD
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import make_folder, open_kept, open_new, remove_folder
+from chunkvisor_worker.contract.files import open_kept, open_new, remove_folder
 
 _BLOCK_TEXTS = 20_000
 _PART_TEXTS = 1 << 20
@@ -39,7 +39,7 @@ def index_of(folder: Path, on_wait: Callable[[], None], elsewhere: Path | None =
     try:
         table = StagedTable.open(folder, only_read=elsewhere is not None)
         remove_folder(scratch)
-        make_folder(scratch)
+        scratch.mkdir(mode=0o700)
         _write(table, partial, scratch, on_wait)
     except DamagedError:
         return None

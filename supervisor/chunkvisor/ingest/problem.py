@@ -26,12 +26,7 @@ def input_error(
 def refused(error: OSError, folder: Path) -> Halt | None:
     """A Halt for what the machine refuses on the way into `folder`; None where it can only be a bug of ours."""
     if error.errno in DISK_ERRNOS:
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read into {folder}.",
-            why=str(error),
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(folder, error)
     if error.errno in LIMIT_ERRNOS:
         return Halt(
             ExitCode.MACHINE,
@@ -46,6 +41,15 @@ def refused(error: OSError, folder: Path) -> Halt | None:
             remedy="Have its owner give you the right to (chmod, chown), or run as its owner.",
         )
     return None
+
+
+def disk_full(folder: Path, error: BaseException | None = None) -> Halt:
+    """A Halt for a disk that is full or failing on the way into `folder`."""
+    return Halt(
+        ExitCode.DISK,
+        f"The disk is full or failing while the sources are read into {folder}" + (f": {error}" if error else "."),
+        remedy="Free space, or move the workdir to another disk.",
+    )
 
 
 def missing_column(path: Path, name: str, columns: Iterable[str], *, why: str = "") -> Halt:

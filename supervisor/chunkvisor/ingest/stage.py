@@ -27,7 +27,7 @@ from chunkvisor.ingest.dedupe import drop_repeats, number_texts
 from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.fetched import at_hand
 from chunkvisor.ingest.parquet import parquet_rows
-from chunkvisor.ingest.problem import MAX_TEXT_BYTES, input_error, refused, too_deep, too_large
+from chunkvisor.ingest.problem import MAX_TEXT_BYTES, disk_full, input_error, refused, too_deep, too_large
 from chunkvisor.ingest.queried import queried_rows
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.remote import shown
@@ -183,11 +183,7 @@ def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) 
     if isinstance(error, Halt):
         return error
     if is_disk_fault(error):
-        return Halt(
-            ExitCode.DISK,
-            f"The disk is full or failing while the sources are read: {error}",
-            remedy="Free space, or move the workdir to another disk.",
-        )
+        return disk_full(folder, error)
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
         return Halt(
             ExitCode.MACHINE,

@@ -15,6 +15,7 @@ from chunkvisor.errors import config_error, no_workdir
 from chunkvisor.events.journal import read_events
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import read_note
+from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError, read_sealed
 from chunkvisor_worker.contract.files import make_folders, open_kept, read_bounded, set_aside, sync_folder
 
@@ -59,11 +60,8 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     known = is_workdir(layout)
     # Of many slices that begin at once one is the first, and the others find what it has made since.
     if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):
-        raise config_error(
-            f"{found} is there already, and no run of chunkvisor has made it",
-            why=f"a run in {layout.workdir} needs this name for itself",
-            remedy="move it away, or choose another workdir, best an empty folder",
-        )
+        why = f"a run in {layout.workdir} needs this name for itself"
+        raise not_ours(found, "choose another workdir, best an empty folder", why, ours="chunkvisor")
     if not _is_marked(layout):
         mark(layout)
     set_links_of_others_aside(layout)

@@ -75,6 +75,13 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     return None
 
 
+def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
+    """A Halt (78) for what bears a name that a run needs; no run of `ours` has made it."""
+    return config_error(
+        f"{path} is there already, and no run of {ours} has made it", why=why, remedy=f"move it away, or {otherwise}"
+    )
+
+
 def limit_halt(error: OSError) -> Halt:
     """The end of a run that was refused a file, a process or memory for itself."""
     return Halt(

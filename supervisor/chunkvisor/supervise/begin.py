@@ -29,6 +29,7 @@ from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.candidates import dtype_of
@@ -172,10 +173,7 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
     """Raises Halt (78) where something that no run of this workdir has made bears the name of a final file of it."""
     for place in (place_of(layout, asked_form(opening.config.outputs[layout.name])), layout.manifest):
         if os.path.lexists(place):
-            raise config_error(
-                f"{place} is there already, and no run of this workdir has made it",
-                remedy="move it away, or choose another workdir or another name for the output",
-            )
+            raise not_ours(place, "choose another workdir or another name for the output")
 
 
 def _read_fixed(layout: OutputLayout) -> Fixed | None:

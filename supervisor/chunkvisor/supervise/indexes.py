@@ -8,7 +8,7 @@ from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.begin import Opening
-from chunkvisor_worker.contract.files import make_folder, remove_folder
+from chunkvisor_worker.contract.files import remove_folder
 
 
 class Indexes:
@@ -32,7 +32,7 @@ class Indexes:
             return TableFiles(layout.table).index
         elsewhere = None
         if layout.workdir != self._opening.config.workdir:
-            make_folder(self._folder)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self._made += 1
             elsewhere = self._folder / f"{self._made:03d}"
         index = index_of(layout.table, self._opening.on_wait, elsewhere)

@@ -19,7 +19,7 @@ from chunkvisor.ingest.remote import State, state_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import make_folder, read_bounded, remove_folder
+from chunkvisor_worker.contract.files import read_bounded, remove_folder
 from chunkvisor_worker.contract.messages import write_message
 
 
@@ -97,7 +97,7 @@ def _is_there(record: _Record, output: OutputLayout) -> bool:
 def _run(output: OutputLayout, request: UploadRequest, on_wait: Callable[[], None]) -> dict[str, State]:
     folder = output.state / "upload"
     remove_folder(folder)
-    make_folder(folder)
+    folder.mkdir(mode=0o700)
     write_message(folder / "request.json", request, durable=False)
     arguments = [str(folder / "request.json"), str(folder / "answer.json"), str(os.getpid())]
     status = run_child(

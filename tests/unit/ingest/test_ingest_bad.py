@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.request import IngestRequest
-from ingest_files import Stage, wrap, write_parquet, write_texts
+from ingest_files import Stage, duckdb_of_today, wrap, write_parquet, write_texts
 
 COLUMN = {"column": "text"}
 BIG = 17 << 20
@@ -128,8 +128,8 @@ def test_source(tmp_path: Path, stage_here: Stage, make: Any, name: str, expecte
     [
         ({"sql": "id"}, "a.jsonl: `sql` gives BIGINT, not text."),
         ({"sql": "nested->0"}, "a.jsonl: `sql` gives JSON, not text."),
-        ({"sql": "text, text"}, "a.jsonl: `sql` gives TUPLE("),
-        ({"sql": "text ||"}, "`sql` cannot be parsed: syntax error"),
+        pytest.param({"sql": "text, text"}, "a.jsonl: `sql` gives TUPLE(", marks=duckdb_of_today),
+        pytest.param({"sql": "text ||"}, "`sql` cannot be parsed: syntax error", marks=duckdb_of_today),
         ({"sql": "text) FROM (SELECT 1"}, "`sql` is not one expression"),
         ({"sql": "text), (text"}, "`sql` is not one expression"),
         ({"sql": "max(text)"}, "a.jsonl: `sql` does not fit its columns: it has an aggregate"),

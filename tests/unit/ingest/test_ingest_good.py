@@ -9,6 +9,7 @@ import pytest
 
 from chunkvisor.ingest.table import StagedTable
 from ingest_files import Stage, wrap, write_parquet, write_texts
+from soaked import wide
 
 Rows = Callable[[StagedTable], list[str]]
 TEXTS = ["b", "", "a, b", "b", 'say "hi"', "línea\u2028🙂", "007"]
@@ -47,8 +48,8 @@ def test_digest_is_of_the_content_alone(tmp_path: Path, stage_here: Stage) -> No
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
 def test_order_over_several_large_files(tmp_path: Path, stage_here: Stage, rows_of: Rows, suffix: str) -> None:
     """Row i is row i of the concatenated sources, in files large enough to be read in parallel."""
-    count = 150_000
-    texts = [f"text {number * 7919 % 100_003}" for number in range(count)]
+    count = 60_000
+    texts = [f"text {number * 7919 % 40_009}" for number in range(count)]
     for name, part in (("b", texts[: count // 3]), ("a", texts[count // 3 :])):
         if suffix == ".parquet":
             with duckdb.connect() as connection:
@@ -179,11 +180,18 @@ def test_skip_blank(tmp_path: Path, stage_here: Stage, rows_of: Rows) -> None:
     assert [table.line_of(row)[1] for row in range(4)] == [1, 4, 3, 2]
 
 
-@pytest.mark.parametrize(("max_rows", "files"), [(1, 1), (3, 1), (4, 2), (6, 2), (9, 2)])
-@pytest.mark.parametrize("wanted", [{"column": "text"}, {"sql": "text"}, {"template": "{text}"}])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("wanted", "max_rows", "files"),
+    [
+        *(({"column": "text"}, *numbers) for numbers in [(1, 1), (3, 1), (4, 2), (6, 2), (9, 2)]),
+        *(({"sql": "text"}, *numbers) for numbers in [(4, 2), *wide((1, 1), (3, 1), (6, 2), (9, 2))]),
+        *(({"template": "{text}"}, *numbers) for numbers in [(4, 2), *wide((1, 1), (3, 1), (6, 2), (9, 2))]),
+    ],
+)
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_max_rows(
-    tmp_path: Path, stage_here: Stage, rows_of: Rows, max_rows: int, files: int, wanted: dict[str, str], suffix: str
+    tmp_path: Path, stage_here: Stage, rows_of: Rows, wanted: dict[str, str], max_rows: int, files: int, suffix: str
 ) -> None:
     """Only the first rows of the concatenated sources are taken."""
     write_texts(tmp_path / f"a{suffix}", ["1", "2", "3"])

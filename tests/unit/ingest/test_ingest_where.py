@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.table import StagedTable, TableFiles
-from ingest_files import Stage
+from ingest_files import Stage, duckdb_of_today
 
 ROWS: list[dict[str, Any]] = [
     {"id": f"a{number}", "split": "train" if number % 3 else "test", "text": None if number == 4 else f"text {number}"}
@@ -72,7 +72,10 @@ def test_columns_of_every_row(stage_here: Stage, tmp_path: Path) -> None:
     [
         ("random() < 0.5", "`where` has random, which gives something else each time"),
         ("current_date > '2020-01-01'", "`where` has current_date"),
-        ("ago(INTERVAL 1 day) > '2020-01-01'", "`where` has ago, which gives something else each time"),
+        pytest.param(
+            *("ago(INTERVAL 1 day) > '2020-01-01'", "`where` has ago, which gives something else each time"),
+            marks=duckdb_of_today,
+        ),
         ("split = ", "`where` cannot be parsed"),
         ("count(*) OVER () > 1", "`where` has a window function"),
         ("split IN (SELECT 'a' FROM other)", "`where` has a table"),

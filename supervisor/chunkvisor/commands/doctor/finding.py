@@ -64,7 +64,7 @@ def render(findings: Sequence[Finding]) -> list[str]:
         if finding.mend:
             lines.append(f"{indent}do: {finding.mend}")
     faults, warnings = (sum(each.state is state for each in findings) for state in (State.FAULT, State.WARNING))
-    end = "mend the faults before a run" if faults else "nothing stands in the way"
+    end = "correct the faults before a run" if faults else "nothing stands in the way"
     return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
 
 

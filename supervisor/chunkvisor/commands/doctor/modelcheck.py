@@ -93,7 +93,9 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         if sample.log_line:
             text += f"\nlast line of its log: {sample.log_line}"
         mend = before_a_run(verdict.remedy)
-        mend = mend or ("mend the plug-in encoder" if is_plugin else "update torch and the packages that the log names")
+        mend = mend or (
+            "correct the plug-in encoder" if is_plugin else "update torch and the packages that the log names"
+        )
         yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
         return
     if not is_plugin:

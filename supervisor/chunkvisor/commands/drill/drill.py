@@ -101,7 +101,7 @@ class Drill:
                 ExitCode(done.code),
                 "the undisturbed run did not complete, so there is nothing to drill",
                 why=done.words,
-                remedy="mend this first; `chunkvisor doctor` may say more",
+                remedy="correct this first; `chunkvisor doctor` may say more",
             )
         scratch.read_from(workdir)
         phases = [heard.event.phase_s for heard in done.heard if isinstance(heard.event, ChunkCommitted)]

@@ -49,7 +49,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
     ),
     gpu_oom(
         "absurd-allocation",
-        "The model asked for more than an exabyte: a size overflowed, which no batch size mends.",
+        "The model asked for more than an exabyte: a size overflowed, which no batch size cures.",
         "Report it to the model's authors; a row may be the cause, so the chunk is bisected.",
         runtime_error(r"Tried to allocate more than 1EB memory"),
         outcome=Outcome.CRASHED,
@@ -63,7 +63,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "The allocator option expandable_segments needs NVML, and NVML is broken on this machine "
         "(driver updated under a running kernel module, container, MIG). It is not an out-of-memory.",
         "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
-        "at 0, as chunkvisor sets it, and update torch; a reboot mends NVML.",
+        "at 0, as chunkvisor sets it, and update torch; a reboot repairs NVML.",
         _NVML_PEER,
         outcome=Outcome.SETUP,
         exit_code=CONFIG,
@@ -72,7 +72,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
     gpu_busy(
         "nvml-assert-before-work",
         "The weights did not fit in the GPU's free memory, and torch failed to say so because NVML is broken.",
-        "Free the GPU (see `nvidia-smi`) or take a larger one; reboot or reload the driver to mend NVML.",
+        "Free the GPU (see `nvidia-smi`) or take a larger one; reboot or reload the driver to repair NVML.",
         _NVML_ALLOCATOR,
         phases=BEFORE_WORK,
         exit_code_alone=MACHINE,

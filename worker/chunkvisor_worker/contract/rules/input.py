@@ -25,20 +25,20 @@ INPUT_RULES: tuple[Rule, ...] = (
         # The tokenizer's message is misleading: the argument is a str, but UTF-8 cannot hold it.
         "text-not-unicode",
         "A text is not valid Unicode (it holds half of a surrogate pair), or is not a text at all.",
-        "Mend the row in the source, mostly text cut in the middle of an emoji.",
+        "Correct the row in the source, mostly text cut in the middle of an emoji.",
         error(r"^(?:TextEncodeInput|TextInputSequence|PreTokenizedInputSequence) must be", "builtins.TypeError"),
         of_class("builtins.UnicodeEncodeError"),
     ),
     bad_input(
         "not-a-text",
         "A value is not a text (a number, bytes or nothing).",
-        "Mend the row in the source.",
+        "Correct the row in the source.",
         error(r"^Unsupported input type: ", "builtins.ValueError"),
     ),
     bad_input(
         "token-out-of-range",
         "A token id or a position is more than the model has.",
-        "If it is one row, mend it; if many, tokenizer and model do not belong together.",
+        "If it is one row, correct it; if many, tokenizer and model do not belong together.",
         # Before the GPU, where it would be a device-side assert; and what a CPU says.
         of_class("chunkvisor_worker.tokenizer_check.TokenizerMismatchError"),
         error(r"^index out of range in self", "builtins.IndexError"),
