@@ -505,6 +505,10 @@ def test_charts_of_a_run_with_a_gpu() -> None:
     ]
     assert [pause.words for pause in charts.timeline.pauses()] == ["not running for 83 min"]
     assert charts.timeline.running_s == pytest.approx(25 + 10)  # the sensors know that the first run lived for 25 s
+    few = SensorCurves()
+    for second_s in range(0, 10, 5):
+        few.take(reading(second_s, 20 << 30))
+    assert "Host memory" not in {chart.title for chart in Charts(read_history([*first, *second]), few).all()}
     assert "3.0 GiB" in made["Host memory"].note
     assert "5.0 GiB stayed available" in made["Host memory"].note
     assert any("61 °C" in words for _, words in made["GPU memory"].legend)

@@ -65,10 +65,11 @@ def run(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
-    from chunkvisor.observe.nextsteps import next_steps
+    from chunkvisor.observe.nextsteps import Afterwards, next_steps
     from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
     from chunkvisor.observe.terminal import shown
+    from chunkvisor.store.layout import Layout
     from chunkvisor.supervise.session import run
     from chunkvisor.supervise.work import Request
 
@@ -88,7 +89,8 @@ def run(
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
-        observers = Observers(observer, guarded=[service_manager()])
+        afterwards = Afterwards(observer, Layout(loaded.config.workdir, of_slice))
+        observers = Observers(observer, afterwards, guarded=[service_manager()])
         request = Request(loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s)
         began_s, code = time.time(), ExitCode.BUG
         try:
@@ -100,6 +102,6 @@ def run(
             if log_format == "text" and code is not ExitCode.CONFIG:  # what is wrong there, its message says
                 complete = code is ExitCode.COMPLETE and of_slice is None
                 for line in next_steps(loaded, began_s, trial=max_rows is not None, complete=complete):
-                    observer.say(line)
+                    afterwards.tell(line)
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
