@@ -98,6 +98,6 @@ def _table(
         raise Halt(
             ExitCode.DISK,
             halt.what,
-            why=f"plan keeps the texts in {folder.parent.parent} while it works",
+            why=(f"{halt.why}; " if halt.why else "") + f"plan keeps the texts in {folder.parent.parent} while it works",
             remedy="free some space there, or name another folder by the variable TMPDIR",
         ) from halt
