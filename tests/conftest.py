@@ -69,8 +69,12 @@ def _has_children() -> bool:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return not listed or {int(pid) for pids in listed for pid in pids} != {zygote.pid for zygote in zygotes()}
+    while True:
+        try:
+            listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has ended meanwhile, and another one has its children now
+        return not listed or {int(pid) for pids in listed for pid in pids} != {zygote.pid for zygote in zygotes()}
 
 
 @pytest.fixture(autouse=True)

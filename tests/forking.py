@@ -179,6 +179,8 @@ class Forked(subprocess.Popen[Any]):
 
     zygote: Zygote | None = None
     """Of all commands of this session."""
+    _making = threading.Lock()
+    """Commands are started by threads, too, and need no zygote each."""
 
     def _execute_child(self, args: Sequence[str], *others: Any) -> None:
         """In the place of fork and exec; private, and the one way to have all else of Popen (subprocess.py)."""
@@ -195,8 +197,9 @@ class Forked(subprocess.Popen[Any]):
 
     @classmethod
     def _zygote(cls) -> Zygote:
-        cls.zygote = cls.zygote or Zygote("command")
-        return cls.zygote
+        with cls._making:
+            cls.zygote = cls.zygote or Zygote("command")
+            return cls.zygote
 
 
 def program_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:

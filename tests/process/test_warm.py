@@ -130,7 +130,7 @@ def test_two_templates_are_enough(workplace: Workplace) -> None:
     assert code == 0, stderr
     assert np.array_equal(workplace.vectors(), expected(texts))
     assert counts(workplace)["warm_given_up"] == 1
-    assert stderr.count("every worker is a new interpreter") == 1
+    assert stderr.count("from now on every worker starts afresh") == 1
     assert starts(workplace)[-1][2] == "fresh"
 
 

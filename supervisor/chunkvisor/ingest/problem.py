@@ -47,7 +47,8 @@ def disk_full(folder: Path, error: BaseException | None = None) -> Halt:
     """A Halt for a disk that is full or failing on the way into `folder`."""
     return Halt(
         ExitCode.DISK,
-        f"The disk is full or failing while the sources are read into {folder}" + (f": {error}" if error else "."),
+        f"The disk is full or failing while the sources are read into {folder}.",
+        why=str(error or ""),
         remedy="Free space, or move the workdir to another disk.",
     )
 

@@ -95,9 +95,10 @@ def _table(
     except Halt as halt:
         if halt.code is not ExitCode.DISK:
             raise
+        where = f"plan keeps the texts in {folder.parent.parent} while it works"
         raise Halt(
             ExitCode.DISK,
             halt.what,
-            why=f"plan keeps the texts in {folder.parent.parent} while it works",
+            why=f"{halt.why}; {where}" if halt.why else where,
             remedy="free some space there, or name another folder by the variable TMPDIR",
         ) from halt
