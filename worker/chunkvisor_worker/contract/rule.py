@@ -32,7 +32,8 @@ ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
 class Evidence(StrEnum):
     """How far the signs of a rule are confirmed."""
 
-    CARD = "seen on a card"
+    CARD = "seen on a card: H100, torch 2.11.0, 2026-11-22"
+    """With which card and torch, and when, `make test-gpu` last saw it."""
     NULL_GPU = "run on the null GPU, torch 2.13.0, 2026-11-22"
     """torch's own CUDA build over a runtime without a device: the fault comes of its state (full memory, a broken NVML,
     a setting), and torch's code went all the way. With which torch, and when, tests/nullgpu/test_faults.py last saw

@@ -86,6 +86,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
         log=r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion ",
         hints=NEW_PROCESS | ROW,
+        evidence=Evidence.CARD,
     ),
     device_fault(
         "illegal-memory-access",
@@ -96,6 +97,7 @@ CUDA_RULES: tuple[Rule, ...] = (
         # bitsandbytes prints this and calls exit(1).
         log=r"an illegal memory access was encountered|unspecified launch failure",
         hints=SMALLER_BATCH | NEW_PROCESS | ROW,
+        evidence=Evidence.CARD,
     ),
     device_fault(
         "broken-kernel",

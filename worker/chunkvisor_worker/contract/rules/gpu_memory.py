@@ -117,6 +117,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         _TEXT,
         _OTHER_FRAMEWORKS,
         log=r"CUDA out of memory|CUDA error: out of memory",
+        evidence=Evidence.CARD,
     ),
     gpu_oom(
         "cublas-not-initialized",
