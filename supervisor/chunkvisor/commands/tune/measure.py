@@ -14,10 +14,10 @@ from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_tex
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import EncodeConfig
+from chunkvisor.config.model import Config, EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.engine.modelsource import source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout
@@ -69,15 +69,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
     worker succeeds; OSError.
     """
     config = loaded.config
-    if config.model.is_plugin:
-        raise config_error("a plug-in encoder has settings of its own; there is nothing here to tune")
-    source = source_at_hand(config.model, Layout(config.workdir).model)
-    if source is None:
-        raise config_error(
-            f"the model {config.model.name} is not here yet",
-            remedy="a trial fetches it, into a workdir of its own: chunkvisor run CONFIG --max-rows 100; "
-            "then give tune the folder, or run tune once the workdir has its model",
-        )
+    source = _model_at_hand(config)
     devices = find_devices(config.device)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
         scratch = Path(name)
@@ -114,6 +106,19 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             configured,
             f"outputs in the workdir have begun in {fixed}, and keep it" if fixed else "",
         )
+
+
+def _model_at_hand(config: Config) -> ModelSource:
+    if config.model.is_plugin:
+        raise config_error("a plug-in encoder has settings of its own; there is nothing here to tune")
+    source = source_at_hand(config.model, Layout(config.workdir).model)
+    if source is None:
+        raise config_error(
+            f"the model {config.model.name} is not here yet",
+            remedy="a trial fetches it, into a workdir of its own: chunkvisor run CONFIG --max-rows 100; "
+            "then give tune the folder, or run tune once the workdir has its model",
+        )
+    return source
 
 
 @dataclass(frozen=True, slots=True)
