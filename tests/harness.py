@@ -212,7 +212,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     return value
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 120) -> Ended:
+def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
     """Wait for the end; a command that takes longer is killed, and fails the test with what it has said."""
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)

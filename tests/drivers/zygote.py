@@ -75,7 +75,10 @@ def serve(orders: socket.socket) -> dict[str, Any]:
         size.frombytes(head)
         text = b""
         while len(text) < size[0]:
-            text += orders.recv(size[0] - len(text))
+            part = orders.recv(size[0] - len(text))
+            if not part:
+                os._exit(0)  # whoever sent it was killed in the middle
+            text += part
         if fork_sibling() == 0:
             order: dict[str, Any] = json.loads(text)
             become(order, path, descriptors.tolist())
