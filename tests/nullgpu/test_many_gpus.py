@@ -304,7 +304,7 @@ def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., 
     workplace = on(gpu)
     gpu.neighbour(0, 1 * GIB - CONTEXT_BYTES - 10 * MIB)
     workplace.write_texts(2)
-    workplace.write_torch_config(**{"chunk.size": 2, "encode.batch_size": 1})
+    workplace.write_torch_config(**{"device": "cuda:0", "chunk.size": 2, "encode.batch_size": 1})
     run = begin(workplace, commits=0)
     wait_for(lambda: workplace.named("waiting") or run.poll() is not None, timeout_s=LIMIT_S)
     gpu.neighbours_leave()
