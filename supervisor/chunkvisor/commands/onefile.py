@@ -19,6 +19,7 @@ from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.observe.nextsteps import how_to_load
 from chunkvisor.observe.observer import Observer
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import Identity, differences, from_json, identity_of
@@ -121,7 +122,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         raise Halt(quarantined.code, quarantined.what, why=quarantined.why, remedy=remedy, log=log, see=see)
     _remove_state(wanted)
     observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
-    observer.say(f'to use it: numpy.load("{wanted.out}", mmap_mode="r"); row i is row i of the source')
+    observer.say(how_to_load(wanted.out))
     return ExitCode.COMPLETE
 
 

@@ -310,26 +310,15 @@ def _prom(path: Path) -> Path:
     return path
 
 
-Folder = Annotated[
-    Path,
-    BeforeValidator(joined),
-    BeforeValidator(_plain_path),
-    BeforeValidator(_text),
-    expected("the path of a folder", text=True),
-]
+_PlainPath = Annotated[Path, BeforeValidator(joined), BeforeValidator(_plain_path), BeforeValidator(_text)]
+Folder = Annotated[_PlainPath, expected("the path of a folder", text=True)]
 Folders = Annotated[
-    tuple[Annotated[Path, BeforeValidator(joined), BeforeValidator(_plain_path), BeforeValidator(_text)], ...],
+    tuple[_PlainPath, ...],
     Field(max_length=100),
     BeforeValidator(list_of_one),
     expected("a folder, or a list of them", text=True),
 ]
-FilePath = Annotated[
-    Path,
-    BeforeValidator(joined),
-    BeforeValidator(_plain_path),
-    BeforeValidator(_text),
-    expected("the path of a file", text=True),
-]
+FilePath = Annotated[_PlainPath, expected("the path of a file", text=True)]
 PromFile = Annotated[FilePath, AfterValidator(_prom)]
 """node_exporter reads no other."""
 Addresses = Annotated[

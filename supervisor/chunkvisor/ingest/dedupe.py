@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from chunkvisor.ingest.spool import Batch, SpoolFiles, bins_at_once, write_all
 from chunkvisor.ingest.table import TableFiles
-from chunkvisor.ingest.textindex import RECORD
+from chunkvisor.ingest.textindex import RECORD, records
 from chunkvisor.store.pickrows import fill, pick_rows
 
 _BYTES_PER_ROW = 512
@@ -107,9 +107,7 @@ def first_rows(
     lowest = np.minimum.reduceat(rows[order], begins)
     found = np.empty(len(rows), dtype="<i8")
     found[order] = np.repeat(lowest, np.diff(np.append(begins, len(rows))))
-    texts = np.empty(len(begins), dtype=RECORD)
-    texts["high"], texts["low"], texts["row"] = ordered[begins, 1], ordered[begins, 0], lowest
-    return found, texts
+    return found, records(ordered[begins], lowest)
 
 
 def _number(files: TableFiles, firsts_fd: int, places_fd: int, batches: Sequence[Batch]) -> int:

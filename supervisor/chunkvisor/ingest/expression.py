@@ -113,6 +113,16 @@ def evaluate(
             yield row, text
 
 
+def fails_over(connection: duckdb.DuckDBPyConnection, sql: str, relation: str) -> bool:
+    """Whether the expression, as text, cannot be had of some row of what stands after FROM."""
+    try:
+        # length() and not strlen(): the latter alone makes the reader of parquet skip its check of the encoding.
+        connection.execute(f"SELECT max(length((\n{sql}\n)::VARCHAR)) FROM {relation}").fetchall()  # noqa: S608 - the person's own SQL
+    except duckdb.Error:
+        return True
+    return False
+
+
 def first_failing(start: int, stop: int, fails: Callable[[int], bool]) -> int:
     """The row in start..stop whose evaluation fails, where `fails(k)` says whether one before row k does."""
     low, high = start, stop

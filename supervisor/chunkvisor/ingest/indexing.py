@@ -4,7 +4,6 @@ By such an index the texts are found in another table, see `textindex`.
 """
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.ingest.spool import BINS, HASH_BYTES, write_all
+from chunkvisor.ingest.spool import BINS, hashes_of, write_all
 from chunkvisor.ingest.table import StagedTable, TableFiles, add_index
-from chunkvisor.ingest.textindex import RECORD
+from chunkvisor.ingest.textindex import RECORD, records
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import open_kept, open_new, remove_folder
 
@@ -55,18 +54,18 @@ def index_of(folder: Path, on_wait: Callable[[], None], elsewhere: Path | None =
 def _write(table: StagedTable, path: Path, scratch: Path, on_wait: Callable[[], None]) -> None:
     """Put the records by in parts of rising hashes, then sort part after part."""
     parts = min(BINS, -(-table.distinct // _PART_TEXTS))
-    for records in _blocks(table):
+    for block in _blocks(table):
         on_wait()
-        part_of = (records["high"] >> np.uint64(56)).astype(np.int64) * parts // BINS
+        part_of = (block["high"] >> np.uint64(56)).astype(np.int64) * parts // BINS
         for part in np.unique(part_of):
             with open(open_kept(scratch / f"{part:03d}"), "ab", buffering=0) as file:
-                write_all(file.fileno(), records[part_of == part].tobytes())
+                write_all(file.fileno(), block[part_of == part].tobytes())
     with open_new(path) as index:
         for part in range(parts):
             on_wait()
             with contextlib.suppress(FileNotFoundError):  # no hash is in it
-                records = np.fromfile(scratch / f"{part:03d}", dtype=RECORD)
-                index.write(records[np.lexsort((records["low"], records["high"]))].tobytes())
+                found = np.fromfile(scratch / f"{part:03d}", dtype=RECORD)
+                index.write(found[np.lexsort((found["low"], found["high"]))].tobytes())
         index.flush()
         os.fsync(index.fileno())
 
@@ -74,10 +73,5 @@ def _write(table: StagedTable, path: Path, scratch: Path, on_wait: Callable[[], 
 def _blocks(table: StagedTable) -> Iterator[Records]:
     for start in range(0, table.distinct, _BLOCK_TEXTS):
         stop = min(start + _BLOCK_TEXTS, table.distinct)
-        texts = table.texts(start, stop)
-        digests = b"".join(hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest() for text in texts)
-        hashes = np.frombuffer(digests, dtype="<u8").reshape(stop - start, 2)
-        records = np.empty(stop - start, dtype=RECORD)
-        records["low"], records["high"] = hashes[:, 0], hashes[:, 1]
-        records["row"] = table.first_row(start, stop)
-        yield records
+        hashes = hashes_of([text.encode() for text in table.texts(start, stop)])
+        yield records(hashes, table.first_row(start, stop))

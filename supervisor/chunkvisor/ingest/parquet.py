@@ -12,7 +12,7 @@ import duckdb
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.condition import folded
 from chunkvisor.ingest.database import literal, quoted
-from chunkvisor.ingest.expression import ROW, check_names, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, check_names, evaluate, fails_over, first_failing, is_about_data, reason
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
 from chunkvisor.ingest.request import IngestRequest, parse_template
 from chunkvisor.ingest.sources import SourceFile
@@ -181,12 +181,7 @@ def _located(
     by_sql: bool,
 ) -> Halt:
     def fails(stop: int) -> bool:
-        try:
-            # length() and not strlen(): the latter alone makes the reader skip its check of the encoding.
-            connection.execute(f"SELECT max(length((\n{sql}\n)::VARCHAR)) FROM {_relation(link, stop)}").fetchall()  # noqa: S608 - the person's own SQL
-        except duckdb.Error:
-            return True
-        return False
+        return fails_over(connection, sql, _relation(link, stop))
 
     # After an internal error DuckDB answers nothing more: no row can be looked for.
     if isinstance(error, duckdb.InternalException | duckdb.FatalException) or not fails(between[1]):

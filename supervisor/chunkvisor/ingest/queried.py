@@ -12,7 +12,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.ingest.condition import folded
 from chunkvisor.ingest.database import connect, literal, quoted
 from chunkvisor.ingest.duckdbfile import lay_down_duckdb
-from chunkvisor.ingest.expression import ROW, evaluate, first_failing, is_about_data, reason
+from chunkvisor.ingest.expression import ROW, evaluate, fails_over, first_failing, is_about_data, reason
 from chunkvisor.ingest.parquet import columns_expression
 from chunkvisor.ingest.problem import input_error, refuse_case_twins
 from chunkvisor.ingest.request import IngestRequest
@@ -96,12 +96,5 @@ def _lay_down(file: SourceFile, request: IngestRequest, limit: int | None, place
 def _located(
     connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, between: tuple[int, int], error: duckdb.Error
 ) -> Halt:
-    def fails(stop: int) -> bool:
-        try:
-            connection.execute(f"SELECT max(length((\n{sql}\n)::VARCHAR)) FROM {_ROWS} WHERE {ROW} < {stop}").fetchall()  # noqa: S608 - the person's own SQL
-        except duckdb.Error:
-            return True
-        return False
-
-    row = first_failing(*between, fails)
+    row = first_failing(*between, lambda stop: fails_over(connection, sql, f"{_ROWS} WHERE {ROW} < {stop}"))
     return input_error(file.path, f"`sql` fails: {reason(error)}", row=row, why=f"It is: {sql}")

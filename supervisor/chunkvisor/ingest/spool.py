@@ -85,9 +85,7 @@ class Spool:
     def _flush(self) -> None:
         if not self._pending:
             return
-        rows, blake2b = len(self._pending), hashlib.blake2b
-        digests = b"".join([blake2b(text, digest_size=HASH_BYTES).digest() for text in self._pending])
-        hashes = np.frombuffer(digests, dtype="<u8").reshape(rows, 2)
+        rows, hashes = len(self._pending), hashes_of(self._pending)
         bins = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
         places = np.argsort(bins, kind="stable").astype("<u4")
         lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
@@ -98,6 +96,13 @@ class Spool:
         self.batches.append(Batch(self.rows, rows, self._pending_bytes, bounds))
         self.rows += rows
         self._pending, self._pending_bytes = [], 0
+
+
+def hashes_of(texts: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    """The hash of each text in UTF-8, shape (texts, 2)."""
+    blake2b = hashlib.blake2b
+    digests = b"".join([blake2b(text, digest_size=HASH_BYTES).digest() for text in texts])
+    return np.frombuffer(digests, dtype="<u8").reshape(len(texts), 2)
 
 
 def bins_at_once(batches: Sequence[Batch], most_rows: int) -> list[tuple[int, int]]:

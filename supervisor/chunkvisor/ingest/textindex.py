@@ -22,6 +22,13 @@ _BLOCK = 1 << 17
 Rows = npt.NDArray[np.int64]
 
 
+def records(hashes: npt.NDArray[np.uint64], rows: Rows) -> npt.NDArray[np.void]:
+    """The RECORD of each text, by its hash, of shape (texts, 2), and its first row."""
+    found = np.empty(len(rows), dtype=RECORD)
+    found["low"], found["high"], found["row"] = hashes[:, 0], hashes[:, 1], rows
+    return found
+
+
 def matches(ours: Path, theirs: Path) -> Iterator[tuple[Rows, Rows]]:
     """First rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
     with open_regular(ours) as our_file, open_regular(theirs) as their_file:

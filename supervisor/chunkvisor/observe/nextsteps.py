@@ -70,6 +70,11 @@ def _how_to_read(layout: Layout, name: str) -> str | None:
         return f"to use it: the files in {path}, in the order of their names; row i of the source is row i of them all"
     if form.format is FinalFormat.PARQUET:
         return f"to use it: pandas.read_parquet({_quoted(path)})"
+    return how_to_load(path)
+
+
+def how_to_load(path: Path) -> str:
+    """Of a final that is one .npy."""
     return f'to use it: numpy.load({_quoted(path)}, mmap_mode="r"); row i is row i of the source'
 
 

@@ -268,12 +268,13 @@ class Work:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
         self._emit(Resolving(model.name))
 
-        teller, began_s = WaitTeller(self._emit, self._budget.wait_timeout_s), list[float]()
+        teller, began_s = WaitTeller(self._emit, self._budget.wait_timeout_s), None
 
         def wait(seconds: float, why: str) -> None:
+            nonlocal began_s
             now_s = time.monotonic()
-            began_s.append(now_s)
-            teller.tell(seconds, now_s - began_s[0], why, Outcome.HUB)
+            began_s = now_s if began_s is None else began_s
+            teller.tell(seconds, now_s - began_s, why, Outcome.HUB)
             self._pause(seconds)
 
         return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
