@@ -146,7 +146,7 @@ class Watchdog:
         rows, tokens = process.batch
         # With one attempt a chunk is split at its first failure, which charges nobody: left to the policy.
         if self._fails and process.gone and not process.task.control and not self._unforgiving:
-            self._counts(process, judged)
+            self._counts(run, process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
         kind, longest = process.device.gpu.kind, tokens // rows
@@ -154,7 +154,7 @@ class Watchdog:
             if known == kind and process.go_step >= step and rows >= known_rows and longest >= known_longest:
                 raise Broken("no lesson is paid for twice", f"{rows} rows of {longest} tokens did not fit before")
 
-    def _counts(self, process: "Process", judged: Verdict) -> None:
+    def _counts(self, run: "_Run", process: "Process", judged: Verdict) -> None:
         number, gpu = process.device.number, process.device.gpu
         if judged.outcome is Outcome.COMMITTED:
             self._in_vain.pop(number, None)
@@ -163,6 +163,9 @@ class Watchdog:
         # A part of a chunk charges no device: what fails of it may be the text that is looked for; nor does a wait.
         elif process.task.texts < self._world.chunk_size or judged.outcome in _WAITED_FOR:
             return
+        # The last device cannot be left out: the run ends by its fruitless attempts.
+        elif all(each.left or each is process.device for each in run.devices.values()):
+            self._in_vain.pop(number, None)
         elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
             counts = self._in_vain.setdefault(number, [0, 0])
             counts[0] += 1
