@@ -66,7 +66,7 @@ class RowsTable:
         if windows is not None:
             self._collect(windows)
             names += [f"w.{name}" for name in _WINDOW]
-            each, number, order = f"{_WINDOWS} w JOIN {each} ON each.rowid = w.of", "w.rowid", " ORDER BY w.rowid"
+            each, number, order = f"{_WINDOWS} w JOIN {each} ON each.rowid = w.text", "w.rowid", " ORDER BY w.rowid"
         names += [f"each.{quoted(name)}" for name in self._request.columns]
         ((count,),) = self._connection.execute(f"SELECT count(*) FROM {each}").fetchall()  # noqa: S608 - constants
         if count != rows:
@@ -79,11 +79,11 @@ class RowsTable:
         self._connection.execute("DETACH carried")
 
     def _collect(self, windows: Path) -> None:
-        self._connection.execute(f"CREATE TABLE {_WINDOWS} (of BIGINT, start_char BIGINT, end_char BIGINT)")
-        for some in read_windows(windows, _WINDOWS_AT_ONCE):
-            self._connection.register("some", some)
-            self._connection.execute(f"INSERT INTO {_WINDOWS} SELECT of, start_char, end_char FROM some")  # noqa: S608
-            self._connection.unregister("some")
+        self._connection.execute(f"CREATE TABLE {_WINDOWS} (text BIGINT, start_char BIGINT, end_char BIGINT)")
+        for block in read_windows(windows, _WINDOWS_AT_ONCE):
+            self._connection.register("block", block)
+            self._connection.execute(f"INSERT INTO {_WINDOWS} SELECT text, start_char, end_char FROM block")  # noqa: S608 - a constant
+            self._connection.unregister("block")
 
     def _relations(self, file: SourceFile, limit: int | None) -> Iterator[tuple[str, list[str], int]]:
         """(SQL that can stand after FROM, its columns, number in the file of its first row)."""

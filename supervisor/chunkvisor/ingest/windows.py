@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,14 +11,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from chunkvisor.child import for_tokenizer
 from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.errors import config_error
 from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.messages import Fault, read_message, write_message
 from chunkvisor_worker.contract.windows import WindowsFiles, WindowsRequest
 
-WINDOW = np.dtype([("of", "<i8"), ("start_char", "<i8"), ("end_char", "<i8")])
+WINDOW = np.dtype([("text", "<i8"), ("start_char", "<i8"), ("end_char", "<i8")])
 """Of each window: the number of its text, of those that are not left out, and its characters in it."""
 
 _BLOCK_TEXTS = 1024
@@ -39,13 +38,10 @@ class WindowCutter:
         self.spans = scratch / "windows.bin"
         """`WINDOW` of each."""
         self._texts = 0
-        # No GPU may be touched, and its end must not be awaited by a library.
-        environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.windows", str(self._files.folder)]
         with open(self._files.log, "wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=for_tokenizer()
             )
         if (refused := self._answer()) is not None:
             self._process.kill()
@@ -56,11 +52,11 @@ class WindowCutter:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self._stream(self._process.stdin).close()
+            self._pipe(self._process.stdin).close()
         if kind is not None:
             self._process.kill()
         self._process.wait(_PATIENCE_S)
-        self._stream(self._process.stdout).close()
+        self._pipe(self._process.stdout).close()
 
     def cut(self, texts: Iterable[bytes | None]) -> Iterator[list[bytes]]:
         """The windows of each text in UTF-8, none for one that is left out. Raises Halt (78)."""
@@ -91,14 +87,14 @@ class WindowCutter:
             yield [text[start:end].encode() for start, end in windows]
 
     def _ask(self, texts: list[str]) -> None:
-        stream = self._stream(self._process.stdin)
+        pipe = self._pipe(self._process.stdin)
         with contextlib.suppress(BrokenPipeError):  # that there is no answer says more
-            stream.write(json.dumps(texts).encode() + b"\n")
-            stream.flush()
+            pipe.write(json.dumps(texts).encode() + b"\n")
+            pipe.flush()
 
     def _answer(self) -> object:
         """The next line. Raises Halt (78) with what its process says, where there is none."""
-        line = self._stream(self._process.stdout).readline()
+        line = self._pipe(self._process.stdout).readline()
         if line.endswith(b"\n"):
             return json.loads(line)
         code = self._process.wait(_PATIENCE_S)
@@ -111,9 +107,9 @@ class WindowCutter:
         )
 
     @staticmethod
-    def _stream(stream: IO[bytes] | None) -> IO[bytes]:
-        assert stream is not None
-        return stream
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
 
 
 def read_windows(path: Path, at_once: int) -> Iterator[dict[str, np.ndarray]]:
