@@ -11,7 +11,7 @@ from chunkvisor_worker.contract.environment import LINEAR
 from chunkvisor_worker.linear import Timing, choose, pack, packable, time_ratio, unpack
 from late import Late, needs
 
-torch = Late("torch")
+torch: Any = Late("torch")
 pytestmark = needs("torch")
 
 SLOW, FAST = [Timing(1, 1, 1.0, 0.99)], [Timing(1, 1, 1.0, 0.4)]
