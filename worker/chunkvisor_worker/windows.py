@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.messages import Phase, read_message
+from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.windows import WindowsFiles, WindowsRequest
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.lengths import Counter, folder_of
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument

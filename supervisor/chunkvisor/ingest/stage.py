@@ -39,7 +39,7 @@ from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor.ingest.windows import WindowCutter
 from chunkvisor_worker.contract.files import write_atomic
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _PLACES_AT_ONCE = 1 << 16
 
@@ -78,11 +78,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 files.append(TableSource(source.path, first, spool.rows_added - first))
                 first, read = spool.rows_added, read + count
         if not first:
-            where = f" for which `where` holds ({request.where})" if request.where is not None else ""
-            raise config_error(
-                f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
-                remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
-            )
+            raise _no_rows(request, sources)
         if table is not None:
             table.write(paths.rows, first, cutter.spans if cutter is not None else None)
     if not request.numbers_rows:
@@ -101,6 +97,14 @@ def stage(request: IngestRequest, folder: Path) -> None:
         files=files,
         source_state=state,
         skip_blank=request.skip_blank,
+    )
+
+
+def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:
+    where = f" for which `where` holds ({request.where})" if request.where is not None else ""
+    return config_error(
+        f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
+        remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
     )
 
 

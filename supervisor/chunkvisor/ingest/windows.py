@@ -15,8 +15,9 @@ from chunkvisor.child import for_tokenizer
 from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.errors import config_error
 from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.messages import Fault, read_message, write_message
+from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.windows import WindowsFiles, WindowsRequest
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 WINDOW = np.dtype([("text", "<i8"), ("start_char", "<i8"), ("end_char", "<i8")])
 """Of each window: the number of its text, of those that are not left out, and its characters in it."""

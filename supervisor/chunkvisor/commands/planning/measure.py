@@ -13,7 +13,8 @@ from chunkvisor.ingest.table import TableFiles
 from chunkvisor.observe.histogram import Lengths
 from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message, write_message
+from chunkvisor_worker.contract.messages import Fault, ModelSpec
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 _BLOCK_TEXTS = 1024
 
