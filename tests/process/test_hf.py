@@ -14,7 +14,7 @@ import pytest
 
 from harness import Workplace, expected, local_engine_only
 
-pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 pytestmark = local_engine_only
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -91,6 +91,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")  # read when it was imported
     yield hub
     hub.shutdown()
     hub.server_close()
