@@ -6,7 +6,6 @@ complete, and after an undisturbed second run the same bytes as if nothing had b
 
 import gc
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -19,26 +18,14 @@ import time
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
-import chunkvisor.cli.run
-import chunkvisor.cli.workdir
-import chunkvisor.config.load
-import chunkvisor.decide.policy
-import chunkvisor.ingest.stage
-import chunkvisor.observe.report.page
-import chunkvisor.supervise.diskwait
-import chunkvisor.supervise.driver
-import chunkvisor.supervise.joins
-import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
-from chunkvisor.observe.surroundings import surroundings
+from quickruns import be_quick
 
 from .forked import fork_children
 from .scenarios import RUN, Scenario
@@ -113,7 +100,7 @@ class Sweep:
         self._shim = Shim(folder / "shim")
         self._shim.role("supervisor")
         fork_children(self._shim.role)
-        _be_quick()
+        be_quick()
         scenario.make(self._place)
         gc.freeze()  # a collection in a fork would copy every page
         _be_impatient(self._place / "config.yaml")
@@ -310,29 +297,3 @@ def _be_impatient(config_path: Path) -> None:
     config = yaml.safe_load(config_path.read_text())
     config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=10, stall_timeout=10)
     config_path.write_text(yaml.safe_dump(config))
-
-
-_LOADED_LATE = (
-    *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
-    *("chunkvisor.observe.nextsteps", "chunkvisor.observe.terminal"),
-    *("chunkvisor.observe.systemd", "chunkvisor.devices.processes", "pydantic.dataclasses", "numpy.ma"),
-    *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
-)
-"""What a process imports when it needs it; here all processes have it from the start."""
-
-
-def _be_quick() -> None:
-    """Imports, and pauses that a person does not notice, would be most of the time of thousands of runs."""
-    for name in _LOADED_LATE:
-        importlib.import_module(name)
-    fast = partial(yaml.dump, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-    mock.patch.object(yaml, "safe_dump", fast).start()
-    versions = surroundings({})
-    mock.patch("chunkvisor.observe.surroundings._version", versions["packages"].get).start()
-    # It looks at every process of the machine; workers end with their supervisor all the same.
-    mock.patch("chunkvisor.supervise.session.end_orphans", return_value=[]).start()
-    chunkvisor.decide.policy.BACKOFF_S = 0.01
-    chunkvisor.supervise.driver._PAUSE_S = 0.02
-    chunkvisor.supervise.joins.PAUSE_S = 0.05
-    chunkvisor.supervise.diskwait._FIRST_S = 0.05
-    chunkvisor.observe.report.page._template()  # compiled once for all runs
