@@ -23,7 +23,8 @@ from chunkvisor import child
 from chunkvisor.engine import fresh
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
-from chunkvisor_worker.contract.messages import Spec, read_message
+from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.wire import read_message
 from drivers import zygote
 from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
 

@@ -27,9 +27,10 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase, from_json
-from chunkvisor_worker.contract.messages import to_json as message_to_json
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import to_json as message_to_json
 from harness import Workplace
 
 GIB = 1 << 30

@@ -11,6 +11,7 @@ from chunkvisor.events.output import ReuseRefused
 from chunkvisor.ingest.table import StagedTable, TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
+from chunkvisor.store.layout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
 from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder
@@ -35,7 +36,7 @@ class Planner:
         There is none where nothing can be taken, unless it is `needed`. Returns the facts of the first vectors that are
         taken, where they are known. Raises OSError, Halt.
         """
-        partial = folder.with_name(folder.name + ".partial")
+        partial = unfinished(folder)
         remove_folder(partial)
         make_folder(partial, durable=False)  # its name comes with the last rename
         used, facts = self._look_up(name, partial, table, candidates)
