@@ -89,6 +89,13 @@ class OnBadRow(StrEnum):
     FAIL = "fail"
 
 
+class Long(StrEnum):
+    """What becomes of a text of more tokens than the model reads."""
+
+    CUT = "cut"
+    WINDOWS = "windows"
+
+
 class FinalFormat(StrEnum):
     """How the rows of a final are written; `assemble.formats` has one module for each."""
 
@@ -127,7 +134,8 @@ def _files_of(name: str, output: "OutputConfig") -> list[str]:
     """What the output has in the workdir itself, see `store.layout`."""
     files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.{output.format}" if output.shards is None else name]
     files += [f"{name}.ranges.npy"] * (output.dtype is FinalDtype.INT8)
-    carries = output.format is FinalFormat.NPY and (output.columns or output.where is not None)
+    numbers_rows = output.where is not None or output.encode.long is Long.WINDOWS
+    carries = output.format is FinalFormat.NPY and (output.columns or numbers_rows)
     return files + [f"{name}.rows.parquet"] * bool(carries)
 
 
@@ -208,6 +216,11 @@ class EncodeConfig(Section):
     """One of the model's own prompts, by name; not together with prompt."""
     truncate_dim: values.PositiveOrNull = None
     """Keep only so many leading dimensions; null = all."""
+    long: Annotated[Long, expected('"cut" or "windows"')] = Long.CUT
+    """A text of more tokens than the model reads: cut = its end is dropped; windows = it becomes several rows, one
+    vector each, and NAME.rows.parquet says which row and which characters a vector is of."""
+    overlap: values.NotNegativeOrAuto = "auto"
+    """Tokens that a window has in common with the one before it; auto = an eighth of a window."""
 
     @field_validator("prompt_name")
     @classmethod
@@ -425,6 +438,8 @@ class Config(Section):
                     raise refused(f"combine.{name}: there is no output {member}{hint}")
                 if (dtype := self.outputs[member].dtype) is not FinalDtype.FLOAT32:
                     raise refused(f"combine.{name}: {member} is of {dtype}; only float32 can be put side by side")
+            if cut := [member for member in members if self.effective_encode(member).long is Long.WINDOWS]:
+                raise refused(f"combine.{name}: rows of {cut[0]} are windows of its own texts (encode.long)")
             conditions = {self.outputs[member].where for member in members}
             if len(conditions) > 1:
                 raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
@@ -434,6 +449,11 @@ class Config(Section):
     def _possible_for_a_plugin(self) -> Self:
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
+            if encode.long is Long.WINDOWS:
+                raise refused(
+                    f"output {name}: encode.long: windows counts tokens, which nobody can do for a plug-in encoder; "
+                    "cut the texts in the source"
+                )
             if encode.prompt_name is not None:
                 raise refused(
                     f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "

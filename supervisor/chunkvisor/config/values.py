@@ -28,7 +28,7 @@ SENTENCE_TRANSFORMERS = "sentence-transformers"
 MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
 
-_OWN_COLUMNS = ("row", "source_row", "vector")
+_OWN_COLUMNS = ("row", "source_row", "start_char", "end_char", "vector")
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _LONGEST_S = 30 * 86_400
@@ -138,6 +138,10 @@ Positive = Annotated[_Count, expected("a positive whole number")]
 PositiveOrNull = Annotated[_Count | None, expected("a positive whole number or null")]
 PositiveOrAuto = Annotated[_Count | Literal["auto"], expected('a positive whole number or "auto"')]
 PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected('a positive whole number, "auto" or null')]
+NotNegativeOrAuto = Annotated[
+    Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN] | Literal["auto"],
+    expected('a whole number, 0 or more, or "auto"'),
+]
 NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
 UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
 OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]

@@ -106,6 +106,9 @@ class OutputLayout:
     published = Entry("state", "published.json")
     publishing = Entry("state", "publishing.json")
     again = Entry("state", "again")
+    exact_rows = Entry("state", "rows.npy")
+    """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""
+    exact_stamp = Entry("state", "rows.json")
     uploaded = Entry("state", "uploaded.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")

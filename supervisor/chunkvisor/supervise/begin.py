@@ -108,7 +108,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     make_state(layout)
     for leftover in layout.leftovers:
         remove_folder(leftover)
-    staged = staged_before(request_of(config, name, opening.max_rows), layout)
+    staged = staged_before(request_of(config, name, opening.max_rows, opening.source), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
         as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
@@ -226,7 +226,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     Raises Halt where the source is wrong, OSError.
     """
     opening.emit(of_output.Staging(layout.name))
-    request = request_of(opening.config, layout.name, opening.max_rows)
+    request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)
     fresh = layout.fresh_table
     remove_folder(fresh)
