@@ -20,15 +20,15 @@ ROWS, WIDTH = 3000, 3
 
 
 @pytest.fixture(
-    params=[(512, 0), (1, 0), (512, 2), (512, 3000)],
-    ids=["mapped", "one by one", "as it is", "together"],
+    params=[(0, 1 << 20), (100, 200), (32 << 10, 1 << 20), (32 << 10, 1)],
+    ids=["apart", "some together", "as it is", "one by one"],
     autouse=True,
     scope="module",
 )
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Narrow rows are read in one way, wide ones in another, and rows that lie close together in a third."""
-    wide_bytes, dense = request.param
-    with mock.patch.object(pickrows, "_WIDE_BYTES", wide_bytes), mock.patch.object(pickrows, "_DENSE", dense):
+    """How near rows are to be that are read together, and how much at a time."""
+    near_bytes, room_bytes = request.param
+    with mock.patch.multiple(pickrows, _NEAR_BYTES=near_bytes, _ROOM_BYTES=room_bytes):
         yield
 
 
