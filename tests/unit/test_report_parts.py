@@ -259,6 +259,31 @@ def test_chunks_in_parts_are_counted_once() -> None:
     assert totals[T0 + 9] == 40
 
 
+def test_parts_tell_what_they_took() -> None:
+    """Texts, tokens and phases of a chunk of which a killed run had encoded some are those of both runs."""
+    part = {"start": 0, "stop": 100, "texts": 60, "tokens": 540, "padded_tokens": 600, "phase_s": {"forward": 9.0}}
+    history = read_history(
+        [
+            *journal(("go", 1, {**ATTEMPT, **GO})),
+            *journal(
+                ("batches_kept", 3, {**ATTEMPT, "texts": 40, "tokens": 360, "padded_tokens": 400}),
+                ("go", 4, {**ATTEMPT, **GO, "attempt": 2}),
+                ("worker_ended", 8, {**ATTEMPT, **ENDED, "attempt": 2, "returncode": 0}),
+                ("part_committed", 9, {**ATTEMPT, **part}),
+                (
+                    "chunk_committed",
+                    9,
+                    {**COMMITTED, "attempt_ok": False, "tokens": 0, "padded_tokens": 0, "texts_before": 40},
+                ),
+                run="r2",
+            ),
+        ]
+    )
+
+    assert (history.texts_done, history.tokens, history.padded_tokens) == (100, 900, 1000)
+    assert history.phase_s == {"forward": 9.0}
+
+
 GOOD = {**STARTED, **ENDED, "code": 1, "outcome": "crashed", "row": 1}
 NONSENSE: list[Any] = [None, -1, 1e400, float("nan"), "x" * 100_000, [], {}, [[1]], {"a": {}}, True, 1 << 80]
 

@@ -94,6 +94,7 @@ def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: i
         chunk_size=begun.fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done + taken,
+        texts_saved=sum(ledger.saved().values()),
     )
     opening.emit(told)
 
