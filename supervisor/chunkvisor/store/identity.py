@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Backend, Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
@@ -125,7 +125,10 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    if output.where is not None:  # without it the identity is that of a version that did not know it
+    # Without these two the identity is that of a version that did not know them.
+    if model.backend is not Backend.TORCH:
+        values["model.backend"] = model.backend.value
+    if output.where is not None:
         values["where"] = output.where
     return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.config.model import Backend, Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.conversion import ensure_converted, with_place
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
@@ -63,10 +65,19 @@ def read_job(
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
         sources=tuple(_sources(config, say)),
+        openvino=_openvino(),
+        uses_openvino=config.model.backend is Backend.OPENVINO,
     )
     if reading.busy_pid is not None or source is None:
         return reading
     return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
+
+
+def _openvino() -> str | None:
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        return None
 
 
 def _sources(config: Config, say: Callable[[str], None]) -> Iterator[SourceReading]:
@@ -127,7 +138,15 @@ def _samples(
 ) -> Iterator[SampleReading]:
     """Every way of encoding on the first device, and the first of them on the others."""
     config = loaded.config
-    model = model_spec(config.model, source.path, source.revision)
+    model = with_place(model_spec(config.model, source.path, source.revision), scratch / "openvino")
+    if model.converted is not None:
+        say("converting the model for openvino")
+        try:
+            ensure_converted(model, environment)
+        except Halt as halt:
+            verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
+            yield SampleReading(verdict)
+            return
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
