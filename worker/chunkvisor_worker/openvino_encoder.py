@@ -118,8 +118,7 @@ class OpenvinoEncoder:
             progress.batch(indices, padded)
             batch = collate(self._model, [self._rows[index] for index in indices])
             vectors = np.full((len(indices), self._model.dimension), _UNTOUCHED, dtype=np.uint32).view(np.float32)
-            self._request.set_output_tensor(0, self._tensor(vectors, shared_memory=True))
-            self._request.infer(batch, share_inputs=True, share_outputs=True)
+            self._compute(batch, vectors)
             if (vectors.view(np.uint32) == _UNTOUCHED).any():
                 raise MemoryError("OpenVINO has returned without vectors: it had no memory for the batch")
             vectors = np.ascontiguousarray(vectors[:, : self._encode.truncate_dim])
@@ -150,6 +149,10 @@ class OpenvinoEncoder:
     def _model(self) -> Converted:
         assert self._known is not None
         return self._known
+
+    def _compute(self, batch: dict[str, Indices], vectors: Vectors) -> None:
+        self._request.set_output_tensor(0, self._tensor(vectors, shared_memory=True))
+        self._request.infer(batch, share_inputs=True, share_outputs=True)
 
     def _refuse_dtype(self) -> None:
         # OpenVINO would say nothing, and compute in float32: another CPU would then make other vectors of the same job.

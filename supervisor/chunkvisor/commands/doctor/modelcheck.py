@@ -18,7 +18,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings `hub-cache`, `hub-token`; with a config `model`, `openvino`, `tokenizer`, `encoding`, `linear-layers`."""
+    """Findings on the hub; with a config also `model`, `openvino`, `tokenizer`, `encoding` and `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)

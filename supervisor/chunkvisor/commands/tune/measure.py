@@ -18,6 +18,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Backend, Config, EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.devices.processor import has_bfloat16
 from chunkvisor.engine.conversion import ensure_converted, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -99,7 +100,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            more = backends(devices[0].kind, installed=_has_openvino(), bfloat16=_has_bfloat16(), fixed=fixed)
+            more = backends(devices[0].kind, installed=_has_openvino(), bfloat16=has_bfloat16(), fixed=fixed)
             measured += bench.round(each for each in more if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
@@ -235,15 +236,6 @@ def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:
 
 def _has_openvino() -> bool:
     return find_spec("openvino") is not None
-
-
-def _has_bfloat16() -> bool:
-    """Whether the CPU multiplies in bfloat16; elsewhere it would be slower than float32."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
-    return not flags.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
 def _failed(trial: Trial) -> Halt:
