@@ -151,6 +151,7 @@ def encode(
     encoder: str = "sentence-transformers",
     revision: str | None = None,
     dtype: str = "auto",
+    backend: str = "torch",
     max_length: int | None = None,
     trust_remote_code: bool = False,
     kwargs: Mapping[str, Any] | None = None,

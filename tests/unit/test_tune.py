@@ -147,7 +147,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(measure, "try_texts", made_up)
     monkeypatch.setattr(measure, "ensure_converted", converted)
-    monkeypatch.setattr(measure, "_has_openvino", lambda: True)
+    monkeypatch.setattr(measure, "openvino_version", lambda: "1.0")
     monkeypatch.setattr(measure, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
     return path
 

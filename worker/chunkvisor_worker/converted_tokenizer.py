@@ -51,7 +51,7 @@ class ConvertedTokenizer:
 
 def collate(known: Converted, rows: Sequence[Mapping[str, Indices]]) -> dict[str, Indices]:
     """One batch: each input of shape (rows, tokens of the longest), padded on the model's side."""
-    width = max(len(row[IDS]) for row in rows)
+    width = max(1, *(len(row[IDS]) for row in rows))
     filling = {IDS: known.pad_id, MASK: 0, TYPES: known.pad_type_id}
     batch = {name: np.full((len(rows), width), filling[name], dtype=np.int64) for name in known.inputs}
     for number, row in enumerate(rows):

@@ -6,7 +6,7 @@ One that is damaged, or made from something else, is made anew.
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.child import run_child
@@ -25,13 +25,21 @@ _NAME_LENGTH = 32
 """Hex digits of the folder's name, which tell what it was made from."""
 
 
+def openvino_version() -> str | None:
+    """Of the package that is installed; None = it is not."""
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        return None
+
+
 def with_place(model: ModelSpec, folder: Path) -> ModelSpec:
     """The model with the place that its converted form has in the folder, be it there or not; as it is with torch."""
     if model.backend != Backend.OPENVINO:
         return model
     # Its dtype is not among them: the network is in float32, and is computed in the dtype that is asked for.
     whose = model.revision or model.name
-    made_from = digest_of([_FORM, whose, version("openvino"), model.kwargs, model.trust_remote_code])
+    made_from = digest_of([_FORM, whose, openvino_version(), model.kwargs, model.trust_remote_code])
     return replace(model, converted=str(folder / made_from[:_NAME_LENGTH]))
 
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from chunkvisor.config.model import Backend, Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import ensure_converted, with_place
+from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
@@ -65,19 +64,12 @@ def read_job(
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
         sources=tuple(_sources(config, say)),
-        openvino=_openvino(),
+        openvino=openvino_version(),
         uses_openvino=config.model.backend is Backend.OPENVINO,
     )
     if reading.busy_pid is not None or source is None:
         return reading
     return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
-
-
-def _openvino() -> str | None:
-    try:
-        return version("openvino")
-    except PackageNotFoundError:
-        return None
 
 
 def _sources(config: Config, say: Callable[[str], None]) -> Iterator[SourceReading]:

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from chunkvisor.config.model import Backend, Config, EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.devices.processor import has_bfloat16
-from chunkvisor.engine.conversion import ensure_converted, with_place
+from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.fixed import read_facts, read_fixed
@@ -100,7 +99,9 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            more = backends(devices[0].kind, installed=_has_openvino(), bfloat16=has_bfloat16(), fixed=fixed)
+            more = backends(
+                devices[0].kind, installed=openvino_version() is not None, bfloat16=has_bfloat16(), fixed=fixed
+            )
             measured += bench.round(each for each in more if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
@@ -232,10 +233,6 @@ def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:
         if facts is not None and fixed is not None:
             return str(fixed.identity.values.get("model.backend", Backend.TORCH)), facts.dtype
     return None
-
-
-def _has_openvino() -> bool:
-    return find_spec("openvino") is not None
 
 
 def _failed(trial: Trial) -> Halt:
