@@ -16,7 +16,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.seal import digest_of
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message, write_message
 
 _FORM = 1
@@ -61,7 +61,8 @@ def ensure_converted(
     if _is_whole(files, on_wait):
         return
     tell()
-    make_folder(files.folder.parent)
+    # Nothing is synced: what a power cut takes or spoils is made anew.
+    make_folder(files.folder.parent, durable=False)
     remove_folder(files.folder)
     scratch = AttemptFiles(files.folder.with_name("converting"))
     remove_folder(scratch.folder)
@@ -75,7 +76,6 @@ def ensure_converted(
         raise _failed(model, scratch, returncode)
     check()
     made.folder.rename(files.folder)
-    sync_folder(files.folder.parent)
     remove_folder(scratch.folder)
 
 
