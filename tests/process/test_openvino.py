@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, read_message
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.quietopenvino import import_openvino
 from harness import Workplace
 from process.test_sentence_transformer import RecordedProgress

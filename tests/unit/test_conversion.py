@@ -12,7 +12,8 @@ from chunkvisor.engine.conversion import ensure_converted, with_place
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Cause, Fault, ModelSpec, Phase, read_message, write_message
+from chunkvisor_worker.contract.messages import Cause, Fault, ModelSpec, Phase
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 MODEL = ModelSpec("m", "/models/m", revision="sha256:1", backend="openvino")
 KNOWN = Converted("", {}, ("input_ids",), 8, 0, 0, False, False, None, None, None, {}, None, True, 0.0, {})

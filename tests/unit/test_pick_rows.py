@@ -19,10 +19,16 @@ from chunkvisor.store.pickrows import expect_rows, pick_rows
 ROWS, WIDTH = 3000, 3
 
 
-@pytest.fixture(params=[512, 1], ids=["mapped", "one by one"], autouse=True, scope="module")
+@pytest.fixture(
+    params=[(0, 1 << 20), (100, 200), (32 << 10, 1 << 20), (32 << 10, 1)],
+    ids=["apart", "some together", "as it is", "one by one"],
+    autouse=True,
+    scope="module",
+)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Narrow rows are read in one way, wide ones in another."""
-    with mock.patch.object(pickrows, "_WIDE_BYTES", request.param):
+    """How near rows are to be that are read together, and how much at a time."""
+    near_bytes, room_bytes = request.param
+    with mock.patch.multiple(pickrows, _NEAR_BYTES=near_bytes, _ROOM_BYTES=room_bytes):
         yield
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, open_regular
-from chunkvisor_worker.contract.messages import Phase, read_message, write_message
+from chunkvisor_worker.contract.messages import Phase
+from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.converted_tokenizer import ConvertedTokenizer, collate
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.lateimports import LateImports

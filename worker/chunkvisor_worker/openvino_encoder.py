@@ -14,7 +14,8 @@ import numpy as np
 
 from chunkvisor_worker.batching import cut, padded_tokens, slices
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase, read_message
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.model import chosen_prompt, refuse_length, refuse_truncation

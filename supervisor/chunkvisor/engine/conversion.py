@@ -17,7 +17,8 @@ from chunkvisor.store.seal import digest_of
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
-from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message, write_message
+from chunkvisor_worker.contract.messages import Fault, ModelSpec
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 _FORM = 1
 """Of what a worker expects of a converted model: one more where an older one would not do any more."""

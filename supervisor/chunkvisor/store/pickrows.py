@@ -1,9 +1,6 @@
-"""Rows of a file by their numbers, from anywhere in it, in bounded memory.
+"""Rows of a file by their numbers, from anywhere in it, in bounded memory."""
 
-Only files that nobody shortens meanwhile are read with it: a mapped file that shrinks kills its reader with SIGBUS
-(mmap(2)).
-"""
-
+import itertools
 import mmap
 import os
 from pathlib import Path
@@ -14,14 +11,11 @@ import numpy.typing as npt
 
 from chunkvisor_worker.contract.files import open_regular
 
-_WIDE_BYTES = 512
-"""Rows of this size are read by a call for each run of neighbours: that takes less time than to map what is around."""
+_NEAR_BYTES = 32 << 10
+"""To read as much that nobody wants takes less time than another call."""
 
-_LONG_RUN = 16
-"""Rows: where runs of neighbours are as long on average, they are read by a call each, too."""
-
-_GROUP = 512
-"""Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
+_ROOM_BYTES = 1 << 20
+"""So much is read by a call, at most."""
 
 _GAP_PAGES = 4
 """To read this number of pages that nobody wants costs the disk less than to be asked twice."""
@@ -35,12 +29,26 @@ def pick_rows(
     Raises OSError; ValueError where the file has no such row.
     """
     found = np.empty((len(rows), width), dtype=dtype)
-    order = np.argsort(rows, kind="stable")  # neighbours share a page
+    if not len(rows):
+        return found
+    order = np.argsort(rows, kind="stable") if bool((np.diff(rows) < 0).any()) else np.arange(len(rows))
+    wanted, row_bytes = rows[order], width * found.itemsize
+    if wanted[0] < 0:
+        raise ValueError(f"there is no row {wanted[0]}")
+    per_call = max(1, _ROOM_BYTES // row_bytes)
+    apart = (np.diff(wanted) * row_bytes > _NEAR_BYTES) | (np.diff(wanted // per_call) != 0)
+    bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
+    room = np.empty((per_call, width), dtype=found.dtype)
     with open_regular(path) as file:
-        runs = np.count_nonzero(np.diff(rows[order]) != 1) + 1
-        together = width * found.itemsize >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows)
-        read = _run_by_run if together else _mapped
-        read(file.fileno(), offset_bytes, found, order, rows)
+        for first, end in itertools.pairwise(bounds):
+            run, places = wanted[first:end], order[first:end]
+            # Neighbours that are wanted one behind the other are read to where they belong.
+            direct = bool((np.diff(run) == 1).all() and (np.diff(places) == 1).all())
+            there = found[int(places[0]) :][: end - first] if direct else room[: int(run[-1] - run[0]) + 1]
+            if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + int(run[0]) * row_bytes):
+                raise ValueError(f"the number {run[-1]} is greater than that of the last row")
+            if not direct:
+                found[places] = there[run - run[0]]
     return found
 
 
@@ -71,35 +79,3 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
             return False
         room, offset = room[count:], offset + count
     return True
-
-
-def _run_by_run(
-    fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> None:
-    row_bytes = found.shape[1] * found.itemsize
-    wanted = rows[order]
-    begins = np.flatnonzero(np.diff(wanted, prepend=-2) != 1)
-    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(wanted)], strict=False):
-        places = order[first:end]
-        together = end - first == 1 or bool((np.diff(places) == 1).all())
-        near = slice(int(places[0]), int(places[0]) + end - first)
-        run = found[near] if together else np.empty((end - first, found.shape[1]), dtype=found.dtype)
-        if not fill(fd, run.reshape(-1).view(np.uint8).data, offset_bytes + int(wanted[first]) * row_bytes):
-            raise ValueError(f"the number {wanted[end - 1]} is greater than that of the last row")
-        if not together:
-            found[places] = run
-
-
-def _mapped(
-    fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> None:
-    width = found.shape[1]
-    for first in range(0, len(rows), _GROUP):
-        group = order[first : first + _GROUP]
-        wanted = rows[group]
-        count = int(wanted[-1]) + 1
-        size_bytes = offset_bytes + count * width * found.itemsize
-        with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) as mapped:
-            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=offset_bytes)
-            found[group] = there.reshape(count, width)[wanted]
-            del there  # what is still looked at cannot be given back
