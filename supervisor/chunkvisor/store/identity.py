@@ -125,7 +125,7 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    # Without these two the identity is that of a version that did not know them.
+    # Without what follows the identity is that of a version that did not know it.
     if model.backend is not Backend.TORCH:
         values["model.backend"] = model.backend.value
     if output.where is not None:
