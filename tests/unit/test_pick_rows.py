@@ -20,15 +20,22 @@ ROWS, WIDTH = 3000, 3
 
 
 @pytest.fixture(
-    params=[(0, 1 << 20), (100, 200), (32 << 10, 1 << 20), (32 << 10, 1)],
-    ids=["apart", "some together", "as it is", "one by one"],
+    params=[
+        (512, 0, 0, 500),
+        (512, 0, 0, 16 << 20),
+        (1, 0, 0, 1),
+        (512, 0, 3000, 1),
+        (512, 2, 16, 16 << 20),
+        (512, 3000, 16, 1),
+    ],
+    ids=["mapped in windows", "mapped", "one by one", "few", "as it is", "together"],
     autouse=True,
     scope="module",
 )
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How near rows are to be that are read together, and how much at a time."""
-    near_bytes, room_bytes = request.param
-    with mock.patch.multiple(pickrows, _NEAR_BYTES=near_bytes, _ROOM_BYTES=room_bytes):
+    """Narrow rows are read in one way, wide ones in another, and rows that lie close together in a third."""
+    wide_bytes, dense, few, window_bytes = request.param
+    with mock.patch.multiple(pickrows, _WIDE_BYTES=wide_bytes, _DENSE=dense, _FEW=few, _WINDOW_BYTES=window_bytes):
         yield
 
 

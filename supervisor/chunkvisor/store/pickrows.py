@@ -1,4 +1,8 @@
-"""Rows of a file by their numbers, from anywhere in it, in bounded memory."""
+"""Rows of a file by their numbers, from anywhere in it, in bounded memory.
+
+Only files that nobody shortens meanwhile are read with it: a mapped file that shrinks kills its reader with SIGBUS
+(mmap(2)).
+"""
 
 import itertools
 import mmap
@@ -11,11 +15,21 @@ import numpy.typing as npt
 
 from chunkvisor_worker.contract.files import open_regular
 
-_NEAR_BYTES = 32 << 10
-"""To read as much that nobody wants takes less time than another call."""
+_WIDE_BYTES = 512
+"""Rows of this size are read by a call for each run of neighbours: that takes less time than to map what is around."""
 
-_ROOM_BYTES = 1 << 20
-"""So much is read by a call, at most."""
+_LONG_RUN = 16
+"""Rows: where runs of neighbours are as long on average, they are read by a call each, too."""
+
+_DENSE = 2
+"""Where no more than this many times the rows lie between the first and the last, all of these are read by a call."""
+
+_WINDOW_BYTES = 16 << 20
+"""Of the file that are mapped at a time: the kernel maps what is cached around a row as well, since Linux 6.18 whole
+folios, which may be all of it."""
+
+_FEW = 16
+"""Rows in a window on average: for fewer, a call each takes less time than a mapping."""
 
 _GAP_PAGES = 4
 """To read this number of pages that nobody wants costs the disk less than to be asked twice."""
@@ -31,24 +45,18 @@ def pick_rows(
     found = np.empty((len(rows), width), dtype=dtype)
     if not len(rows):
         return found
-    order = np.argsort(rows, kind="stable") if bool((np.diff(rows) < 0).any()) else np.arange(len(rows))
-    wanted, row_bytes = rows[order], width * found.itemsize
-    if wanted[0] < 0:
-        raise ValueError(f"there is no row {wanted[0]}")
-    per_call = max(1, _ROOM_BYTES // row_bytes)
-    apart = (np.diff(wanted) * row_bytes > _NEAR_BYTES) | (np.diff(wanted // per_call) != 0)
-    bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
-    room = np.empty((per_call, width), dtype=found.dtype)
+    first, last = int(rows.min()), int(rows.max())
+    if first < 0:
+        raise ValueError(f"there is no row {first}")
+    if last - first < _DENSE * len(rows):
+        return _between(path, offset_bytes, found, rows, first, last)
+    order = np.argsort(rows, kind="stable")  # neighbours share a page
     with open_regular(path) as file:
-        for first, end in itertools.pairwise(bounds):
-            run, places = wanted[first:end], order[first:end]
-            # Neighbours that are wanted one behind the other are read to where they belong.
-            direct = bool((np.diff(run) == 1).all() and (np.diff(places) == 1).all())
-            there = found[int(places[0]) :][: end - first] if direct else room[: int(run[-1] - run[0]) + 1]
-            if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + int(run[0]) * row_bytes):
-                raise ValueError(f"the number {run[-1]} is greater than that of the last row")
-            if not direct:
-                found[places] = there[run - run[0]]
+        runs, row_bytes = np.count_nonzero(np.diff(rows[order]) != 1) + 1, width * found.itemsize
+        few = len(rows) * _WINDOW_BYTES < (last - first) * row_bytes * _FEW
+        by_calls = row_bytes >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows) or few
+        read = _run_by_run if by_calls else _mapped
+        read(file.fileno(), offset_bytes, found, order, rows)
     return found
 
 
@@ -79,3 +87,56 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
             return False
         room, offset = room[count:], offset + count
     return True
+
+
+def _between(
+    path: Path, offset_bytes: int, found: npt.NDArray[Any], rows: npt.NDArray[np.int64], first: int, last: int
+) -> npt.NDArray[Any]:
+    row_bytes = found.shape[1] * found.itemsize
+    there = np.empty((last - first + 1, found.shape[1]), dtype=found.dtype)
+    with open_regular(path) as file:
+        if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + first * row_bytes):
+            raise ValueError(f"the number {last} is greater than that of the last row")
+    if len(rows) == len(there) and bool((np.diff(rows) == 1).all()):
+        return there
+    np.take(there, rows - first, axis=0, out=found, mode="clip")
+    return found
+
+
+def _run_by_run(
+    fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> None:
+    row_bytes = found.shape[1] * found.itemsize
+    wanted = rows[order]
+    begins = np.flatnonzero(np.diff(wanted, prepend=-2) != 1)
+    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(wanted)], strict=False):
+        places = order[first:end]
+        together = end - first == 1 or bool((np.diff(places) == 1).all())
+        near = slice(int(places[0]), int(places[0]) + end - first)
+        run = found[near] if together else np.empty((end - first, found.shape[1]), dtype=found.dtype)
+        if not fill(fd, run.reshape(-1).view(np.uint8).data, offset_bytes + int(wanted[first]) * row_bytes):
+            raise ValueError(f"the number {wanted[end - 1]} is greater than that of the last row")
+        if not together:
+            found[places] = run
+
+
+def _mapped(
+    fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> None:
+    width, row_bytes = found.shape[1], found.shape[1] * found.itemsize
+    wanted, size_bytes = rows[order], os.fstat(fd).st_size
+    if offset_bytes + (int(wanted[-1]) + 1) * row_bytes > size_bytes:  # a look behind the end would kill us
+        raise ValueError(f"the number {wanted[-1]} is greater than that of the last row")
+    ends = np.flatnonzero(np.diff(wanted // max(1, _WINDOW_BYTES // row_bytes))) + 1
+    for first, end in itertools.pairwise([0, *ends.tolist(), len(wanted)]):
+        near = wanted[first:end]
+        start_bytes = offset_bytes + int(near[0]) * row_bytes
+        page_bytes, count = (
+            start_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY,
+            int(near[-1] - near[0]) + 1,
+        )
+        length = start_bytes - page_bytes + count * row_bytes
+        with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=page_bytes) as mapped:
+            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=start_bytes - page_bytes)
+            found[order[first:end]] = there.reshape(count, width)[near - near[0]]
+            del there  # what is still looked at cannot be given back
