@@ -128,6 +128,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             [
                 "stopped: the last run ended with code 78",
                 "  a: 0 %, 0 of 100 rows, 0 of 10 chunks",
+                "  attempts: 0 committed",
                 "  to go on: do what is said above, then run the same command again",
             ],
         ),
