@@ -53,9 +53,9 @@ soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer,
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
 
-test-remote: $(READY) ## run the tests of object storage against an S3 server on this machine; installs 130 MB more into .venv
+test-remote: $(READY) ## run the tests of object storage against an S3 server and a small hub on this machine; installs 130 MB more into .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[remote]' --group remote
-	$(BIN)/pytest tests/process/test_s3.py tests/unit/ingest/test_remote.py $(PYTEST_ARGS)
+	$(BIN)/pytest tests/process/test_s3.py tests/process/test_hf.py tests/unit/ingest/test_remote.py $(PYTEST_ARGS)
 
 # $(1): a torch, $(2): what to test; its environment lies outside the checkout, which is reached by PYTHONPATH.
 define ON_NULLGPU
@@ -101,6 +101,8 @@ chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--se
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
+	@if [ -z "$(BENCH_ARGS)" ]; then set -x; $(BIN)/python benchmarks/reuse.py $(if $(COMMITS),--commits $(COMMITS)); \
+	$(BIN)/python benchmarks/forms.py int8 parquet; fi
 
 bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)

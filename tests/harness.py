@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -21,13 +22,12 @@ import psutil
 import pytest
 import yaml
 
+from chunkvisor import child
 from chunkvisor.cli import main
 from chunkvisor.decide import policy
-from chunkvisor.ingest import child, stage
 from chunkvisor.supervise import driver
 from drivers.zygote import MARK as MARK
-from drivers.zygote import ROOM, ROOM_FILLED
-from forking import COMMAND_LINE, Forked
+from forking import COMMAND_LINE, KILL_AT, Forked
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = ROOT / "tests" / "encoders"
@@ -130,7 +130,7 @@ class Workplace:
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
-            mock.patch.object(child, "run_child", _read_sources_here),
+            mock.patch.object(child, "run_child", _child_here),
             mock.patch.object(driver, "_PAUSE_S", 0.02),
             mock.patch.object(policy, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
@@ -167,13 +167,13 @@ class Workplace:
         return events_in(self.workdir / "events.jsonl")
 
 
-def _read_sources_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
+def _child_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
     on_wait()
-    *_, request, folder, _parent = command
+    *_, module, folder, _parent = command
     before = os.umask(0o077)  # which the child sets for itself
     try:
         with open(log, "a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            return stage.main([request, folder])
+            return int(importlib.import_module(module).main([folder]))
     finally:
         os.umask(before)
 
@@ -241,13 +241,14 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "drivers.kill_at", mode, when, str(template), str(scratch)]
+    command = [sys.executable, "-P", "-m", KILL_AT, mode, when, str(template), str(scratch), *targets]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
-    env |= {"KILL_AT_MOST": str(most), ROOM: ROOM_FILLED}
-    ended = subprocess.run(
-        [*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env, cwd=ROOT / "tests"
-    )
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
+    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
+    started = Forked(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
+    stdout, _ = started.communicate(timeout=280)
+    assert started.returncode == 0
+    return [json.loads(line) for line in stdout.splitlines()]
 
 
 def bearing(mark: str) -> list[psutil.Process]:

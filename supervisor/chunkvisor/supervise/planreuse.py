@@ -14,7 +14,7 @@ from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.layout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
-from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -48,8 +48,8 @@ class Planner:
             return None
         write_plan(partial, table.distinct, encoded, places)
         remove_folder(folder)
+        # The name is on the disk with the facts, or with the first chunk; until then nothing rests on the plan.
         partial.rename(folder)
-        sync_folder(folder.parent)
         return facts
 
     def _look_up(
