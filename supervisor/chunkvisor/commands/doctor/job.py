@@ -20,6 +20,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Backend, Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelfolder import read_model_folder
@@ -139,6 +140,7 @@ def _samples(
             verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
             yield SampleReading(verdict)
             return
+    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
@@ -149,7 +151,7 @@ def _samples(
         folder = scratch / f"sample{number}"
         folder.mkdir(mode=0o700)
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
-        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
+        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), patience)
         trial = try_texts(_TEXTS, model, encode, conditions, folder)
         sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
         if trial.vectors is not None:
