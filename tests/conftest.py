@@ -94,8 +94,25 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not left, f"left behind: {left}"
 
 
+files_in_order: list[Path] = []
+"""Of the folders that were asked for, where this process is one of several."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have each of several processes begin to collect elsewhere: what one has compiled, the others read."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    folders = [Path(config.invocation_params.dir, each) for each in config.args]
+    if number == "0" or not all(folder.is_dir() for folder in folders):
+        return
+    files_in_order[:] = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    first = int(number) * len(files_in_order) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    config.args[:] = map(str, (*files_in_order[first:], *files_in_order[:first]))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to the soak what is marked `soak(only=True)`."""
+    """Put the files in the order that was asked for; leave to the soak what is marked `soak(only=True)`."""
+    if files_in_order:
+        items.sort(key=lambda item: files_in_order.index(item.path))
     if SOAK_SEED or "soak" in config.option.markexpr:
         return
     left = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))]

@@ -23,11 +23,13 @@ from chunkvisor import child
 from chunkvisor.engine import fresh
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
-from chunkvisor_worker.contract.messages import Spec, read_message
+from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.wire import read_message
 from drivers import zygote
 from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
 
-_MODULES = ("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor.ingest.stage")
+KILL_AT = "drivers.kill_at"
+_MODULES = ("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor.ingest.stage", KILL_AT)
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""
 _SHADOWS = [
@@ -190,8 +192,8 @@ class Forked(subprocess.Popen[Any]):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         fds = others[9:15]
-        stdin, _, _, stdout, _, stderr = fds
-        self.pid = self._zygote().fork(module, arguments, [stdin, stdout, stderr], environment)
+        streams = [ours if fd == -1 else fd for ours, fd in enumerate((fds[0], fds[3], fds[5]))]
+        self.pid = self._zygote().fork(module, arguments, streams, environment)
         self._child_created = True
         self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
 

@@ -26,8 +26,7 @@ from chunkvisor.decide import policy
 from chunkvisor.ingest import child, stage
 from chunkvisor.supervise import driver
 from drivers.zygote import MARK as MARK
-from drivers.zygote import ROOM, ROOM_FILLED
-from forking import COMMAND_LINE, Forked
+from forking import COMMAND_LINE, KILL_AT, Forked
 
 ROOT = Path(__file__).parent.parent
 ENCODERS = ROOT / "tests" / "encoders"
@@ -241,13 +240,14 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "drivers.kill_at", mode, when, str(template), str(scratch)]
+    command = [sys.executable, "-P", "-m", KILL_AT, mode, when, str(template), str(scratch), *targets]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
-    env |= {"KILL_AT_MOST": str(most), ROOM: ROOM_FILLED}
-    ended = subprocess.run(
-        [*command, *targets], stdout=subprocess.PIPE, text=True, check=True, timeout=280, env=env, cwd=ROOT / "tests"
-    )
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
+    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
+    started = Forked(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
+    stdout, _ = started.communicate(timeout=280)
+    assert started.returncode == 0
+    return [json.loads(line) for line in stdout.splitlines()]
 
 
 def bearing(mark: str) -> list[psutil.Process]:

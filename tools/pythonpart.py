@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import chunkvisor.api
+import chunkvisor.results
 from docstrings import attribute_docs
 from md import code, table
 
@@ -34,7 +35,7 @@ def _type(argument: ast.arg) -> str:
 
 def fields(kind: type) -> str:
     """Every field and property with what its docstring says."""
-    docs = attribute_docs(chunkvisor.api)
+    docs = attribute_docs(chunkvisor.results)
     rows = [(code(each.name), docs.get((kind.__name__, each.name), "")) for each in dataclasses.fields(kind)]
     for name, value in vars(kind).items():
         if not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
@@ -46,8 +47,8 @@ def fields(kind: type) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "python encode": partial(arguments, "encode"),
     "python run": partial(arguments, "run"),
-    "python Report": partial(fields, chunkvisor.api.Report),
-    "python FinalFile": partial(fields, chunkvisor.api.FinalFile),
-    "python QuarantinedRow": partial(fields, chunkvisor.api.QuarantinedRow),
+    "python Report": partial(fields, chunkvisor.results.Report),
+    "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
+    "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
 }
 """Name of a part -> what makes it."""

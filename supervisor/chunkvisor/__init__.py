@@ -9,8 +9,9 @@ from chunkvisor.version import __version__
 
 if TYPE_CHECKING:
     from chunkvisor import testing
-    from chunkvisor.api import FinalFile, QuarantinedRow, QuarantineWarning, Report, encode, run
+    from chunkvisor.api import QuarantineWarning, encode, run
     from chunkvisor.errors import ChunkvisorError, ExitCode
+    from chunkvisor.results import FinalFile, QuarantinedRow, Report
 
 __all__ = [
     "ChunkvisorError",
@@ -25,7 +26,11 @@ __all__ = [
     "testing",
 ]
 
-_IN_ERRORS = ("ChunkvisorError", "ExitCode")
+_ELSEWHERE = {
+    **dict.fromkeys(("ChunkvisorError", "ExitCode"), "chunkvisor.errors"),
+    **dict.fromkeys(("FinalFile", "QuarantinedRow", "Report"), "chunkvisor.results"),
+}
+"""Public names that are not of `api`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -36,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
     if name == "testing":
         return importlib.import_module("chunkvisor.testing")
-    return getattr(importlib.import_module("chunkvisor.errors" if name in _IN_ERRORS else "chunkvisor.api"), name)
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "chunkvisor.api")), name)
 
 
 def __dir__() -> list[str]:

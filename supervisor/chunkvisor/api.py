@@ -9,21 +9,13 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import form_of
-from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import recorded_parts
-from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import FinalFormat
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -32,11 +24,9 @@ from chunkvisor.ingest.given import write_texts
 from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.seal import read_sealed
+from chunkvisor.results import Report, loss_in_words
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor.supervise.work import Request
-from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
@@ -55,59 +45,6 @@ _LOG_LINES = 20
 
 class QuarantineWarning(UserWarning):
     """Some rows could not be encoded; they are NaN, or what the form of the final has instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedRow:
-    """A row that has no vector."""
-
-    row: int
-    """Its number in source and final file, from 0."""
-    outcome: str
-    reason: str
-    place: str
-    """File and line."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinalFile:
-    """One complete output."""
-
-    path: Path
-    """The .npy or .parquet, rows x dimension; or the folder of its shards."""
-    manifest: dict[str, Any]
-    """What <output>.json says: rows, dimension, model, versions, …"""
-    quarantined: tuple[QuarantinedRow, ...]
-    files: tuple[Path, ...]
-    """The file itself, or its shards in the order of their rows."""
-
-    def vectors(self) -> npt.NDArray[Any]:
-        """The vectors, of shape (rows, dimension); of ubinary, eight dimensions share a byte.
-
-        Mapped, read-only; of shards and of parquet, read into memory. Raises OSError.
-        """
-        form = form_of(self.manifest)
-        if form.format is FinalFormat.NPY:
-            mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
-            return mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
-        read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
-        counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
-        parts = zip(self.files, counts, strict=True)
-        return np.concatenate([rows for path, count in parts for rows, _ in read(path, count, numbers, None)])
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A finished run."""
-
-    workdir: Path
-    outputs: dict[str, FinalFile]
-    """By name, in the order of the config; combined ones at the end."""
-
-    @property
-    def quarantined(self) -> int:
-        """Rows without a vector, in all outputs; combined ones do not count again."""
-        return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
 
 
 def run(
@@ -182,17 +119,21 @@ def encode(
     """
     given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
-    folder, overrides, stop_after_s = Path.cwd(), tuple(set), _in_seconds(stop_after)
+    overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place:
-        values["workdir"] = str(place)
-        # Validated before the texts are written: a typing error costs nothing then.
-        values["outputs"] = {_OUTPUT: {"source": str(place / "texts.jsonl"), "column": "text"}}
-        from_values(values, folder, overrides)
-        values["outputs"][_OUTPUT]["source"] = str(write_texts(texts, column, place))
-        loaded = LoadedConfig(from_values(values, folder, overrides), folder / _CALLED, folder, overrides)
+        loaded = _loaded(values | {"workdir": str(place)}, overrides, lambda: write_texts(texts, column, place))
         request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
         final = _run(request, on_event, progress).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
+
+
+def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[[], Path]) -> LoadedConfig:
+    """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
+    folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
+    values["outputs"] = {_OUTPUT: output}
+    from_values(values, folder, overrides)
+    output["source"] = str(write())
+    return LoadedConfig(from_values(values, folder, overrides), folder / _CALLED, folder, overrides)
 
 
 _SAID_FOR_PYTHON = (
@@ -229,7 +170,6 @@ class _Listener(Observer):
 
 
 def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> Report:
-    config = request.loaded.config
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
@@ -241,10 +181,9 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
         if error.code is not ExitCode.QUARANTINED:
             error.remedy = _in_python(error.remedy, request)
             raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
-    names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
-    report = Report(config.workdir, {name: _final_file(layout, name) for name in names})
+    report = Report.of(request.loaded.config)
     if report.quarantined:
-        warnings.warn(_in_words(report), QuarantineWarning, stacklevel=3)
+        warnings.warn(loss_in_words(report), QuarantineWarning, stacklevel=3)
     return report
 
 
@@ -254,25 +193,6 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
         return None if stop_after is None else seconds_of(stop_after)
     except ValueError as error:
         raise config_error(f"stop_after: {error}") from None
-
-
-def _final_file(layout: Layout, name: str) -> FinalFile:
-    manifest = read_sealed(layout.output(name).manifest)
-    assert manifest is not None
-    keys = ("row", "outcome", "reason", "place")
-    rows = tuple(
-        QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
-    )
-    files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
-    return FinalFile(place_of(layout.output(name), form_of(manifest)), manifest, rows, files)
-
-
-def _in_words(report: Report) -> str:
-    own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
-    rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
-    have = "row has" if len(rows) == 1 else "rows have"
-    return f"{len(rows):,} {have} no vector (NaN in an array of floats): {listed(words, 3)}"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode
+from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.files import open_log
 
 _PR_SET_PDEATHSIG = 1
@@ -57,6 +58,15 @@ def run_child(
         with suppress(subprocess.TimeoutExpired):
             child.wait(_PATIENCE_S)
     return child.returncode
+
+
+def for_tokenizer() -> dict[str, str]:
+    """The environment of a child of ours that has a tokenizer.
+
+    No GPU may be touched; and a message of a library must not look like one of ours.
+    """
+    environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
+    return environment | {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -15,7 +15,6 @@ from chunkvisor.commands.drill.faults import FAULTS, Place
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import write_message
 from chunkvisor_worker.contract.provoked import (
     TESTING_FAULTS,
     ProvokedFault,
@@ -24,6 +23,7 @@ from chunkvisor_worker.contract.provoked import (
     fault_file,
     folders_in,
 )
+from chunkvisor_worker.contract.wire import write_message
 
 __all__ = ["Provoked", "fault"]
 

@@ -1,6 +1,6 @@
 """Runs `chunkvisor run` and kills it with SIGKILL at one call after another, without a hook in the product.
 
-    python -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
+    python -P -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
 
 A TARGET is a function as `module:name`. A copy of the folder TEMPLATE, with its config.yaml, is run again and again;
 each run is killed at the first call of a target that no run before was killed at, until one comes to its end. With
@@ -34,7 +34,6 @@ import chunkvisor.supervise.driver
 import forking
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.events.event import Event
-from drivers.zygote import ROOM
 from drivers.zygote import prepare as prepare_zygote
 
 prepare_zygote("command")
@@ -42,7 +41,6 @@ prepare_zygote("command")
 chunkvisor.decide.policy.BACKOFF_S = 0.01
 chunkvisor.supervise.driver._PAUSE_S = 0.02
 
-os.environ.pop(ROOM, None)
 SHARE, _, LOT = os.environ.get("KILL_AT_SHARE", "1:").partition(":")
 MOST = int(os.environ.get("KILL_AT_MOST", "1000"))
 KEYS = frozenset(os.environ.get("KILL_AT_KEYS", "output chunk attempt").split())

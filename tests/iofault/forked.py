@@ -4,15 +4,17 @@ Only the start differs. The child has the standard streams, the session, the env
 to have, and runs the same module as `python -m` would.
 """
 
+import importlib.util
 import inspect
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib.abc import InspectLoader
+from types import CodeType
 from typing import Any
 
 ROLES = {
@@ -29,6 +31,7 @@ _NAMES = tuple(inspect.signature(_EXECUTE).parameters)
 
 def fork_children(begun: Callable[[str], None]) -> None:
     """From now on, children of this process that are modules of ours are forked; `begun` hears in them of the role."""
+    code = {module: _code_of(_MAIN.get(module, module)) for module in ROLES}
 
     def execute(self: Any, *values: Any) -> None:
         given = dict(zip(_NAMES[1:], values, strict=True))
@@ -42,7 +45,7 @@ def fork_children(begun: Callable[[str], None]) -> None:
             ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
             self._close_pipe_fds(*(given[end] for end in ends))
             return
-        _be_child(words[3:], given, begun)
+        _be_child(words[3:], given, code[words[3]], begun)
 
     subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]  # see above
 
@@ -55,7 +58,16 @@ def new_streams() -> None:
     )
 
 
-def _be_child(words: list[str], given: dict[str, Any], begun: Callable[[str], None]) -> None:
+def _code_of(module: str) -> CodeType:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert isinstance(spec.loader, InspectLoader)
+    code = spec.loader.get_code(module)
+    assert code is not None
+    return code
+
+
+def _be_child(words: list[str], given: dict[str, Any], code: CodeType, begun: Callable[[str], None]) -> None:
     module = words[0]
     try:
         if given["start_new_session"]:
@@ -76,7 +88,7 @@ def _be_child(words: list[str], given: dict[str, Any], begun: Callable[[str], No
         begun(ROLES[module])
         sys.argv = words
         warnings.simplefilter("ignore")
-        runpy.run_module(_MAIN.get(module, module), run_name="__main__")
+        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})
         os._exit(0)
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 1)

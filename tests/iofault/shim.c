@@ -23,6 +23,7 @@
 
 static struct block *block;
 static char role[16] = "other";
+static void (*place_in_code)(char *, int); /* fills the room with words; the caller's own stack says where it is */
 
 #define REAL(name)                                                                                                     \
     static __typeof__(name) *real;                                                                                     \
@@ -32,6 +33,9 @@ static char role[16] = "other";
 
 /* Which process this is. */
 void iofault_role(const char *name) { snprintf(role, sizeof role, "%s", name); }
+
+/* What is asked in recordings for the place in the code. */
+void iofault_place(void (*asked)(char *, int)) { place_in_code = asked; }
 
 /* Use the block in this file. Returns 0 where it can be had. */
 int iofault_open(const char *path) {
@@ -86,9 +90,16 @@ static uint32_t count_of(uint64_t key) {
     return 0;
 }
 
+/* A log is written to by whatever dies or hangs, which cannot be asked. */
+static int is_log(const char *path) {
+    size_t length = strlen(path);
+    return length > 4 && !strcmp(path + length - 4, ".log");
+}
+
 static void tell(const char *kind, const char *call, const char *path, uint32_t time, int failed) {
-    char line[PATH_BYTES + 128];
-    int size = snprintf(line, sizeof line, "%s\t%s\t%s\t%u\t%s\t%d\n", role, kind, path, time, call, failed);
+    char line[2 * PATH_BYTES + 128], place[PATH_BYTES] = "";
+    if (place_in_code && block->mode == RECORD && !is_log(path)) place_in_code(place, sizeof place);
+    int size = snprintf(line, sizeof line, "%s\t%s\t%s\t%u\t%s\t%d\t%s\n", role, kind, path, time, call, failed, place);
     int fd = (int)syscall(SYS_openat, AT_FDCWD, block->log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return;
     syscall(SYS_write, fd, line, (size_t)size < sizeof line ? (size_t)size : sizeof line - 1);

@@ -5,8 +5,10 @@ import errno
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,41 @@ class Position:
         return cls(role, kind, path, int(time))
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Trial:
+    """One position, and how it fails."""
+
+    position: Position
+    error: int
+    for_good: bool
+
+    @property
+    def error_name(self) -> str:
+        """As a person reads it."""
+        return name_of(self.error)
+
+    def __str__(self) -> str:
+        return f"{self.position} {self.error_name} {'for good' if self.for_good else 'once'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call of an undisturbed run."""
+
+    position: Position
+    call: str
+    """The function of libc."""
+    place: str
+    """In the code: the lines of ours that it came from, see `_lines`."""
+
+    @property
+    def kin(self) -> str:
+        """The same for all calls that one place in the code makes, on paths that differ in numbers only."""
+        position = self.position
+        words = "\t".join((position.role, position.kind, re.sub(r"\d+", "#", position.path), self.place))
+        return hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
+
+
 class _Slot(ctypes.Structure):
     _fields_ = (("key", ctypes.c_uint64), ("count", ctypes.c_uint32), ("unused", ctypes.c_uint32))
 
@@ -129,6 +166,7 @@ class Shim:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._block = _Block.from_buffer(self._memory)
         self._library = ctypes.CDLL(None)
+        self._library.iofault_place(_tell_lines)
         if self._library.iofault_open(str(path).encode()):
             raise RuntimeError(f"the shim cannot open {path}")
         os.environ["IOFAULT"] = str(path)
@@ -158,12 +196,12 @@ class Shim:
         """How many calls were failed."""
         return int(self._block.failed)
 
-    def calls(self) -> list[tuple[Position, str]]:
-        """The positions noted, with the function that was called."""
+    def calls(self) -> list[Seen]:
+        """What was noted, in its order."""
         found = []
         for line in self._log.read_text(errors="surrogateescape").splitlines() if self._log.exists() else ():
-            role, kind, path, time, call, _ = line.split("\t")
-            found.append((Position(role, kind, path, int(time)), call))
+            role, kind, path, time, call, _, place = line.split("\t")
+            found.append(Seen(Position(role, kind, path, int(time)), call, place))
         return found
 
     def _begin(self, root: Path, mode: int) -> None:
@@ -174,6 +212,27 @@ class Shim:
         block.begun = block.failed = 0
         block.root, block.log = str(root).encode(), str(self._log).encode()
         block.mode = mode
+
+
+def _lines() -> str:
+    """Of the calling thread: the lines of ours, the innermost first; before them, that of the library that calls."""
+    found: list[str] = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        ours = re.search(r"/(chunkvisor(?:_worker)?/.*)", path)
+        if ours or not found:
+            found.append(f"{ours[1] if ours else Path(path).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]  # None ends it
+    return "|".join(found)
+
+
+def _put_lines(room: int, size: int) -> None:
+    words = _lines().encode()[: size - 1] + b"\0"
+    ctypes.memmove(room, words, len(words))
+
+
+_tell_lines = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(_put_lines)
 
 
 _FNV_BASIS = 14695981039346656037

@@ -6,7 +6,6 @@ complete, and after an undisturbed second run the same bytes as if nothing had b
 
 import gc
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -17,31 +16,20 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
-import chunkvisor.cli.run
-import chunkvisor.cli.workdir
-import chunkvisor.config.load
-import chunkvisor.decide.policy
-import chunkvisor.ingest.stage
-import chunkvisor.observe.report.page
-import chunkvisor.supervise.diskwait
-import chunkvisor.supervise.driver
-import chunkvisor.supervise.joins
-import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
-from chunkvisor.observe.surroundings import surroundings
+from quickruns import be_quick
 
 from .forked import fork_children
 from .scenarios import RUN, Scenario
-from .shim import CAN_FAIL_WITH, Position, Shim, name_of
+from .shim import CAN_FAIL_WITH, Position, Seen, Shim, Trial
 
 _LONGEST_S = 120.0
 """A run that takes longer never ends."""
@@ -53,28 +41,18 @@ _STORY = re.compile(r"work/(events\.jsonl|report\.html|invocations/.*|lock|.*\.l
 
 _OF_THE_MOMENT = frozenset(
     {"seal", "inode", "mtime_ns", "ctime_ns", "created_at", "run_id", "run", "pid", "traceback", "started_at"}
+    | {"phase_s", "opening_s", "signature"}
 )
 """Keys of records whose values are others in each run, and decide nothing."""
 
+_NS = 10**15
+"""No number of a record is as large, but for times of files."""
+
+_CALLED = re.compile(r"\d{4}-\d\d-\d\d_\d{6}")
+"""The time in the name of a folder."""
+
 _NOT_OURS = re.compile(r"faults/|calls\.jsonl|config\.yaml")
 """What the scripted encoder does for itself."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Trial:
-    """One position, and how it fails."""
-
-    position: Position
-    error: int
-    for_good: bool
-
-    @property
-    def error_name(self) -> str:
-        """As a person reads it."""
-        return name_of(self.error)
-
-    def __str__(self) -> str:
-        return f"{self.position} {self.error_name} {'for good' if self.for_good else 'once'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +87,7 @@ class Found:
     problem: str
     """What is not as it should be; empty where all is."""
     took_s: float
+    """0 where it was not played: a failure for good that met one call only is the same as one."""
 
 
 class Sweep:
@@ -121,17 +100,19 @@ class Sweep:
         self._shim = Shim(folder / "shim")
         self._shim.role("supervisor")
         fork_children(self._shim.role)
-        _be_quick()
+        be_quick()
         scenario.make(self._place)
         gc.freeze()  # a collection in a fork would copy every page
         _be_impatient(self._place / "config.yaml")
         shutil.copytree(self._place, self._template, symlinks=True)
+        self.kin: dict[Position, str] = {}
+        """Of each position, see `Seen.kin`."""
         self._right: dict[str, str] = {}
         self._after: dict[bytes, After] = {}
         """By what the first run has left: another one that leaves the same is gone on with in the same way."""
 
-    def positions(self) -> list[tuple[Position, str]]:
-        """All of an undisturbed run, each with the function that was called."""
+    def calls(self) -> list[Seen]:
+        """All of an undisturbed run."""
         self._restore()
         self._shim.record(self._place)
         ended = self._run(self._scenario.command)
@@ -142,24 +123,36 @@ class Sweep:
         assert ended.code == self._scenario.code, ended
         self._right = self._digests()
         assert len(self._right) >= len(self._scenario.finals), self._right
-        return [(position, call) for position, call in self._shim.calls() if _counts(position)]
+        return [seen for seen in self._shim.calls() if _counts(seen.position)]
 
-    def trials(self) -> list[Trial]:
-        """Every position with each error that it can return, once and for good."""
-        positions = sorted({position for position, _ in self.positions()})
+    def trials(self, most: int = 0, known: Mapping[str, Collection[Position]] | None = None) -> list[Trial]:
+        """Every position with each error that it can return, for good and once.
+
+        `most`: only of so many that are kin, counting those of other scenarios that are known.
+        """
+        calls = self.calls()
+        self.kin = {seen.position: seen.kin for seen in calls}
         return [
             Trial(position, error, for_good)
-            for position in positions
+            for position in _some(calls, most, known or {})
             for error in CAN_FAIL_WITH[position.kind]
-            for for_good in (False, True)
+            for for_good in (True, False)
         ]
 
-    def play(self, trials: list[Trial]) -> Iterator[Found]:
+    def play(self, trials: Sequence[Trial]) -> Iterator[Found]:
         """One after the other."""
         if not self._right:
-            self.positions()
+            self.calls()
+        alone: dict[tuple[Position, int], Found] = {}
         for trial in trials:
-            yield self._play(trial)
+            which = trial.position, trial.error
+            if not trial.for_good and which in alone:
+                yield replace(alone[which], trial=trial, took_s=0)
+                continue
+            found = self._play(trial)
+            if trial.for_good and found.failed == 1:
+                alone[which] = found
+            yield found
 
     def _play(self, trial: Trial) -> Found:
         self._restore()
@@ -188,7 +181,7 @@ class Sweep:
         """Digest of all that a second run may go on from."""
         found = hashlib.blake2b(repr(code == 0).encode())
         for path in sorted(self._place.rglob("*")):
-            name = str(path.relative_to(self._place))
+            name = _CALLED.sub("*", str(path.relative_to(self._place)))
             found.update(f"\0{name}\0{stat.S_IFMT(path.lstat().st_mode)}\0".encode(errors="surrogateescape"))
             if path.is_file() and not _STORY.fullmatch(name):
                 found.update(_of_substance(path))
@@ -256,7 +249,23 @@ def _records(path: Path, data: bytes) -> list[bytes]:
 def _without_the_moment(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_the_moment(each) for key, each in sorted(value.items()) if key not in _OF_THE_MOMENT}
+    if isinstance(value, int) and value > _NS:
+        return "a time"
     return [_without_the_moment(each) for each in value] if isinstance(value, list) else value
+
+
+def _some(calls: list[Seen], most: int, known: Mapping[str, Collection[Position]]) -> list[Position]:
+    """Their positions, each once; of those that are kin `most` at most, the first and the last before all others."""
+    kin: dict[str, dict[Position, None]] = {}
+    for seen in calls:
+        kin.setdefault(seen.kin, {})[seen.position] = None
+    found: set[Position] = set()
+    for name, positions in kin.items():
+        ends = dict.fromkeys([next(iter(positions)), next(reversed(positions))])
+        others = sorted(positions.keys() - ends, key=lambda each: zlib.crc32(str(each).encode(errors="replace")))
+        left = max(0, most - len(known.get(name, ()))) if most else None
+        found.update([*ends, *others][:left])
+    return sorted(found)
 
 
 def _counts(position: Position) -> bool:
@@ -288,26 +297,3 @@ def _be_impatient(config_path: Path) -> None:
     config = yaml.safe_load(config_path.read_text())
     config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=10, stall_timeout=10)
     config_path.write_text(yaml.safe_dump(config))
-
-
-_LOADED_LATE = (
-    *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
-    *("chunkvisor.observe.systemd", "chunkvisor.devices.processes", "pydantic.dataclasses", "numpy.ma"),
-    *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
-)
-"""What a process imports when it needs it; here all processes have it from the start."""
-
-
-def _be_quick() -> None:
-    """Imports, and pauses that a person does not notice, would be most of the time of thousands of runs."""
-    for name in _LOADED_LATE:
-        importlib.import_module(name)
-    versions = surroundings({})
-    mock.patch("chunkvisor.observe.surroundings._version", versions["packages"].get).start()
-    # It looks at every process of the machine; workers end with their supervisor all the same.
-    mock.patch("chunkvisor.supervise.session.end_orphans", return_value=[]).start()
-    chunkvisor.decide.policy.BACKOFF_S = 0.01
-    chunkvisor.supervise.driver._PAUSE_S = 0.02
-    chunkvisor.supervise.joins.PAUSE_S = 0.05
-    chunkvisor.supervise.diskwait._FIRST_S = 0.05
-    chunkvisor.observe.report.page._template()  # compiled once for all runs

@@ -1,6 +1,7 @@
 """Rebuilds folders, has a person's command run in each, and says what is wrong with what comes of it."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -8,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +90,18 @@ class Judgement:
     problems: tuple[str, ...]
     refused: bool = False
     """Whether it was refused by name first."""
-    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What one command has come to."""
+
+    code: int
+    stderr: str
+    calls: list[Any]
+    """Of the encoder, by all commands so far."""
+    files: Mapping[str, bytes]
+    """Final files and manifests beneath the disk."""
 
 
 class Server:
@@ -128,7 +141,8 @@ class Judge:
         self._at_once = at_once
         self._servers: list[Server] = []
         self._free: list[Server] = []
-        self._count = 0
+        self._numbers = itertools.count(1)
+        self._known: dict[tuple[str, tuple[Try, ...], bool], list[End]] = {}
 
     def __enter__(self) -> "Judge":
         self._servers = [Server(self._scratch) for _ in range(self._at_once)]
@@ -161,70 +175,86 @@ class Judge:
             self._free.append(server)
 
     def _judge(self, crash: Crash, server: Server) -> Judgement:
-        scenario, promises = self._scenario, promises_of(self._scenario, crash)
-        self._count += 1
-        case = self._scratch / f"{self._count:06d}"
+        promises = promises_of(self._scenario, crash)
+        problems = []
+        if self._scenario.keeps_a_final and promises.was_complete and not _some_final(crash):
+            problems.append("no final file is left, neither the old one nor the new")
+        if crash.told and not _mark_is_whole(crash):
+            problems.append("the mark does not say which format the workdir has")
+        tries = self._scenario.again(promises.command)
+        checked = next(number for number, each in enumerate(tries) if each.final)
+        ends = self._ends_of(crash, tries, server, mended=self._scenario.mended(promises.command))
+        for number, (each, end) in enumerate(zip(tries, ends, strict=False)):
+            if not problems:
+                problems = self._look(each, end, promises, first=number == checked)
+        if not problems and promises.complete and len(ends) > checked + 1:
+            problems.append(f"a final file that was told of was not there: {len(ends)} commands were needed")
+        return Judgement(crash, tuple(problems), any(end.code == 78 for end in ends))
+
+    def _ends_of(self, crash: Crash, tries: tuple[Try, ...], server: Server, *, mended: bool) -> list[End]:
+        """What the commands come to; the same folder is played once, whatever had been promised of it."""
+        key = crash.digest, tries, mended
+        if key not in self._known:
+            self._known[key] = list(self._play(crash, tries, server, mended=mended))
+        return self._known[key]
+
+    def _play(self, crash: Crash, tries: tuple[Try, ...], server: Server, *, mended: bool) -> Iterator[End]:
+        case = self._scratch / f"{next(self._numbers):06d}"
         source = self._recording.folder.parent / "rows.jsonl"
-        scenario.lay_out(case, source)
+        self._scenario.lay_out(case, source)
         for path in self._recording.folder.parent.glob("left-*"):
             (case / path.name).touch()
-        if scenario.mended(promises.command):
+        if mended:
             (case / "mended").touch()
         stats = self._rebuild(crash, case / "disk")
-        problems, refused, seconds = [], False, 0.0
-        if scenario.keeps_a_final and promises.was_complete and not _some_final(case / "disk"):
-            problems.append("no final file is left, neither the old one nor the new")
-        if crash.told and not _mark_is_whole(case / "disk"):
-            problems.append("the mark does not say which format the workdir has")
-        tries = scenario.again(promises.command)
-        checked = next(number for number, each in enumerate(tries) if each.final)
-        for number, each in enumerate(tries):
+        for each in tries:
             answer = server.ask(case, with_source(each.words, source), stats)
-            seconds += answer["seconds"]
-            problems += self._look(case, each, answer, promises, first=number == checked)
-            refused = refused or answer["code"] == 78
-            stats = {}
-            if problems or (answer["code"] == 0 and each.final):
+            yield End(answer["code"], answer["stderr"], _calls(case), self._finals(case))
+            if answer["code"] == 0 and each.final:
                 break
-        if not problems and promises.complete and number > checked:
-            problems.append(f"a final file that was told of was not there: {number + 1} commands were needed")
+            stats = {}
         shutil.rmtree(case, ignore_errors=True)
-        return Judgement(crash, tuple(problems), refused, seconds)
 
-    def _look(self, case: Path, each: Try, answer: Mapping[str, Any], promises: Promises, *, first: bool) -> list[str]:
-        code, stderr = answer["code"], answer["stderr"]
-        if "Traceback" in stderr or code not in each.codes:
-            return [f"{' '.join(each.words)}: exit code {code}\n{stderr[-3000:]}"]
-        if code == 78:
-            named = "chunkvisor: " in stderr and "do:  " in stderr
-            return [] if named else [f"refused without a word of what to do\n{stderr[-3000:]}"]
-        problems = []
-        if each.final:
-            problems += self._wrong_final(case, promises)
+    def _finals(self, case: Path) -> dict[str, bytes]:
+        """What a judgement reads, by its path beneath the disk."""
+        wanted = [*self._scenario.finals, *self._scenario.exact]
+        places = [case / "disk" / name for name in wanted]
+        shards = [path for place in places if place.name == "0000.npy" for path in place.parent.glob("*.npy")]
+        manifests = [place.with_suffix(".json") for place in places]
+        files = {path for path in (*places, *shards, *manifests) if path.is_file()}
+        return {str(path.relative_to(case / "disk")): path.read_bytes() for path in files}
+
+    def _look(self, each: Try, end: End, promises: Promises, *, first: bool) -> list[str]:
+        if "Traceback" in end.stderr or end.code not in each.codes:
+            return [f"{' '.join(each.words)}: exit code {end.code}\n{end.stderr[-3000:]}"]
+        if end.code == 78:
+            named = "chunkvisor: " in end.stderr and "do:  " in end.stderr
+            return [] if named else [f"refused without a word of what to do\n{end.stderr[-3000:]}"]
+        problems = self._wrong_final(end.files, promises) if each.final else []
         if first:
-            problems += self._broken(promises, _calls(case), stderr)
-        return [f"{problem}\n{stderr[-3000:]}" for problem in problems]
+            problems += self._broken(promises, end.calls, end.stderr)
+        return [f"{problem}\n{end.stderr[-3000:]}" for problem in problems]
 
-    def _wrong_final(self, case: Path, promises: Promises) -> list[str]:
-        names = self._scenario.exact or self._scenario.finals
-        found = [case / "disk" / name for name in names if (case / "disk" / name).is_file()]
-        if not found:
+    def _wrong_final(self, files: Mapping[str, bytes], promises: Promises) -> list[str]:
+        scenario = self._scenario
+        place = next((name for name in scenario.exact or scenario.finals if name in files), None)
+        if place is None:
             return ["there is no final file"]
-        place = found[0]
-        if self._scenario.exact and promises.command == len(self._scenario.commands) - 1:
+        if scenario.exact and promises.command == len(scenario.commands) - 1:
             recorded = self._recording.folder
-            differ = [name for name in self._scenario.exact if not _same_bytes(case / "disk" / name, recorded / name)]
+            differ = [name for name in scenario.exact if files.get(name) != (recorded / name).read_bytes()]
             return [f"other than recorded: {', '.join(differ)}"] if differ else []
-        files = sorted(place.parent.glob("*.npy")) if place.name == "0000.npy" else [place]
+        folder, _, name = place.rpartition("/")
+        shards = sorted(each for each in files if each.startswith(f"{folder}/") and each.endswith(".npy"))
         try:
-            rows = np.concatenate([np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) for path in files])
-        except (ValueError, EOFError) as error:
+            arrays = [_array(files[each]) for each in (shards if name == "0000.npy" else [place])]
+            rows = np.concatenate(arrays)
+        except ValueError as error:
             return [f"the final file is none: {error}"]
-        right = self._right(place, promises)
+        right = self._right(json.loads(files.get(place.removesuffix(".npy") + ".json", b"{}")), promises)
         return [] if any(np.array_equal(rows, each, equal_nan=True) for each in right) else ["vectors are wrong"]
 
-    def _right(self, place: Path, promises: Promises) -> list[Any]:
-        manifest = json.loads(place.with_suffix(".json").read_text()) if place.with_suffix(".json").exists() else {}
+    def _right(self, manifest: Mapping[str, Any], promises: Promises) -> list[Any]:
         scenario, mended = self._scenario, self._scenario.mended(promises.command)
         shift = 300 if manifest.get("model", {}).get("name") == "other" else 0
         right = [scenario.expected(promises.command, mended=mended) + np.float32(shift)]
@@ -232,7 +262,7 @@ class Judge:
             right = [scenario.expected(promises.command, mended=False) + np.float32(shift)]
         return right
 
-    def _broken(self, promises: Promises, calls: list[Any], stderr: str) -> list[str]:
+    def _broken(self, promises: Promises, calls: Sequence[Any], stderr: str) -> list[str]:
         """Promises that were not kept by the first command after the power cut."""
         problems, scenario = [], self._scenario
         encoded = [call for call in calls if isinstance(call, list)]
@@ -284,36 +314,41 @@ def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
     return found
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    return one.is_file() and one.read_bytes() == other.read_bytes()
-
-
 def _calls(case: Path) -> list[Any]:
     path = case / "calls.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _mark_is_whole(disk: Path) -> bool:
+def _mark_is_whole(crash: Crash) -> bool:
     """Whether each mark of a workdir can be read, without which a later format could not be refused by name."""
-    for path in disk.rglob(".chunkvisor"):
-        try:
-            json.loads(path.read_bytes())["format"]
-        except (ValueError, KeyError):
-            return False
+    for path, entry in crash.tree.items():
+        if path.endswith(".chunkvisor") and entry.kind is Kind.CREATE:
+            try:
+                json.loads(entry.content)["format"]
+            except (ValueError, KeyError):
+                return False
     return True
 
 
-def _some_final(disk: Path) -> bool:
+def _some_final(crash: Crash) -> bool:
     """Whether anywhere on the disk, under whatever name, there is a whole array of all rows, or all of its shards."""
     rows = Counter[str]()
-    names = re.compile(r"\.?out(\.npy.*|/\d{4}\.npy|\.\w+/.*)")
-    for path in disk.rglob("*"):
-        place = str(path.relative_to(disk / "work")) if (disk / "work") in path.parents else ""
-        if path.is_file() and names.fullmatch(place):
+    names = re.compile(r"work/\.?out(\.npy.*|/\d{4}\.npy|\.\w+/.*)")
+    for path, entry in crash.tree.items():
+        if entry.kind is Kind.CREATE and names.fullmatch(path):
             try:
-                array = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-            except (ValueError, EOFError, SyntaxError):
+                array = _array(entry.content)
+            except ValueError:
                 continue
             if not (array == 0).all():
-                rows[str(path.parent) if path.parent.name != "work" else str(path)] += len(array)
+                folder = path.rpartition("/")[0]
+                rows[folder if folder != "work" else path] += len(array)
     return any(count >= 4 for count in rows.values())
+
+
+def _array(data: bytes) -> Any:
+    """Raises ValueError for what is none; numpy has more errors for that."""
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (EOFError, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(str(error)) from error

@@ -20,24 +20,19 @@ from unittest import mock
 
 import duckdb  # noqa: F401 - forked children have it
 
-import chunkvisor.cli.encode
-import chunkvisor.cli.run
-import chunkvisor.cli.workdir
-import chunkvisor.commands.housekeeping
-import chunkvisor.commands.onefile
-import chunkvisor.commands.verify
-import chunkvisor.decide.policy
 import chunkvisor.engine.starter
 import chunkvisor.ingest.child
 import chunkvisor.ingest.stage
-import chunkvisor.observe.console
 import chunkvisor.store.stamp
-import chunkvisor.supervise.driver
 import chunkvisor.supervise.session
 import chunkvisor_worker.job
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.engine.process import LocalWorker
 from chunkvisor_worker.contract.files import AttemptFiles, open_log
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from quickruns import be_quick
 
 LIMIT_S = 60.0
 """Of a command; on a busy machine a resume takes a second."""
@@ -156,15 +151,13 @@ def serve(asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Until the end of standard input."""
+    be_quick()
     for owner, name, stand_in in (
         (os, "fsync", lambda _fd: None),
-        (chunkvisor.decide.policy, "BACKOFF_S", 0.01),
-        (chunkvisor.supervise.driver, "_PAUSE_S", 0.02),
         (chunkvisor.engine.starter, "FreshWorker", ForkedWorker),
         (chunkvisor.ingest.child, "run_child", stage_here),
         # What does not touch the state of a run, and takes most of its time.
         (chunkvisor.supervise.session, "observers_of_run", lambda *_: []),
-        (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
     ):
         mock.patch.object(owner, name, stand_in).start()
     gc.collect()

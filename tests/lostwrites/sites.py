@@ -145,6 +145,11 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/store/parts.py Parts._make_folder make_folder": "retry",
     "chunkvisor/store/parts.py write_quarantine make_folder": "retry",
     "chunkvisor/commands/onefile.py encode make_folders": "one file",
+    "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2": "update in shards",
+    "chunkvisor/ingest/indexing.py _write fsync": "update of an earlier version",
+    "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
+    "chunkvisor/store/parts.py Parts.add fsync": "retry",
+    "chunkvisor/store/parts.py Parts.add sync_folder": "retry",
     "chunkvisor_worker/contract/files.py sync_folder fsync": "plain",
     "chunkvisor_worker/contract/files.py make_folders sync_folder": "plain",
     "chunkvisor_worker/contract/files.py make_folder sync_folder": "plain",
@@ -152,16 +157,3 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor_worker/contract/files.py write_blocks sync_folder": "plain",
 }
 """Syncs of the code, and the scenario in which each was seen to be missed when it was taken out."""
-
-NOT_SHOWN = frozenset(
-    {
-        "chunkvisor/ingest/indexing.py _write fsync",
-        "chunkvisor/assemble/before.py switch sync_folder",
-        "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2",
-        "chunkvisor/store/parts.py Parts.add fsync",
-        "chunkvisor/store/parts.py Parts.add sync_folder",
-        "chunkvisor/supervise/planreuse.py Planner._write fsync",
-        "chunkvisor/supervise/planreuse.py Planner.plan sync_folder",
-    }
-)
-"""Those that have not been seen to be missed yet; of `publish`, the second comes in no scenario."""

@@ -1,5 +1,6 @@
 """Several GPUs, simulated by a fake nvidia-smi and a plug-in encoder."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,15 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, fault: list[int |
     events = gpus.events()
     (dropped,) = [event for event in events if event["event"] == "device_dropped"]
     assert "GPU-00000001" in dropped["device"]
-    assert "3 attempts in a row failed there" in dropped["why"]
+    told = re.search(r"(\d+) attempts in a row failed there", dropped["why"])
+    assert told is not None, dropped["why"]
     assert not [event for event in events if event["event"] in ("chunk_split", "chunk_set_aside", "quarantined")]
-    assert gpus.status()["attempts"] == {"device_fault": 3, "committed": 16}
+    attempts = gpus.status()["attempts"]
+    assert attempts.pop("committed") == 16
+    # It takes three failures there and three successes elsewhere; if a success comes last, one more attempt is at it.
+    assert int(told[1]) >= 3
+    assert set(attempts) <= {"device_fault", "interrupted"}
+    assert int(told[1]) <= sum(attempts.values()) <= int(told[1]) + 1
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 

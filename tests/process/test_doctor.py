@@ -27,9 +27,10 @@ from chunkvisor.decide.outcome import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase, from_json
-from chunkvisor_worker.contract.messages import to_json as message_to_json
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import to_json as message_to_json
 from harness import Workplace
 
 GIB = 1 << 30
@@ -295,6 +296,19 @@ def test_doctor_of_a_plugin_config(workplace: Workplace) -> None:
     assert not workplace.workdir.exists()
 
 
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> ProbeReading:
+    """What torch says here."""
+    return facts._probe(os.environ, tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture
+def torch_asked_once(probed: ProbeReading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a doctor that is about something else: to import torch takes seconds."""
+    monkeypatch.setattr(facts, "_probe", lambda *_: probed)
+
+
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_knows_the_disk_need_after_a_run(workplace: Workplace) -> None:
     """Rows and dimension are taken from the workdir of a run that is not complete."""
     workplace.write_source(["a", "b", "c"])
@@ -307,6 +321,7 @@ def test_doctor_knows_the_disk_need_after_a_run(workplace: Workplace) -> None:
     assert "3 rows of 8 dimensions need" in ended.stdout
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_of_a_source_that_is_not_there(workplace: Workplace) -> None:
     """What a run would refuse of its sources, the doctor names as a fault of the config."""
     workplace.write_config("good:make")
@@ -315,6 +330,7 @@ def test_doctor_of_a_source_that_is_not_there(workplace: Workplace) -> None:
     assert f"fault    source: out: There is no file {workplace.source}" in ended.stdout
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_of_a_wrong_config(workplace: Workplace) -> None:
     """The config's faults are findings beside those of the machine: exit code 78."""
     workplace.config_path.write_text("workdri: x\n")
@@ -326,6 +342,7 @@ def test_doctor_of_a_wrong_config(workplace: Workplace) -> None:
     assert "workdri" in ended.stdout
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_of_a_broken_plugin(workplace: Workplace) -> None:
     """A plug-in that cannot be imported is the config's fault, and its log's last line is shown."""
     workplace.write_source(["a"])
@@ -337,6 +354,7 @@ def test_doctor_of_a_broken_plugin(workplace: Workplace) -> None:
     assert "no_such_module" in ended.stdout
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_of_a_model_that_is_nowhere(workplace: Workplace) -> None:
     """A path without a model and a hub id that is not in the cache are told apart, without asking the hub."""
     workplace.write_source(["a"])
@@ -351,6 +369,7 @@ def test_doctor_of_a_model_that_is_nowhere(workplace: Workplace) -> None:
     assert "verysecret" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_with_a_gpu_in_trouble(workplace: Workplace) -> None:
     """What nvidia-smi says of the chosen GPU is reported: exit code 69."""
     workplace.write_source(["a"])
@@ -366,6 +385,7 @@ def test_doctor_with_a_gpu_in_trouble(workplace: Workplace) -> None:
     assert (found["gpu-health"], found["gpu-memory"], found["encoding"]) == ("fault", "note", "ok")
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_doctor_with_broken_nvml(workplace: Workplace) -> None:
     """A version mismatch is explained in words, and does not keep the doctor from its other checks."""
     env = fake_smi(workplace.folder, 'echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')

@@ -46,7 +46,8 @@ from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, write_sealed
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier, read_message
+from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier
+from chunkvisor_worker.contract.wire import read_message
 from harness import expected
 from hostile import VALUES, another, damaged, mutated
 from scripted_workplace import ScriptedWorkplace

@@ -28,8 +28,9 @@ from chunkvisor.store.salvage import look
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Facts, Limits, Spec, from_json, read_message, to_json
+from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.messages import Go as GoMessage
+from chunkvisor_worker.contract.wire import from_json, read_message, to_json
 from chunkvisor_worker.job import run_and_exit
 from damaged import LAST, TEXTS, made_once, unfinished
 from harness import expected, local_engine_only, wait_for

@@ -16,6 +16,7 @@ from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_sourc
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.messages import ONLY_ASK
 from harness import Workplace, wait_for
+from late import needs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -26,7 +27,7 @@ FILES = {
 }
 BUDGET = Budget(3, 1, 60.0)
 
-pytest.importorskip("huggingface_hub")
+pytestmark = needs("huggingface_hub")
 
 
 class Hub(http.server.ThreadingHTTPServer):

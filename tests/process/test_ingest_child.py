@@ -18,7 +18,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor_worker.contract.messages import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json
 from ingest_files import write_texts
 
 

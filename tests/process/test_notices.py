@@ -19,8 +19,9 @@ from chunkvisor.observe.notices import Notices
 from chunkvisor.observe.pace import Pace
 from chunkvisor.store.layout import InvocationFiles, Layout
 from harness import Workplace, wait_for
+from late import needs
 
-pytest.importorskip("apprise", reason="apprise is not installed (extra: notify)")
+pytestmark = needs("apprise")
 
 SECRET = "s3cr3t-of-the-address"
 

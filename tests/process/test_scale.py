@@ -15,7 +15,8 @@ from chunkvisor.store.fixed import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec, read_message
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.wire import read_message
 from harness import Workplace, expected
 
 

@@ -102,6 +102,25 @@ def test_chunks_that_are_kept(tmp_path: Path) -> None:
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
 
 
+def test_retry_of_what_is_rounded(tmp_path: Path) -> None:
+    """After an update into int8 that has left a text without a vector, `retry` has only that text encoded."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    assert place.run_here().returncode == 0
+    place.write_source(NEW_TEXTS)
+    set_output(place, dtype="int8")
+    place.lay("n0", "value_error!")
+    assert place.run_here("--update").returncode == 3
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    place.lift("n0")
+    done = len(calls(place))
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert calls(place)[done:] == ["n0"]
+    assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
+    assert not list(place.workdir.rglob("rows.npy"))
+
+
 def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
     """Nothing is taken from an output that is, or becomes, int8, so it comes last; what it was to give is encoded."""
     more = {"source": "more.jsonl", "column": "text", "dtype": "int8"}

@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -18,6 +18,7 @@ from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.assemble.finalfiles import all_partials
 from chunkvisor.assemble.form import Form
+from chunkvisor.decide.bisect import BadText
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
@@ -25,6 +26,7 @@ from chunkvisor.store.fixed import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.stamp import digest_file
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked
 from staged import first_come_first_numbered, make_table
@@ -32,8 +34,8 @@ from staged import first_come_first_numbered, make_table
 DIMENSION = 3
 
 
-def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int) -> Ledger:
-    """All vectors committed, in chunks of the size."""
+def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int, bad: Sequence[int] = ()) -> Ledger:
+    """All vectors committed, in chunks of the size; the records name the bad texts."""
     layout = Layout(workdir).output("out")
     layout.state.mkdir(parents=True)
     ledger = Ledger(layout, Plan(len(vectors), chunk_size), "fingerprint")
@@ -42,17 +44,29 @@ def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int) -> Ledger:
         start, stop = ledger.plan.bounds(chunk)
         part = workdir / "part.npy"
         np.save(part, vectors[start:stop])
+        for text in set(bad).intersection(range(start, stop)):
+            ledger.parts(chunk).add_bad(BadText(text, Outcome.CRASHED, "why"))
         ledger.commit(chunk, part, inspect(part).digest, Facts(DIMENSION))
     return ledger
 
 
 @contextmanager
 def assembled(
-    row_text: np.ndarray, chunk_size: int, block_rows: int
+    row_text: np.ndarray,
+    chunk_size: int,
+    block_rows: int,
+    *,
+    bad: Sequence[int] = (),
+    nan: Sequence[int] = (),
+    zero: Sequence[int] = (),
 ) -> Iterator[tuple[Ledger, StagedTable, np.ndarray]]:
-    """A ledger and a table to assemble, the right array, and blocks of so many rows."""
+    """A ledger and a table to assemble, the right array, and blocks of so many rows.
+
+    `bad` are the texts without a vector by the records, `nan` those that really have none, `zero` those of zeros.
+    """
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((int(row_text.max()) + 1, DIMENSION), dtype=np.float32)
+    vectors[list(nan)], vectors[list(zero)] = np.nan, 0
     block_bytes = block_rows * DIMENSION * 4
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -63,7 +77,7 @@ def assembled(
         mock.patch("os.fsync"),  # the bytes are what counts here
     ):
         workdir = Path(folder)
-        ledger = make_ledger(workdir, vectors, chunk_size)
+        ledger = make_ledger(workdir, vectors, chunk_size, bad)
         yield ledger, make_table(workdir / "table", row_text), vectors[row_text]
 
 
@@ -100,6 +114,52 @@ def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shard
 
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_rows_of_texts_that_came_long_before(shards: int | None) -> None:
+    """A repeat gets the vector of its text also where the blocks read at once have no new text, from any shard."""
+    row_text = first_come_first_numbered([0, 1, 2, 3, *[0, 2] * 4])
+    with assembled(row_text, 2, 2) as (ledger, table, right):
+        assemble.assemble(ledger, table, lambda: None, Form(shards))
+        layout = ledger.layout
+        paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
+        np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), right)
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 100])
+def test_rows_without_a_vector(block_rows: int) -> None:
+    """Rows of bad texts are NaN, and named with their text, in whatever block they are; repeats as well."""
+    with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4]) as (ledger, table, right):
+        final = assemble.assemble(ledger, table, lambda: None)
+        np.testing.assert_array_equal(np.load(ledger.layout.final), right)
+    assert final.bad_rows == [(0, 0), (2, 0), (5, 4), (6, 4)]
+
+
+@pytest.mark.parametrize(("bad", "nan"), [([], [5]), ([5], []), ([4], [5])])
+def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None:
+    """A text without a vector that no record names, or one with a vector that a record names, is damage."""
+    with assembled(ROWS, 2, 2, bad=bad, nan=nan) as (ledger, table, _):
+        with pytest.raises(ChunkDamagedError, match="other rows without a vector than its record says") as caught:
+            assemble.assemble(ledger, table, lambda: None)
+        assert caught.value.chunk == 2
+        assert not ledger.layout.final.exists()
+
+
+def test_zero_rows() -> None:
+    """Rows that are zero are counted through all blocks."""
+    with assembled(ROWS, 2, 2, zero=[0, 6]) as (ledger, table, _):
+        assert assemble.assemble(ledger, table, lambda: None).zero_rows == 3
+
+
+def test_a_final_without_a_manifest() -> None:
+    """One of ours, as a kill between its rename and its manifest leaves it, is replaced, and not set aside."""
+    with assembled(ROWS, 2, 2) as (ledger, table, right):
+        for _ in range(2):
+            assemble.assemble(ledger, table, lambda: None)
+        final = ledger.layout.final
+        np.testing.assert_array_equal(np.load(final), right)
+        assert [path.name for path in final.parent.glob(f"{final.name}*")] == [final.name]
 
 
 def chunk_path(ledger: Ledger, chunk: int) -> Path:

@@ -19,10 +19,16 @@ from chunkvisor.store.pickrows import expect_rows, pick_rows
 ROWS, WIDTH = 3000, 3
 
 
-@pytest.fixture(params=[512, 1], ids=["mapped", "one by one"], autouse=True, scope="module")
+@pytest.fixture(
+    params=[(512, 0), (1, 0), (512, 2), (512, 3000)],
+    ids=["mapped", "one by one", "as it is", "together"],
+    autouse=True,
+    scope="module",
+)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Narrow rows are read in one way, wide ones in another."""
-    with mock.patch.object(pickrows, "_WIDE_BYTES", request.param):
+    """Narrow rows are read in one way, wide ones in another, and rows that lie close together in a third."""
+    wide_bytes, dense = request.param
+    with mock.patch.object(pickrows, "_WIDE_BYTES", wide_bytes), mock.patch.object(pickrows, "_DENSE", dense):
         yield
 
 

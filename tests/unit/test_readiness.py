@@ -19,8 +19,9 @@ from chunkvisor.engine.ray.readiness import (
 from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import Halt
-from chunkvisor_worker.contract.messages import ModelSpec, from_json, to_json
+from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 
 def terms(version: str = "", workdir: str = "/", *, shared: bool = False) -> Terms:

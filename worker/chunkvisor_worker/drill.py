@@ -18,8 +18,9 @@ import numpy as np
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Phase, Spec, read_message
+from chunkvisor_worker.contract.messages import Phase, Spec
 from chunkvisor_worker.contract.provoked import ProvokedFault, claim_file, fault_file, folders_in
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.encoder import Indices
 from chunkvisor_worker.job import run_and_exit
 from chunkvisor_worker.liveness import die_with_parent, leave

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.masking import masked
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase, write_message
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
+from chunkvisor_worker.contract.wire import write_message
 
 CHAIN_LIMIT = 8
 """Exceptions of a chain that are recorded."""

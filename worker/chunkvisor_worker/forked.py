@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec, read_message
+from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.template import Fork
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.job import run_and_exit
 from chunkvisor_worker.liveness import leave

@@ -13,16 +13,9 @@ from typing import NoReturn, TypeAlias
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import (
-    EncodeSpec,
-    ModelSpec,
-    Phase,
-    Result,
-    Spec,
-    read_message,
-    write_message,
-)
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase, Result, Spec
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS
+from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import Gate, be_first_victim, leave

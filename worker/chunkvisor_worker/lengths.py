@@ -14,7 +14,8 @@ import numpy as np
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase, read_message, write_message
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase
+from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import NO_LIMIT, split_kwargs
@@ -37,16 +38,18 @@ class Counter:
         self.is_transformer = first.get("type", "Transformer").rpartition(".")[2] == "Transformer"
         place = folder / str(first.get("path", ""))
         settings = _first_read(place, "sentence_bert_config.json", "sentence_*_config.json")
-        self._lower = bool(settings.get("do_lower_case"))
+        self.lower = bool(settings.get("do_lower_case"))
+        """Whether texts are made lower case before."""
         self.max_length = model.max_length
-        self._tokenizer: Any = None
+        self.tokenizer: Any = None
+        """None where the model has none of its own."""
         if self.is_transformer:
             kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
-            self._tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code)
+            self.tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code)
             config = _read(place / "config.json")
-            if hasattr(self._tokenizer, "unk_token"):
-                check_tokenizer(self._tokenizer, config.get("vocab_size"))
-            self.max_length = model.max_length or _limit(self._tokenizer, settings, kwargs, config)
+            if hasattr(self.tokenizer, "unk_token"):
+                check_tokenizer(self.tokenizer, config.get("vocab_size"))
+            self.max_length = model.max_length or _limit(self.tokenizer, settings, kwargs, config)
 
     def prompt(self, encode: EncodeSpec) -> str:
         """The text put before every text, as `model.resolve_prompt` has it."""
@@ -57,10 +60,10 @@ class Counter:
 
     def count(self, texts: list[str]) -> list[int]:
         """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return [estimated_tokens(len(text.encode())) for text in texts]
-        lowered = [text.lower() for text in texts] if self._lower else texts
-        ids = self._tokenizer(
+        lowered = [text.lower() for text in texts] if self.lower else texts
+        ids = self.tokenizer(
             lowered, truncation=False, padding=False, return_attention_mask=False, return_token_type_ids=False
         )["input_ids"]
         return [len(each) for each in ids]
@@ -89,16 +92,19 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
 
 def answer(files: LengthsFiles, request: LengthsRequest) -> LengthsAnswer:
     """Measure all tasks; whatever transformers or the hub raise goes through."""
-    folder = Path(request.model.path) if request.model.path else _fetch(request.model)
-    from transformers import logging
-
-    logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+    folder = folder_of(request.model)
     counter = Counter(request.model, folder)
     reports = [measure(counter, task, files.lengths(number)) for number, task in enumerate(request.tasks)]
     return LengthsAnswer(str(folder), tuple(reports))
 
 
-def _fetch(model: ModelSpec) -> Path:
+def folder_of(model: ModelSpec) -> Path:
+    """The folder of the model, or of its tokenizer's files, looked up in the hub. Raises what the hub raises."""
+    from transformers import logging
+
+    logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+    if model.path:
+        return Path(model.path)
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES))

@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.messages import Go, Leave, from_json
+from chunkvisor_worker.contract.messages import Go, Leave
+from chunkvisor_worker.contract.wire import from_json
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500

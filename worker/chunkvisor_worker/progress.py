@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor_worker.contract.messages import Beat, Phase, write_message
+from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec, read_message
+from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.wire import read_message
 
 _BLOCK_BYTES = 256 << 20
 

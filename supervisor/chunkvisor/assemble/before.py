@@ -79,9 +79,8 @@ def switch(layout: OutputLayout) -> None:
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)
         state.rename(kept)  # on the disk, too, before the next one can have its name
+    # Not synced: where a power cut undoes it, the next run finds what was prepared, with all that was done in it since.
     prepared.state.rename(state)
-    for folder in (state.parent, layout.workdir):
-        sync_folder(folder)
     remove_folder(layout.before / "since")
 
 

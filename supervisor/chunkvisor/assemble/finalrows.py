@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.finalfiles import FinalPart
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
@@ -52,12 +53,18 @@ class FinalRows:
 
     def read(self, rows: Rows) -> Vectors:
         """Rows by number, in that order; shape (len(rows), dimension). Raises OSError; ValueError for no such row."""
+        if len(self._parts) == 1:
+            return self._read(self._parts[0][0], rows)
         found = np.empty((len(rows), self.dimension), dtype="<f4")
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for owner in np.unique(owners):
-            part, _ = self._parts[owner]
-            hits, offset_bytes = owners == owner, len(npy_header(part.rows, self.dimension))
-            inside = rows[hits] - part.start
-            expect_rows(part.path, offset_bytes, 4 * self.dimension, inside)
-            found[hits] = pick_rows(part.path, "<f4", offset_bytes, self.dimension, inside)
+            part, hits = self._parts[owner][0], owners == owner
+            found[hits] = self._read(part, rows[hits] - part.start)
+        return found
+
+    def _read(self, part: FinalPart, rows: Rows) -> Vectors:
+        """By their numbers in the part."""
+        offset_bytes = len(npy_header(part.rows, self.dimension))
+        expect_rows(part.path, offset_bytes, 4 * self.dimension, rows)
+        found: Vectors = pick_rows(part.path, "<f4", offset_bytes, self.dimension, rows)
         return found

@@ -24,7 +24,8 @@ from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sea
 from chunkvisor.store.stamp import Stamp, stamp_as
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import RESULT
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, from_json
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec
+from chunkvisor_worker.contract.wire import from_json
 
 _Read = TypeVar("_Read")
 

@@ -80,9 +80,9 @@ class TextVectors:
                 new = np.empty((count, room.shape[1]), dtype="<f4")
                 self._chunks.fill(new)
                 room[encoded] = new
-            for number in np.unique(where["place"][~encoded]).tolist():
-                hits = where["place"] == number
-                room[hits] = self._read(number, where["row"][hits])
+            for number in range(len(self._taken.readers)):
+                if (hits := where["place"] == number).any():
+                    room[hits] = self._read(number, where["row"][hits])
         self._next += len(room)
 
     def _read(self, number: int, rows: npt.NDArray[np.int64]) -> Vectors:

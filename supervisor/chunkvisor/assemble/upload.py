@@ -19,7 +19,7 @@ from chunkvisor.child import die_with_parent
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.remote import file_system, persistently, state_of
 from chunkvisor_worker.contract.files import open_regular, write_atomic
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _BLOCK_BYTES = 32 << 20
 """S3 takes 10,000 parts of an upload: 320 GB of a file."""

@@ -12,7 +12,9 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
+    from chunkvisor.observe.observer import Observer
     from chunkvisor.store.slices import Slice
+    from chunkvisor.supervise.work import Request
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "Slice | None":
@@ -65,12 +67,7 @@ def run(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
-    from chunkvisor.observe.nextsteps import Afterwards, next_steps
-    from chunkvisor.observe.observer import Observers
-    from chunkvisor.observe.systemd import service_manager
     from chunkvisor.observe.terminal import shown
-    from chunkvisor.store.layout import Layout
-    from chunkvisor.supervise.session import run
     from chunkvisor.supervise.work import Request
 
     if of_slice is not None and from_scratch:
@@ -89,19 +86,31 @@ def run(
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
-        afterwards = Afterwards(observer, Layout(loaded.config.workdir, of_slice))
-        observers = Observers(observer, afterwards, guarded=[service_manager()])
         request = Request(loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s)
-        began_s, code = time.time(), ExitCode.BUG
-        try:
-            code = run(request, observers)
-        except Halt as halt:
-            code = halt.code
-            raise
-        finally:
-            if log_format == "text" and code is not ExitCode.CONFIG:  # what is wrong there, its message says
-                complete = code is ExitCode.COMPLETE and of_slice is None
-                for line in next_steps(loaded, began_s, trial=max_rows is not None, complete=complete):
-                    afterwards.tell(line)
+        code = _run(request, observer, in_words=log_format == "text")
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
+
+
+def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
+    """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
+    from chunkvisor.observe.nextsteps import Afterwards, next_steps
+    from chunkvisor.observe.observer import Observers
+    from chunkvisor.observe.systemd import service_manager
+    from chunkvisor.store.layout import Layout
+    from chunkvisor.supervise.session import run
+
+    loaded = request.loaded
+    afterwards = Afterwards(observer, Layout(loaded.config.workdir, request.slice))
+    began_s, code = time.time(), ExitCode.BUG
+    try:
+        code = run(request, Observers(observer, afterwards, guarded=[service_manager()]))
+        return code
+    except Halt as halt:
+        code = halt.code
+        raise
+    finally:
+        if in_words and code is not ExitCode.CONFIG:  # what is wrong there, its message says
+            complete = code is ExitCode.COMPLETE and request.slice is None
+            for line in next_steps(loaded, began_s, trial=request.max_rows is not None, complete=complete):
+                afterwards.tell(line)

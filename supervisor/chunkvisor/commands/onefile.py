@@ -16,7 +16,7 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, Long
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.observe.nextsteps import how_to_load
@@ -92,6 +92,9 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", why=why)
+    if config.effective_encode(OUTPUT).long is not Long.CUT:
+        why = "a text may have several vectors then, and `encode` makes one for each row"
+        raise config_error("encode.long is for `chunkvisor run` alone", why=why)
     if config.upload is not None:
         raise config_error("upload is for `chunkvisor run` alone", why="`encode` makes the one .npy of -o, here")
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below

@@ -15,12 +15,12 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
+from chunkvisor.config.suffixes import COMPRESSIONS, FORMATS
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean
 
 _SIZE_LIMIT_BYTES = 1 << 20
-_SOURCES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt", ".gz", ".zst"})
 _SECRET_KEYS = frozenset({"env", "notify"})
 """Values under these may be secrets, and are not repeated in messages."""
 _ANY = "*"  # stands for the name of an output in a key of the schema
@@ -50,7 +50,7 @@ class LoadedConfig:
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
     source = _Source(str(path))
-    if path.suffix in _SOURCES and path.is_file():
+    if path.suffix.lower() in FORMATS.keys() | COMPRESSIONS and path.is_file():
         command = f"chunkvisor encode {shlex.quote(str(path))} --column NAME --model MODEL -o OUT.npy"
         remedy = f"to encode this one file: {command}; or name it in a config, which `chunkvisor init` writes"
         raise config_error(f"{path} is a source, not a config", remedy=remedy)

@@ -1,7 +1,7 @@
 """The configuration of a run as validated, frozen models; `load` reads the YAML and puts errors into words.
 
 The docstring of a key is its description in the JSON Schema. A wrong value raises pydantic.ValidationError, with the
-errors of `values` beside pydantic's own for missing and unknown keys.
+errors of `sentences` beside pydantic's own for missing and unknown keys.
 """
 
 import os
@@ -23,9 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from chunkvisor.config import values
+from chunkvisor.config import paths, values
+from chunkvisor.config.paths import joined
 from chunkvisor.config.reserved import RESERVED_NAMES
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, joined, of_two, refused
+from chunkvisor.config.sentences import expected, of_two, refused
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty
 
 _OWNED_KWARGS = {
     "dtype": "use the key model.dtype",
@@ -87,6 +89,13 @@ class OnBadRow(StrEnum):
     FAIL = "fail"
 
 
+class Long(StrEnum):
+    """What becomes of a text of more tokens than the model reads."""
+
+    CUT = "cut"
+    WINDOWS = "windows"
+
+
 class FinalFormat(StrEnum):
     """How the rows of a final are written; `assemble.formats` has one module for each."""
 
@@ -125,7 +134,8 @@ def _files_of(name: str, output: "OutputConfig") -> list[str]:
     """What the output has in the workdir itself, see `store.layout`."""
     files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.{output.format}" if output.shards is None else name]
     files += [f"{name}.ranges.npy"] * (output.dtype is FinalDtype.INT8)
-    carries = output.format is FinalFormat.NPY and (output.columns or output.where is not None)
+    numbers_rows = output.where is not None or output.encode.long is Long.WINDOWS
+    carries = output.format is FinalFormat.NPY and (output.columns or numbers_rows)
     return files + [f"{name}.rows.parquet"] * bool(carries)
 
 
@@ -206,6 +216,11 @@ class EncodeConfig(Section):
     """One of the model's own prompts, by name; not together with prompt."""
     truncate_dim: values.PositiveOrNull = None
     """Keep only so many leading dimensions; null = all."""
+    long: Annotated[Long, expected('"cut" or "windows"')] = Long.CUT
+    """A text of more tokens than the model reads: cut = its end is dropped; windows = it becomes several rows, one
+    vector each, and NAME.rows.parquet says which row and which characters a vector is of."""
+    overlap: values.NotNegativeOrAuto = "auto"
+    """Tokens that a window has in common with the one before it; auto = an eighth of a window."""
 
     @field_validator("prompt_name")
     @classmethod
@@ -291,14 +306,14 @@ class IngestConfig(Section):
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
-    textfile: values.PromFile | None = None
+    textfile: paths.PromFile | None = None
     """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
 
 
 class DatabaseSource(Section):
     """`outputs.*.source` of which a query says what the rows are."""
 
-    database: values.FilePath
+    database: paths.FilePath
     """DuckDB or SQLite file; it is only read."""
     query: Annotated[values.Name, expected("a query: one SELECT that ends with an ORDER BY", text=True)]
     """One SELECT that ends with an ORDER BY, in the dialect of the database."""
@@ -307,7 +322,7 @@ class DatabaseSource(Section):
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: Annotated[values.Sources | DatabaseSource, of_two(DatabaseSource, values.Sources)]
+    source: Annotated[paths.Sources | DatabaseSource, of_two(DatabaseSource, paths.Sources)]
     """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
     .gz or .zst; .parquet .arrow .feather. Or a database with a query."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
@@ -367,7 +382,7 @@ class OutputConfig(Section):
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
-    workdir: values.Folder
+    workdir: paths.Folder
     """Folder of all state and all final files."""
     model: ModelConfig
     """Which model makes the vectors."""
@@ -381,7 +396,7 @@ class Config(Section):
     nothing: the run is refused with 78."""
     reuse: values.Flag = True
     """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
-    reuse_from: values.Folders = ()
+    reuse_from: paths.Folders = ()
     """Other workdirs whose finished outputs are looked up as well; they are only read, and what is taken is copied."""
     device: values.Devices = ("cuda",)
     """cuda = every visible GPU; a run never falls back to the CPU by itself."""
@@ -401,7 +416,7 @@ class Config(Section):
     notify: values.Addresses = ()
     """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
-    upload: values.FolderAddress | None = None
+    upload: paths.FolderAddress | None = None
     """Address of a folder, such as s3://bucket/embeddings, to which the finals are copied once they are complete."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_distinct_names)]
     """The final files, one entry each, at least one."""
@@ -423,6 +438,8 @@ class Config(Section):
                     raise refused(f"combine.{name}: there is no output {member}{hint}")
                 if (dtype := self.outputs[member].dtype) is not FinalDtype.FLOAT32:
                     raise refused(f"combine.{name}: {member} is of {dtype}; only float32 can be put side by side")
+            if cut := [member for member in members if self.effective_encode(member).long is Long.WINDOWS]:
+                raise refused(f"combine.{name}: rows of {cut[0]} are windows of its own texts (encode.long)")
             conditions = {self.outputs[member].where for member in members}
             if len(conditions) > 1:
                 raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
@@ -432,6 +449,11 @@ class Config(Section):
     def _possible_for_a_plugin(self) -> Self:
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
+            if encode.long is Long.WINDOWS:
+                raise refused(
+                    f"output {name}: encode.long: windows counts tokens, which nobody can do for a plug-in encoder; "
+                    "cut the texts in the source"
+                )
             if encode.prompt_name is not None:
                 raise refused(
                     f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "

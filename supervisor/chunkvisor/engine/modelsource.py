@@ -21,7 +21,8 @@ from chunkvisor.engine.localmodel import NAME_REMEDY, LocalModel, require_model
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
-from chunkvisor_worker.contract.messages import Fault, read_message
+from chunkvisor_worker.contract.messages import Fault
+from chunkvisor_worker.contract.wire import read_message
 
 
 @dataclass(frozen=True, slots=True)

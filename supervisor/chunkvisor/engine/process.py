@@ -11,7 +11,8 @@ from pathlib import Path
 
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor_worker.contract.files import descriptor_of, open_log
-from chunkvisor_worker.contract.messages import Go, Leave, Limits, to_json
+from chunkvisor_worker.contract.messages import Go, Leave, Limits
+from chunkvisor_worker.contract.wire import to_json
 
 LOG_LIMIT_BYTES = 64 << 20
 """Beyond this a log is emptied while its process lives."""

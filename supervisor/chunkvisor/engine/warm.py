@@ -21,8 +21,9 @@ from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor_worker.contract.environment import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, open_log, remove_folder
-from chunkvisor_worker.contract.messages import Fault, from_json, read_message, to_json, write_message
+from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
+from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
 ANSWER_S = 5.0
 """A template that has not answered by then is stuck; it takes milliseconds."""

@@ -21,7 +21,7 @@ from chunkvisor.events.event import JOURNAL, Event
 from chunkvisor.events.run import Invoked
 from chunkvisor.events.state import RunState
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_kept, open_regular, set_aside
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _STATE = "run_state"
 _SIGN = f'"event": "{_STATE}"'.encode()

@@ -1,6 +1,7 @@
 """Events of an output: its source is read, it is opened, its chunks are joined."""
 
 from chunkvisor.events.event import Event, Severity, event
+from chunkvisor.units import counted
 
 
 @event("{output}: reading the source")
@@ -15,7 +16,7 @@ class Staged(Event):
     distinct: int
 
 
-@event("{output}: {chunks:chunk} of up to {chunk_size:text}{before}")
+@event("{output}: {work}")
 class OutputOpened(Event):
     """There is work to do for it; of a slice, the figures are those of its share."""
 
@@ -29,9 +30,12 @@ class OutputOpened(Event):
     texts_done: int = 0
 
     @property
-    def before(self) -> str:
-        """What is done already, at the end of a line."""
-        return f", {self.chunks_done:,} done already" if self.chunks_done else ""
+    def work(self) -> str:
+        """Its chunks, and how many of them are done already."""
+        if not self.chunks:
+            return "every text has a vector already"
+        done = f", {self.chunks_done:,} done already" if self.chunks_done else ""
+        return f"{counted(self.chunks, 'chunk')} of up to {counted(self.chunk_size, 'text')}{done}"
 
 
 @event("{output}: {taken:,} of {texts:text} already have a vector{sources}; {encoded:,} left to encode")
@@ -74,10 +78,16 @@ class OutputAlreadyComplete(Event):
     path: str = ""
 
 
-@event("{output}: joining {chunks:chunk} into the final file")
+@event("{output}: joining {parts} into the final file")
 class Assembling(Event):
     output: str
     chunks: int = 0
+    """0 = all vectors are there already."""
+
+    @property
+    def parts(self) -> str:
+        """Of what it is made."""
+        return counted(self.chunks, "chunk") if self.chunks else "vectors that are there already"
 
 
 @event(

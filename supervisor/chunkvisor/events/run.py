@@ -75,7 +75,8 @@ class WorkPlanned(Event):
         if self.chunks_left < self.chunks:
             todo = f"to do: {self.chunks_left:,} of {counted(self.chunks, 'chunk')}, of {left} in all"
         if not self.chunks_left:
-            return f"nothing left to compute: {counted(self.chunks, 'chunk')} to join"
+            joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"
+            return f"nothing left to compute: {joined}"
         if not self.texts_per_s:
             return f"{todo}; a time estimate follows"
         return f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the last run"

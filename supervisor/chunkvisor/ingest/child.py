@@ -16,9 +16,10 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.store.layout import unfinished
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import read_bounded, remove_folder
-from chunkvisor_worker.contract.messages import write_message
+from chunkvisor_worker.contract.wire import write_message
 
 _LINES = 100
 """Of JSON that are looked at."""
@@ -34,7 +35,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
     OSError where `folder` cannot be made.
     """
-    partial = folder.with_name(folder.name + ".partial")
+    partial = unfinished(folder)
     remove_folder(partial)
     partial.mkdir(mode=0o700, parents=True)
     request_path = partial / "request.json"
@@ -81,11 +82,6 @@ def columns_in_words(file: SourceFile, scratch: Path) -> str:
         case Format.TXT:
             columns = [TEXT_COLUMN]
     return f"The columns are: {', '.join(map(repr, columns))}."
-
-
-def log_path(folder: Path) -> Path:
-    """What a child wrote that crashed while staging into `folder`."""
-    return folder.with_name(folder.name + ".partial") / "ingest.log"
 
 
 def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:

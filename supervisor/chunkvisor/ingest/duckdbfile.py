@@ -15,12 +15,11 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.condition import OF_THE_MOMENT
 from chunkvisor.ingest.database import literal, quoted
 from chunkvisor.ingest.expression import FAILING, is_about_data, named_in, reason, serialized, unstable_in
-from chunkvisor.ingest.problem import input_error
+from chunkvisor.ingest.problem import input_error, tables_in_words
 from chunkvisor.ingest.query import Dialect, in_fixed_order, one_statement
 from chunkvisor.ingest.sources import SourceFile
 
 _TAKEN = frozenset({"system", "temp", "memory"})
-_MOST_TABLES = 40
 
 
 def lay_down_duckdb(
@@ -116,4 +115,4 @@ def _tables(connection: duckdb.DuckDBPyConnection, name: str) -> str:
         ).fetchall()
     except duckdb.Error:
         return ""
-    return f"Its tables are: {', '.join(repr(table) for (table,) in found[:_MOST_TABLES])}."
+    return tables_in_words(table for (table,) in found)

@@ -18,11 +18,7 @@ class FreshTable(StagedTable):
 
     def texts(self, start: int, stop: int) -> list[str]:
         """See StagedTable."""
-        numbers, found = self.reuse.texts_of(start, stop), list[str]()
-        begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        for first, end in zip(begins, [*begins[1:], len(numbers)], strict=False):
-            found += self.full.texts(int(numbers[first]), int(numbers[end - 1]) + 1)
-        return found
+        return self.full.texts_of(self.reuse.texts_of(start, stop))
 
     def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """See StagedTable."""

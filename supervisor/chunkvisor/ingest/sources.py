@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from chunkvisor.config.suffixes import COMPRESSIONS, FORMATS
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.remote import find, is_remote, state_of
 from chunkvisor_worker.contract.files import read_bounded
@@ -44,20 +45,11 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-_FORMATS = {
-    ".csv": Format.CSV,
-    ".tsv": Format.TSV,
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".parquet": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".feather": Format.ARROW,
-    ".txt": Format.TXT,
-}
+_FORMATS = {suffix: Format(name) for suffix, name in FORMATS.items()}
 _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """By these, a folder that `datasets` has written is known (its arrow_dataset.py, dataset_dict.py)."""
 
-_COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
+_COMPRESSIONS = {suffix: Compression(name) for suffix, name in COMPRESSIONS.items()}
 _DATABASES = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3"})
 _BESIDE_DATABASES = (".wal", "-wal", "-journal")
 """What DuckDB (the first) and SQLite keep beside a database: changes that are not in it yet, or not for good."""

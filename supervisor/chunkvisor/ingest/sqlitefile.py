@@ -24,7 +24,7 @@ import duckdb
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.batches import BATCH, batched, register
-from chunkvisor.ingest.problem import input_error, refuse_case_twins
+from chunkvisor.ingest.problem import input_error, refuse_case_twins, tables_in_words
 from chunkvisor.ingest.query import Dialect, in_fixed_order, one_statement
 from chunkvisor.ingest.sources import SourceFile, beside, check_unchanged, signature
 from chunkvisor.ingest.values import Row
@@ -41,7 +41,6 @@ _FLOCK = "hhqqi4x"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _FAULTS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO, sqlite3.SQLITE_NOMEM: errno.ENOMEM}
 _CACHE_KIB = 65_536
-_MOST_TABLES = 40
 
 
 class _Kind(Flag):
@@ -164,8 +163,7 @@ def _failed(
         return OSError(_FAULTS[code], f"{file.path}: {error}")
     try:
         found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
-        tables = ", ".join(repr(name) for (name,) in found.fetchmany(_MOST_TABLES))
-        remedy = f"Its tables are: {tables or 'none'}."
+        remedy = tables_in_words(name for (name,) in found)
     except sqlite3.Error:
         remedy = "Look at it with: sqlite3 FILE 'PRAGMA integrity_check'"
     return input_error(file.path, f"the query fails: {error}", row=row, why=f"It is: {file.query}", remedy=remedy)

@@ -9,8 +9,8 @@ import shutil
 import sys
 import traceback
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -37,8 +37,9 @@ from chunkvisor.ingest.sources import Format, SourceFile, check_unchanged, resol
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
+from chunkvisor.ingest.windows import WindowCutter
 from chunkvisor_worker.contract.files import write_atomic
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _PLACES_AT_ONCE = 1 << 16
 
@@ -52,7 +53,11 @@ def stage(request: IngestRequest, folder: Path) -> None:
     paths, spooled = TableFiles(folder), SpoolFiles(scratch)
     files: list[TableSource] = []
     first = 0
-    with connect(request.memory_limit_bytes, scratch) as reader, Spool(paths, spooled) as spool:
+    with ExitStack() as stack:
+        reader = stack.enter_context(connect(request.memory_limit_bytes, scratch))
+        spool = stack.enter_context(Spool(paths, spooled))
+        windows = request.windows
+        cutter = stack.enter_context(WindowCutter(windows, scratch)) if windows is not None else None
         if request.sql is not None:
             check_expression(reader, request.sql)
         if request.where is not None:
@@ -65,20 +70,18 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 if left == 0:
                     break
                 with at_hand(source, scratch) as local:
-                    count = _spool(spool, _texts(reader, local, request, left, scratch), places)
+                    texts = _texts(reader, local, request, left, scratch)
+                    pieces = cutter.cut(texts) if cutter is not None else None
+                    count = _spool(spool, texts, places) if pieces is None else _spool_each(spool, pieces, places)
                     if table is not None:
                         table.add(local, left, count)
                 files.append(TableSource(source.path, first, spool.rows_added - first))
                 first, read = spool.rows_added, read + count
         if not first:
-            where = f" for which `where` holds ({request.where})" if request.where is not None else ""
-            raise config_error(
-                f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
-                remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
-            )
+            raise _no_rows(request, sources)
         if table is not None:
-            table.write(paths.rows, first)
-    if request.where is None:
+            table.write(paths.rows, first, cutter.spans if cutter is not None else None)
+    if not request.numbers_rows:
         paths.places.unlink()
     distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
     drop_repeats(paths, spooled, spool.batches)
@@ -97,11 +100,33 @@ def stage(request: IngestRequest, folder: Path) -> None:
     )
 
 
+def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:
+    where = f" for which `where` holds ({request.where})" if request.where is not None else ""
+    return config_error(
+        f"The sources have no rows{where}: {', '.join(shown(source.path) for source in sources[:10])}",
+        remedy=f"Correct the sources{' or the condition' if where else ''}, or remove the output.",
+    )
+
+
 def _spool(spool: Spool, texts: Iterator[bytes | None], places: BinaryIO) -> int:
     """Add what is not left out, and note where in the file it stands; returns the number of rows that were read."""
     read, kept = 0, array("q")
     for text in texts:
         if text is not None:
+            spool.add(text)
+            kept.append(read)
+        read += 1
+        if len(kept) >= _PLACES_AT_ONCE:
+            kept = _write_places(kept, places)
+    _write_places(kept, places)
+    return read
+
+
+def _spool_each(spool: Spool, pieces: Iterable[list[bytes]], places: BinaryIO) -> int:
+    """The same, where a row that is read may become several or none."""
+    read, kept = 0, array("q")
+    for texts in pieces:
+        for text in texts:
             spool.add(text)
             kept.append(read)
         read += 1

@@ -7,6 +7,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,21 @@ class StagedTable:
         """Distinct texts start..stop, by number."""
         bounds = self._bounds(start, stop)
         first = int(bounds[0])
-        data = _pread(TableFiles(self.folder).texts, int(bounds[-1]) - first, first)
-        ends = (bounds.astype(np.int64) - first).tolist()
-        return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+        return _decoded(_pread(TableFiles(self.folder).texts, int(bounds[-1]) - first, first), bounds)
+
+    def texts_of(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Distinct texts of these numbers, which rise; each file is opened once."""
+        if not len(numbers):
+            return []
+        _check_range(int(numbers[0]), int(numbers[-1]) + 1, self.distinct)
+        paths, found = TableFiles(self.folder), list[str]()
+        begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        with open_regular(paths.offsets) as offsets, open_regular(paths.texts) as texts:
+            for first, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+                count, at = end - first + 1, _ITEM_BYTES * int(numbers[first])
+                bounds = np.frombuffer(_read(offsets, paths.offsets, _ITEM_BYTES * count, at), dtype="<u8")
+                found += _decoded(_read(texts, paths.texts, int(bounds[-1] - bounds[0]), int(bounds[0])), bounds)
+        return found
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
         """The same, one after the other, without all of them in memory."""
@@ -281,8 +294,19 @@ def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[An
 
 def _pread(path: Path, size_bytes: int, offset: int) -> bytearray:
     """Exactly `size_bytes` from `offset` on. Raises DamagedError where the file has fewer, OSError."""
-    data = bytearray(size_bytes)
     with open_regular(path) as file:
-        if not fill(file.fileno(), memoryview(data), offset):
-            raise DamagedError(f"{path} is shorter than it was")
+        return _read(file, path, size_bytes, offset)
+
+
+def _read(file: BufferedReader, path: Path, size_bytes: int, offset: int) -> bytearray:
+    """The same of an open file."""
+    data = bytearray(size_bytes)
+    if not fill(file.fileno(), memoryview(data), offset):
+        raise DamagedError(f"{path} is shorter than it was")
     return data
+
+
+def _decoded(data: bytearray, bounds: npt.NDArray[np.uint64]) -> list[str]:
+    """The texts between neighbouring bounds, the first of which is where the data begins in its file."""
+    ends = (bounds - bounds[0]).tolist()
+    return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]

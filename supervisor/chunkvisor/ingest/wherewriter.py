@@ -6,6 +6,7 @@ stretch by stretch.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +38,9 @@ class WhereWriter:
         """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
         found = np.empty(len(here), dtype=_MATCH)
         found["row"], found["place"], found["there"] = here, place, there
-        owners = here // self._stretch
-        found = found[np.argsort(owners, kind="stable")]
-        for owner, part in zip(*_parts(np.sort(owners), found), strict=True):
+        owners = (here // self._stretch).astype(np.uint16)  # of which numpy sorts small ones in one pass
+        order = np.argsort(owners, kind="stable")
+        for owner, part in zip(*_parts(owners[order], found[order]), strict=True):
             with open(open_kept(self._put_by(owner)), "ab", buffering=0) as file:
                 write_all(file.fileno(), part.tobytes())
 
@@ -63,13 +64,12 @@ class WhereWriter:
                     where["place"][texts], where["row"][texts] = match["place"], match["there"]
                 fresh = np.flatnonzero(where["place"] == ENCODED)
                 where["row"][fresh] = np.arange(encoded, encoded + len(fresh))
-                for place, count in zip(*np.unique(where["place"], return_counts=True), strict=True):
-                    taken[int(place)] = taken.get(int(place), 0) + int(count)
+                for place, count in enumerate(np.bincount(where["place"] - ENCODED).tolist(), ENCODED):
+                    taken[place] = taken.get(place, 0) + count
                 write_all(where_file.fileno(), where.tobytes())
                 write_all(fresh_file.fileno(), (seen + fresh).astype("<i8").tobytes())
                 seen, encoded = seen + len(where), encoded + len(fresh)
-        taken.pop(ENCODED, None)
-        return encoded, taken
+        return encoded, {place: count for place, count in taken.items() if count and place != ENCODED}
 
     def _matches(self, number: int) -> Iterator[npt.NDArray[np.void]]:
         path = self._put_by(number)
@@ -83,6 +83,6 @@ class WhereWriter:
         return self._folder / f"matches-{number:03d}.tmp"
 
 
-def _parts(owners: Rows, found: npt.NDArray[np.void]) -> tuple[list[int], list[npt.NDArray[np.void]]]:
+def _parts(owners: npt.NDArray[Any], found: npt.NDArray[np.void]) -> tuple[list[int], list[npt.NDArray[np.void]]]:
     different, begins = np.unique(owners, return_index=True)
     return different.tolist(), np.split(found, begins[1:]) if len(found) else []

@@ -12,7 +12,8 @@ from chunkvisor.events.state import RunState
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import open_regular
-from chunkvisor_worker.contract.messages import Beat, read_message
+from chunkvisor_worker.contract.messages import Beat
+from chunkvisor_worker.contract.wire import read_message
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

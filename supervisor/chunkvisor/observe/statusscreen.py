@@ -97,7 +97,7 @@ def _progress(output: OutputStatus) -> str:
         return "its source has not been read yet"
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {output.rows_done:,} of {output.rows:,} rows"
-    text += f", {output.chunks_done:,} of {output.chunks:,} chunks"
+    text += f", {output.chunks_done:,} of {output.chunks:,} chunks" if output.chunks else ""
     return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 
 

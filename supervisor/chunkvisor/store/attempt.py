@@ -23,9 +23,8 @@ from chunkvisor_worker.contract.messages import (
     Phase,
     Result,
     Spec,
-    read_message,
-    write_message,
 )
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100

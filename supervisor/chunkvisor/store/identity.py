@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, Long
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
@@ -127,6 +127,8 @@ def identity_of(
     }
     if output.where is not None:  # without it the identity is that of a version that did not know it
         values["where"] = output.where
+    if encode.long is not Long.CUT:  # which texts there are, not what their vectors are: no name of `_SHAPES_VECTORS`
+        values |= {"long": encode.long.value, "overlap": encode.overlap}
     return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
 
 

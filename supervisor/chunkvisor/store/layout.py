@@ -30,6 +30,7 @@ Nothing is created, read or deleted here.
         identity.json                   what the vectors depend on; fixed by the first run
         staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated, and an index of their hashes
+        table.new/                      the same of a source that is read anew, until it takes the place of table/
         reuse/                          which texts have a vector elsewhere, where, and which are encoded
         indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
@@ -65,6 +66,11 @@ DIGEST_LENGTH = 32
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
 
 
+def unfinished(folder: Path) -> Path:
+    """Where a folder is put together before it gets its name."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A path of a layout, as a class attribute: `name` in the folder that the layout's attribute `folder` gives."""
@@ -87,6 +93,8 @@ class OutputLayout:
 
     identity = Entry("state", "identity.json")
     table = Entry("state", "table")
+    fresh_table = Entry("state", "table.new")
+    """The source as it is now, read beside what an earlier run has staged."""
     staged = Entry("state", "staged.json")
     facts = Entry("state", "facts.json")
     versions = Entry("state", "versions.json")
@@ -98,6 +106,9 @@ class OutputLayout:
     published = Entry("state", "published.json")
     publishing = Entry("state", "publishing.json")
     again = Entry("state", "again")
+    exact_rows = Entry("state", "rows.npy")
+    """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""
+    exact_stamp = Entry("state", "rows.json")
     uploaded = Entry("state", "uploaded.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")
@@ -106,6 +117,11 @@ class OutputLayout:
     def state(self) -> Path:
         """Everything of this output but its final files."""
         return self.kept or self.workdir / "outputs" / self.name
+
+    @property
+    def leftovers(self) -> tuple[Path, ...]:
+        """Folders that an earlier run was preparing when it ended."""
+        return self.fresh_table, unfinished(self.fresh_table), unfinished(self.reuse)
 
     @property
     def final(self) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from chunkvisor.decide.lessons import Lesson
 from chunkvisor.store.seal import DamagedError, read_sealed, write_sealed
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 
 class LessonFile:

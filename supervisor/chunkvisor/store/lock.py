@@ -20,7 +20,7 @@ import psutil
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.units import human_moment
 from chunkvisor_worker.contract.files import descriptor_of, open_kept, read_bounded
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 _VERSION = 1

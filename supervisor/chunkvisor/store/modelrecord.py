@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chunkvisor.store.seal import DamagedError, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 
 @dataclass(frozen=True, slots=True)

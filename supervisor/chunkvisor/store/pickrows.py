@@ -20,6 +20,9 @@ _WIDE_BYTES = 512
 _LONG_RUN = 16
 """Rows: where runs of neighbours are as long on average, they are read by a call each, too."""
 
+_DENSE = 2
+"""Where no more than this many times the rows lie between the first and the last, all of these are read by a call."""
+
 _GROUP = 512
 """Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
 
@@ -35,6 +38,13 @@ def pick_rows(
     Raises OSError; ValueError where the file has no such row.
     """
     found = np.empty((len(rows), width), dtype=dtype)
+    if not len(rows):
+        return found
+    first, last = int(rows.min()), int(rows.max())
+    if first < 0:
+        raise ValueError(f"there is no row {first}")
+    if last - first < _DENSE * len(rows):
+        return _between(path, offset_bytes, found, rows, first, last)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
     with open_regular(path) as file:
         runs = np.count_nonzero(np.diff(rows[order]) != 1) + 1
@@ -71,6 +81,20 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
             return False
         room, offset = room[count:], offset + count
     return True
+
+
+def _between(
+    path: Path, offset_bytes: int, found: npt.NDArray[Any], rows: npt.NDArray[np.int64], first: int, last: int
+) -> npt.NDArray[Any]:
+    row_bytes = found.shape[1] * found.itemsize
+    there = np.empty((last - first + 1, found.shape[1]), dtype=found.dtype)
+    with open_regular(path) as file:
+        if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + first * row_bytes):
+            raise ValueError(f"the number {last} is greater than that of the last row")
+    if len(rows) == len(there) and bool((np.diff(rows) == 1).all()):
+        return there
+    np.take(there, rows - first, axis=0, out=found, mode="clip")
+    return found
 
 
 def _run_by_run(

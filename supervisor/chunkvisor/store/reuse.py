@@ -109,6 +109,11 @@ class Reuse:
         """Texts that are taken over."""
         return self.texts - self.encoded
 
+    @property
+    def takes_earlier(self) -> bool:
+        """Whether some are of the final that was there before."""
+        return any(each.texts and each.kind is PlaceKind.EARLIER for each in self.places)
+
     def where(self, start: int, stop: int) -> Where:
         """`WHERE` of the texts start..stop. Raises DamagedError, OSError."""
         return _read(ReuseFiles(self.folder).where, WHERE, start, stop)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from chunkvisor.errors import config_error
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import PRIVATE, open_regular, write_atomic
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _SEAL = "seal"
 _VERSION = "record_version"

@@ -22,7 +22,7 @@ from chunkvisor.store.lock import (
 )
 from chunkvisor.store.runfolders import at_work, slices_of
 from chunkvisor_worker.contract.files import make_folder, read_bounded
-from chunkvisor_worker.contract.messages import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 _AGREE_S = 10.0
 """To agree on the number of slices takes each of them a moment; with a thousand at once, a few seconds."""

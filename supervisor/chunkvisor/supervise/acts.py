@@ -41,7 +41,8 @@ from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Limits, write_message
+from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.contract.wire import write_message
 
 
 class Acts:

@@ -15,7 +15,8 @@ from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Facts, Spec, Tier, read_message
+from chunkvisor_worker.contract.messages import Facts, Spec, Tier
+from chunkvisor_worker.contract.wire import read_message
 
 
 def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:

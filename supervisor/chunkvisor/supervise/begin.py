@@ -106,9 +106,9 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is None:
         refuse_foreign(opening, layout)
     make_state(layout)
-    for leftover in ("table.new", "table.new.partial", "reuse.partial"):
-        remove_folder(layout.state / leftover)  # what an earlier run was preparing when it ended
-    staged = staged_before(request_of(config, name, opening.max_rows), layout)
+    for leftover in layout.leftovers:
+        remove_folder(leftover)
+    staged = staged_before(request_of(config, name, opening.max_rows, opening.source), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
         as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
@@ -226,9 +226,9 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     Raises Halt where the source is wrong, OSError.
     """
     opening.emit(of_output.Staging(layout.name))
-    request = request_of(opening.config, layout.name, opening.max_rows)
+    request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)
-    fresh = layout.table.with_name("table.new")
+    fresh = layout.fresh_table
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.committedrows import CommittedRows
+from chunkvisor.assemble.copiedrows import CopiedRows
 from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
@@ -22,13 +24,15 @@ from chunkvisor.config.model import Config
 from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.table import TableFiles
+from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.seal import DamagedError, read_record
+from chunkvisor.store.stamp import Stamp
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]
@@ -48,6 +52,10 @@ def sources_first(config: Config, identities: Mapping[str, Identity]) -> list[st
 
 def _themselves(rows: Rows) -> Rows:
     return rows
+
+
+def _all_but(without: Rows) -> Callable[[Rows], Rows]:
+    return lambda rows: np.where(np.isin(rows, without), -1, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +101,9 @@ def of_final(
         return None
     place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions, cut=cut)
 
-    def numbers(found: Rows) -> Rows:
-        return np.where(np.isin(found, rows.without), -1, found)
-
     reader = cut_rows(rows, cut)
     facts = replace(facts, dimension=reader.dimension)
-    return Candidate(place, index, facts, reader, numbers, rows.problem)
+    return Candidate(place, index, facts, reader, _all_but(rows.without), rows.problem)
 
 
 def promised(layout: OutputLayout, fixed: Fixed, cut: Cut | None) -> Candidate | None:
@@ -119,6 +124,25 @@ def _cut(fixed: Fixed, facts: Facts, wanted: Identity) -> Cut | None:
     """What makes its vectors of those that are there; None where nothing does."""
     cut = wanted.cut_from(fixed.identity, facts.dtype)
     return None if cut is not None and (cut.dimension or 0) > facts.dimension else cut
+
+
+def of_exact_rows(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:
+    """The rows in float32 that were kept of a finished output whose final is rounded; None where there are none."""
+    try:
+        stamp = read_record(Stamp, layout.exact_stamp)
+        fixed, manifest, facts = read_fixed(layout), read_recorded(layout), read_facts(layout)
+        if stamp is None or fixed is None or manifest is None or facts is None or not stamp.holds(layout.exact_rows):
+            return None
+        cut, words = _cut(fixed, facts, wanted), "the rows of this output in float32"
+        index = index_of(layout, words) if cut is not None else None
+        if cut is None or index is None:
+            return None
+        without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
+        reader = cut_rows(CopiedRows(layout.exact_rows), cut)
+    except (DamagedError, BadVectorsError, OSError):
+        return None
+    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions, cut=cut)
+    return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, _all_but(without))
 
 
 def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:

@@ -35,7 +35,7 @@ class DiskWait:
             except Halt as halt:
                 if halt.code is not ExitCode.DISK:
                     raise
-                why = f"{halt.what.rstrip('.')}: {halt.why}" if halt.why else halt.what
+                why = halt.what.rstrip(".") + (f": {halt.why}" if halt.why else "")
             except OSError as error:
                 if error.errno not in DISK_ERRNOS:
                     raise

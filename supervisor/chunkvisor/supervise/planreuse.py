@@ -11,9 +11,10 @@ from chunkvisor.events.output import ReuseRefused
 from chunkvisor.ingest.table import StagedTable, TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
+from chunkvisor.store.layout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
-from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -35,7 +36,7 @@ class Planner:
         There is none where nothing can be taken, unless it is `needed`. Returns the facts of the first vectors that are
         taken, where they are known. Raises OSError, Halt.
         """
-        partial = folder.with_name(folder.name + ".partial")
+        partial = unfinished(folder)
         remove_folder(partial)
         make_folder(partial, durable=False)  # its name comes with the last rename
         used, facts = self._look_up(name, partial, table, candidates)
@@ -47,8 +48,8 @@ class Planner:
             return None
         write_plan(partial, table.distinct, encoded, places)
         remove_folder(folder)
+        # The name is on the disk with the facts, or with the first chunk; until then nothing rests on the plan.
         partial.rename(folder)
-        sync_folder(folder.parent)
         return facts
 
     def _look_up(

@@ -25,6 +25,7 @@ from chunkvisor.supervise.candidates import (
     dtype_of,
     gives_vectors,
     of_chunks,
+    of_exact_rows,
     of_final,
     of_other_workdirs,
     promised,
@@ -130,7 +131,7 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_
             cut = wanted.cut_from(of_run.fixed.identity, dtype_of(other, opening.computes_in))
             yield from filter(None, [promised(of_run.layout, of_run.fixed, cut)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_chunks(layout, wanted, index_of)])
+        yield from filter(None, [of_exact_rows(layout, wanted, index_of), of_chunks(layout, wanted, index_of)])
     yield from late
     yield from of_other_workdirs(opening.config.reuse_from, wanted, index_of)
 

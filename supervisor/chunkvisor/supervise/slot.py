@@ -13,7 +13,8 @@ from chunkvisor.engine.process import trim_log
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec, read_message
+from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec
+from chunkvisor_worker.contract.wire import read_message
 
 GRACE_S = 5.0
 """Between one signal and the next, stronger one."""

@@ -23,7 +23,8 @@ from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, S
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Result, read_message
+from chunkvisor_worker.contract.messages import Result
+from chunkvisor_worker.contract.wire import read_message
 
 
 class Storage:

@@ -20,7 +20,7 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import read_bounded, remove_folder
-from chunkvisor_worker.contract.messages import write_message
+from chunkvisor_worker.contract.wire import write_message
 
 
 @dataclass(frozen=True, slots=True)

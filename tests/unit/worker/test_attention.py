@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from chunkvisor_worker import attention
+from late import Late, needs
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch, transformers = Late("torch"), Late("transformers")
+pytestmark = needs("transformers")
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import pytest
 from chunkvisor_worker import linear
 from chunkvisor_worker.contract.environment import LINEAR
 from chunkvisor_worker.linear import Timing, choose, pack, packable, time_ratio, unpack
+from late import Late, needs
 
-torch = pytest.importorskip("torch")
+torch: Any = Late("torch")
+pytestmark = needs("torch")
 
 SLOW, FAST = [Timing(1, 1, 1.0, 0.99)], [Timing(1, 1, 1.0, 0.4)]
 
@@ -170,23 +172,25 @@ def test_the_faster_kernel_is_chosen(
     assert model[0].weight.is_mkldnn is (name == "onednn")
 
 
-class Reader(torch.nn.Module):  # type: ignore[name-defined,misc]  # a module that may be missing
-    """Multiplies by the weight of its layer without calling it."""
+def reader() -> Any:
+    """A model that multiplies by the weight of its layer without calling it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(33, 4)
+    class Reader(torch.nn.Module):  # type: ignore[misc]  # torch is not followed, see pyproject.toml
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(33, 4)
 
-    def forward(self, given: Any) -> Any:
-        """The product."""
-        return given @ self.layer.weight.view(4, 33).t()
+        def forward(self, given: Any) -> Any:
+            return given @ self.layer.weight.view(4, 33).t()
+
+    return Reader()
 
 
 @pytest.mark.parametrize("found", ["error", "other numbers", "nan"])
 def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     """Where its code reads weights, or its vectors change, the model is left as it was, to the last bit."""
     monkeypatch.setenv(LINEAR, "onednn")
-    model = Reader()
+    model = reader()
     before = model.layer.weight.detach().clone()
     answers = iter([torch.ones(1, 4), torch.full((1, 4), 1.001 if found == "other numbers" else math.nan)])
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor_worker.contract.messages import Beat, Phase, from_json, read_message
+from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import from_json, read_message
 from chunkvisor_worker.progress import BeatWriter
 
 

@@ -11,7 +11,8 @@ from io import FileIO
 from pathlib import Path
 
 from chunkvisor_worker.contract.files import read_bounded
-from chunkvisor_worker.contract.messages import Facts, from_json
+from chunkvisor_worker.contract.messages import Facts
+from chunkvisor_worker.contract.wire import from_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.messages import read_message
 from chunkvisor_worker.contract.probe import ProbeReport
+from chunkvisor_worker.contract.wire import read_message
 
 _PROBE_TIMEOUT_S = 180.0
 """The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""

@@ -35,7 +35,8 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Fault, Spec, read_message
+from chunkvisor_worker.contract.messages import Fault, Spec
+from chunkvisor_worker.contract.wire import read_message
 
 _STALL_FLOOR_S = 2.0
 _DISK_BYTES = 256 << 20

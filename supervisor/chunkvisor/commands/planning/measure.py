@@ -1,21 +1,20 @@
 """Lengths of the texts of staged tables: in tokens by a child with the model's tokenizer, or in characters."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.child import run_child
+from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.observe.histogram import Lengths
 from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import Fault, ModelSpec, read_message, write_message
+from chunkvisor_worker.contract.messages import Fault, ModelSpec
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 _BLOCK_TEXTS = 1024
 
@@ -64,8 +63,5 @@ def count_characters(sample: Sample) -> Lengths:
 
 
 def _run(files: LengthsFiles) -> int:
-    # No GPU may be touched; and a message of a library must not look like one of ours.
-    environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)]
-    return run_child(command, files.log, environment=environment)
+    return run_child(command, files.log, environment=for_tokenizer())

@@ -23,7 +23,7 @@ from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import open_kept, open_regular
-from chunkvisor_worker.contract.messages import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 NEWS_S = 5.0
 """A question for news is answered at the latest after this time."""

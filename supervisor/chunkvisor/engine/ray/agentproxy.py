@@ -17,7 +17,7 @@ from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Ended, Order, Report, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
-from chunkvisor_worker.contract.messages import from_json, to_json, write_message
+from chunkvisor_worker.contract.wire import from_json, to_json, write_message
 
 _TRAVELLING = asyncio.Semaphore(4)
 """Held while the files of a worker travel: few at a time, over the whole cluster."""

@@ -18,7 +18,7 @@ import ray
 
 from chunkvisor.engine.ray.agentproxy import AgentProxy
 from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, Order, Report
-from chunkvisor_worker.contract.messages import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 _LOOK_S = 1.0
 """Between two questions to the cluster for its nodes."""

@@ -9,7 +9,7 @@ from chunkvisor.engine.environment import SERVICE_MANAGERS
 from chunkvisor.engine.process import end, readable, spawn
 from chunkvisor.engine.ray.wire import Begin, Order, Report
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.messages import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 _SEND_S = 5.0
 """A bridge that takes no message within this time is stuck."""

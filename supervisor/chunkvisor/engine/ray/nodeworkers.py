@@ -32,7 +32,8 @@ from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.refusal import of_start
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec, read_message, write_message
+from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec
+from chunkvisor_worker.contract.wire import read_message, write_message
 
 _PAUSE_S = 0.25
 _BEAT_S = 1.0

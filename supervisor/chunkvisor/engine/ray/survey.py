@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 
-from chunkvisor_worker.contract.messages import from_json
+from chunkvisor_worker.contract.wire import from_json
 
 _TIMEOUT_S = 40.0
 

@@ -15,9 +15,10 @@ from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.masking import masked
-from chunkvisor_worker.contract.messages import Cause, Fault, read_message
+from chunkvisor_worker.contract.messages import Cause, Fault
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
+from chunkvisor_worker.contract.wire import read_message
 
 _LINES, _CHARS = 14, 180
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -1,0 +1,98 @@
+"""What `chunkvisor.run` hands back: the final files of a finished run, and the rows that have no vector."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.finalfiles import place_of
+from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.manifest import recorded_parts
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.config.model import Config, FinalFormat
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.seal import read_sealed
+from chunkvisor.units import listed
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A row that has no vector."""
+
+    row: int
+    """Its number in source and final file, from 0."""
+    outcome: str
+    reason: str
+    place: str
+    """File and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalFile:
+    """One complete output."""
+
+    path: Path
+    """The .npy or .parquet, rows x dimension; or the folder of its shards."""
+    manifest: dict[str, Any]
+    """What <output>.json says: rows, dimension, model, versions, …"""
+    quarantined: tuple[QuarantinedRow, ...]
+    files: tuple[Path, ...]
+    """The file itself, or its shards in the order of their rows."""
+
+    def vectors(self) -> npt.NDArray[Any]:
+        """The vectors, of shape (rows, dimension); of ubinary, eight dimensions share a byte.
+
+        Mapped, read-only; of shards and of parquet, read into memory. Raises OSError.
+        """
+        form = form_of(self.manifest)
+        if form.format is FinalFormat.NPY:
+            mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
+            return mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
+        read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
+        counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
+        parts = zip(self.files, counts, strict=True)
+        return np.concatenate([rows for path, count in parts for rows, _ in read(path, count, numbers, None)])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run."""
+
+    workdir: Path
+    outputs: dict[str, FinalFile]
+    """By name, in the order of the config; combined ones at the end."""
+
+    @classmethod
+    def of(cls, config: Config) -> "Report":
+        """What the finished run of the config has left. Raises OSError."""
+        names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
+        return cls(config.workdir, {name: _final_file(layout, name) for name in names})
+
+    @property
+    def quarantined(self) -> int:
+        """Rows without a vector, in all outputs; combined ones do not count again."""
+        return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
+
+
+def loss_in_words(report: Report) -> str:
+    """How many rows have no vector, and the first of them with the reasons."""
+    own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
+    rows = [(name, each) for name, output in own.items() for each in output.quarantined]
+    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
+    have = "row has" if len(rows) == 1 else "rows have"
+    return f"{len(rows):,} {have} no vector (NaN in an array of floats): {listed(words, 3)}"
+
+
+def _final_file(layout: Layout, name: str) -> FinalFile:
+    manifest = read_sealed(layout.output(name).manifest)
+    assert manifest is not None
+    keys = ("row", "outcome", "reason", "place")
+    rows = tuple(
+        QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
+    )
+    files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
+    return FinalFile(place_of(layout.output(name), form_of(manifest)), manifest, rows, files)

@@ -1,0 +1,48 @@
+"""Makes runs that are forked from this process cheap: what all of them import, compile and look up is there already.
+
+Imports, and pauses that a person does not notice, would be most of the time of thousands of runs.
+"""
+
+import importlib
+from functools import partial
+from unittest import mock
+
+import yaml
+
+import chunkvisor.decide.policy
+import chunkvisor.observe.report.page
+import chunkvisor.supervise.diskwait
+import chunkvisor.supervise.driver
+import chunkvisor.supervise.joins
+import chunkvisor.supervise.session
+from chunkvisor.observe.surroundings import surroundings
+
+_LOADED_LATE = (
+    *("chunkvisor.cli.encode", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
+    *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
+    *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
+    *("chunkvisor.observe.nextsteps", "chunkvisor.observe.terminal", "chunkvisor.observe.systemd"),
+    *("chunkvisor.devices.processes", "chunkvisor.ingest.stage", "pydantic.dataclasses", "numpy.ma"),
+    *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
+)
+"""What a process imports when it needs it."""
+
+
+def be_quick() -> None:
+    """From now on, for this process and what is forked from it."""
+    for name in _LOADED_LATE:
+        importlib.import_module(name)
+    fast = partial(yaml.dump, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
+    versions = surroundings({})["packages"]
+    for owner, name, stand_in in (
+        (yaml, "safe_dump", fast),
+        (chunkvisor.observe.surroundings, "_version", versions.get),
+        # It looks at every process of the machine; workers end with their supervisor all the same.
+        (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
+        (chunkvisor.decide.policy, "BACKOFF_S", 0.01),
+        (chunkvisor.supervise.driver, "_PAUSE_S", 0.02),
+        (chunkvisor.supervise.joins, "PAUSE_S", 0.05),
+        (chunkvisor.supervise.diskwait, "_FIRST_S", 0.05),
+    ):
+        mock.patch.object(owner, name, stand_in).start()
+    chunkvisor.observe.report.page._template()  # compiled once for all runs
