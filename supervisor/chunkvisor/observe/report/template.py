@@ -8,7 +8,6 @@ import contextlib
 import functools
 import hashlib
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ from chunkvisor.observe.report.bars import duration
 from chunkvisor.observe.report.trouble import clean
 from chunkvisor.units import human_moment
 
-_PLACE = "chunkvisor.observe.report"
-
 
 @functools.cache
 def page_template() -> jinja2.Template:
     """The template; whatever is put into it is escaped."""
+    loader = jinja2.PackageLoader("chunkvisor.observe.report", ".")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(_PLACE, "."),
+        loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -40,7 +38,7 @@ def page_template() -> jinja2.Template:
     )
     environment.filters.update(duration=duration, when=human_moment, clean=clean, commas="{:,}".format, kind=kind_of)
     environment.filters["code"] = _with_code
-    script = files(_PLACE).joinpath("search.js").read_text("utf-8")
+    script, *_ = loader.get_source(environment, "search.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
         search=Markup(script),  # noqa: S704 - ours
