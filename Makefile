@@ -101,6 +101,8 @@ chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--se
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
+	@if [ -z "$(BENCH_ARGS)" ]; then set -x; $(BIN)/python benchmarks/reuse.py $(if $(COMMITS),--commits $(COMMITS)); \
+	$(BIN)/python benchmarks/forms.py int8 parquet; fi
 
 bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)

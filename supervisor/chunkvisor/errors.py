@@ -80,6 +80,13 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     return [label + str(details[key]) for key, label in labels.items() if details.get(key)]
 
 
+def halt_of(details: Mapping[str, Any]) -> Halt:
+    """The Halt of which these are the `details`. Raises KeyError, TypeError or ValueError where they are of none."""
+    log = Path(details["log"]) if details["log"] else None
+    words = {key: details[key] for key in ("why", "remedy", "see")}
+    return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
+
+
 def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None, see: str) -> ChunkvisorError:
     return ChunkvisorError(code, what, why=why, remedy=remedy, log=log, see=see)
 

@@ -150,6 +150,7 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
     "chunkvisor/store/parts.py Parts.add fsync": "retry",
     "chunkvisor/store/parts.py Parts.add sync_folder": "retry",
+    "chunkvisor/store/slicelock.py hold_workdir make_folder": "slices",
     "chunkvisor_worker/contract/files.py sync_folder fsync": "plain",
     "chunkvisor_worker/contract/files.py make_folders sync_folder": "plain",
     "chunkvisor_worker/contract/files.py make_folder sync_folder": "plain",

@@ -54,6 +54,23 @@ def test_killed_while_a_part_is_taken_over(tmp_path: Path, monkeypatch: pytest.M
     assert parts_in(tmp_path).missing() == [(10, 14)]
 
 
+def test_a_verdict_that_was_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is missing still: its chunk is not put together as if all of it were known."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "ENOSPC")
+
+    parts = parts_in(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunkvisor.store.parts, "write_sealed", full)
+        with pytest.raises(OSError, match="ENOSPC"):
+            parts.add_bad(BadText(12, Outcome.CRASHED, "why"))
+
+    assert parts.missing() == [(12, 13)]
+    parts.add_bad(BadText(12, Outcome.CRASHED, "why"))
+    assert [bad.text for bad in parts_in(folder).bad] == [13, 12]
+
+
 def test_a_part_that_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the index names and is not there is missing."""
     vectors = tmp_path / "vectors.npy"

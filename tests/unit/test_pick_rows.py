@@ -20,15 +20,22 @@ ROWS, WIDTH = 3000, 3
 
 
 @pytest.fixture(
-    params=[(512, 0), (1, 0), (512, 2), (512, 3000)],
-    ids=["mapped", "one by one", "as it is", "together"],
+    params=[
+        (512, 0, 0, 500),
+        (512, 0, 0, 16 << 20),
+        (1, 0, 0, 1),
+        (512, 0, 3000, 1),
+        (512, 2, 16, 16 << 20),
+        (512, 3000, 16, 1),
+    ],
+    ids=["mapped in windows", "mapped", "one by one", "few", "as it is", "together"],
     autouse=True,
     scope="module",
 )
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Narrow rows are read in one way, wide ones in another, and rows that lie close together in a third."""
-    wide_bytes, dense = request.param
-    with mock.patch.object(pickrows, "_WIDE_BYTES", wide_bytes), mock.patch.object(pickrows, "_DENSE", dense):
+    wide_bytes, dense, few, window_bytes = request.param
+    with mock.patch.multiple(pickrows, _WIDE_BYTES=wide_bytes, _DENSE=dense, _FEW=few, _WINDOW_BYTES=window_bytes):
         yield
 
 

@@ -1,5 +1,7 @@
 """State files know whether they are whole, and files whether they were touched."""
 
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -139,6 +141,25 @@ def test_stamp(tmp_path: Path, change: Callable[[Path], object], untouched: bool
     stamp = stamp_file(path)
     change(path)
     assert (stamp.untouched(path), stamp.holds(path)) == (untouched, holds)
+
+
+@pytest.mark.parametrize(("error", "refused"), [("EMFILE", True), ("ENOMEM", True), ("EACCES", True), ("EIO", False)])
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, refused: bool
+) -> None:
+    """It is not taken for damaged, and so not set aside, unless it is the disk that fails."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    stamp = stamp_file(path)
+    os.utime(path, ns=(1, 1))
+    number = getattr(errno, error)
+
+    def refuse(_: Path) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("chunkvisor.store.stamp.digest_file", refuse)
+    with pytest.raises(OSError) if refused else contextlib.nullcontext():  # noqa: PT011 - the table says which
+        assert not stamp.holds(path)
 
 
 def test_stamp_of_a_folder(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ class WhereWriter:
 
     def add(self, place: int, here: Rows, there: Rows) -> None:
         """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
-        found = np.empty(len(here), dtype=_MATCH)
-        found["row"], found["place"], found["there"] = here, place, there
         owners = (here // self._stretch).astype(np.uint16)  # of which numpy sorts small ones in one pass
         order = np.argsort(owners, kind="stable")
-        for owner, part in zip(*_parts(owners[order], found[order]), strict=True):
+        found = np.empty(len(here), dtype=_MATCH)
+        found["row"], found["place"], found["there"] = here[order], place, there[order]
+        for owner, part in zip(*_parts(owners[order], found), strict=True):
             with open(open_kept(self._put_by(owner)), "ab", buffering=0) as file:
                 write_all(file.fileno(), part.tobytes())
 
@@ -59,8 +59,10 @@ class WhereWriter:
                 for match in self._matches(number):
                     texts = ids[match["row"] - first] - seen
                     new = where["place"][texts] == ENCODED
+                    if not new.all():
+                        texts, match = texts[new], match[new]
                     # Of two of the same text, the last is assigned (numpy, "Assigning values to indexed arrays").
-                    texts, match = texts[new][::-1], match[new][::-1]
+                    texts, match = texts[::-1], match[::-1]
                     where["place"][texts], where["row"][texts] = match["place"], match["there"]
                 fresh = np.flatnonzero(where["place"] == ENCODED)
                 where["row"][fresh] = np.arange(encoded, encoded + len(fresh))

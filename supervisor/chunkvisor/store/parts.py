@@ -85,10 +85,14 @@ class Parts:
             raise
 
     def add_bad(self, text: BadText) -> None:
-        """Note a text that fails alone. Raises OSError."""
+        """Note a text that fails alone. Raises OSError, and then it is missing still."""
         self._make_folder()
         self.bad.append(text)
-        self._save()
+        try:
+            self._save()
+        except OSError:
+            self.bad.remove(text)
+            raise
 
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""

@@ -4,6 +4,7 @@ Only files that nobody shortens meanwhile are read with it: a mapped file that s
 (mmap(2)).
 """
 
+import itertools
 import mmap
 import os
 from pathlib import Path
@@ -23,8 +24,12 @@ _LONG_RUN = 16
 _DENSE = 2
 """Where no more than this many times the rows lie between the first and the last, all of these are read by a call."""
 
-_GROUP = 512
-"""Rows a mapping. Each may bring in 64 KiB: the kernel maps what is cached around it (fault_around_bytes)."""
+_WINDOW_BYTES = 16 << 20
+"""Of the file that are mapped at a time: the kernel maps what is cached around a row as well, since Linux 6.18 whole
+folios, which may be all of it."""
+
+_FEW = 16
+"""Rows in a window on average: for fewer, a call each takes less time than a mapping."""
 
 _GAP_PAGES = 4
 """To read this number of pages that nobody wants costs the disk less than to be asked twice."""
@@ -47,9 +52,10 @@ def pick_rows(
         return _between(path, offset_bytes, found, rows, first, last)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
     with open_regular(path) as file:
-        runs = np.count_nonzero(np.diff(rows[order]) != 1) + 1
-        together = width * found.itemsize >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows)
-        read = _run_by_run if together else _mapped
+        runs, row_bytes = np.count_nonzero(np.diff(rows[order]) != 1) + 1, width * found.itemsize
+        few = len(rows) * _WINDOW_BYTES < (last - first) * row_bytes * _FEW
+        by_calls = row_bytes >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows) or few
+        read = _run_by_run if by_calls else _mapped
         read(file.fileno(), offset_bytes, found, order, rows)
     return found
 
@@ -117,13 +123,20 @@ def _run_by_run(
 def _mapped(
     fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> None:
-    width = found.shape[1]
-    for first in range(0, len(rows), _GROUP):
-        group = order[first : first + _GROUP]
-        wanted = rows[group]
-        count = int(wanted[-1]) + 1
-        size_bytes = offset_bytes + count * width * found.itemsize
-        with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) as mapped:
-            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=offset_bytes)
-            found[group] = there.reshape(count, width)[wanted]
+    width, row_bytes = found.shape[1], found.shape[1] * found.itemsize
+    wanted, size_bytes = rows[order], os.fstat(fd).st_size
+    if offset_bytes + (int(wanted[-1]) + 1) * row_bytes > size_bytes:  # a look behind the end would kill us
+        raise ValueError(f"the number {wanted[-1]} is greater than that of the last row")
+    ends = np.flatnonzero(np.diff(wanted // max(1, _WINDOW_BYTES // row_bytes))) + 1
+    for first, end in itertools.pairwise([0, *ends.tolist(), len(wanted)]):
+        near = wanted[first:end]
+        start_bytes = offset_bytes + int(near[0]) * row_bytes
+        page_bytes, count = (
+            start_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY,
+            int(near[-1] - near[0]) + 1,
+        )
+        length = start_bytes - page_bytes + count * row_bytes
+        with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=page_bytes) as mapped:
+            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=start_bytes - page_bytes)
+            found[order[first:end]] = there.reshape(count, width)[near - near[0]]
             del there  # what is still looked at cannot be given back

@@ -44,7 +44,7 @@ def hold_workdir(layout: Layout, run_id: str) -> Iterator[list[str]]:
             yield [holder.run_id for holder in before if holder is not None and holder.over]
         return
     for folder in (layout.slices, layout.run):
-        make_folder(folder, durable=False)
+        make_folder(folder)
     with (
         locked(layout.of(None).lock, fcntl.LOCK_SH, lambda: _taken(layout)),
         _agreed(layout, layout.slice.count),

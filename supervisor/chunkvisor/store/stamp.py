@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import open_regular
 
 
@@ -32,12 +33,17 @@ class Stamp:
         return (self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode) == _state(now)
 
     def holds(self, path: Path) -> bool:
-        """Whether the file has the stamped content; reads it only when it was touched."""
+        """Whether the file has the stamped content; reads it only when it was touched.
+
+        Raises OSError where the machine refuses that: it says nothing of the file.
+        """
         if self.untouched(path):
             return True
         try:
             return path.stat().st_size == self.size_bytes and digest_file(path) == self.digest
-        except OSError:
+        except OSError as error:
+            if error.errno in LIMIT_ERRNOS | FORBIDDEN_ERRNOS:
+                raise
             return False
 
 
