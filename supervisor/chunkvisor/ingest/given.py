@@ -48,8 +48,8 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
 
     With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
     """
-    texts, name = texts_of(given, column), column or getattr(given, "name", None)
-    of_column = f" of column {name!r}" if isinstance(name, str) and name else ""
+    texts, called = texts_of(given, column), column or getattr(given, "name", None)
+    of_column = f" of column {called!r}" if isinstance(called, str) and called else ""
     digest, count = hashlib.sha256(), 0
     handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
     partial = Path(name)
