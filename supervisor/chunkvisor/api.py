@@ -145,6 +145,7 @@ _SAID_FOR_PYTHON = (
     ("--from-scratch", "from_scratch=True"),
     ("--update", "update=True"),
     ("--set ", "set="),
+    ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
 )
 
 

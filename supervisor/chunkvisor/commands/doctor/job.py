@@ -20,6 +20,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
@@ -128,6 +129,7 @@ def _samples(
     """Every way of encoding on the first device, and the first of them on the others."""
     config = loaded.config
     model = model_spec(config.model, source.path, source.revision)
+    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
@@ -138,7 +140,7 @@ def _samples(
         folder = scratch / f"sample{number}"
         folder.mkdir(mode=0o700)
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
-        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
+        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), patience)
         trial = try_texts(_TEXTS, model, encode, conditions, folder)
         sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
         if trial.vectors is not None:

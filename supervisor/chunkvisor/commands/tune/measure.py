@@ -16,6 +16,7 @@ from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likenes
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -174,7 +175,8 @@ class _Bench:
         folder.mkdir(mode=0o700)
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
-        conditions = Conditions(self._device.kind, environment, place, config.recovery.startup_timeout)
+        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        conditions = Conditions(self._device.kind, environment, place, patience)
         encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
         limits = resolve_limits(encode, self._device.kind, plugin=False)
         model = replace(self._model, dtype=candidate.dtype)
