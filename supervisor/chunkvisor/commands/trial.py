@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
-from chunkvisor.decide.outcome import EndedBy, Verdict, judge
+from chunkvisor.decide.outcome import EndedBy, Evidence, Verdict, judge
 from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
@@ -103,6 +103,11 @@ def try_texts(
         oom_kills=kills.rise(),
         limits=limits,
     )
+    return _trial_of(evidence, files)
+
+
+def _trial_of(evidence: Evidence, files: AttemptFiles) -> Trial:
+    """What it says. Raises OSError."""
     verdict = judge(evidence)
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
