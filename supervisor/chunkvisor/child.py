@@ -23,6 +23,8 @@ from chunkvisor_worker.contract.wire import Message, from_json, write_message
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_MS = 100
+_STACK_MS = 2000
+"""For the stack of a child that takes too long."""
 _PATIENCE_S = 10.0
 """For the end of a killed child; one that sleeps in a driver is left behind."""
 
@@ -33,16 +35,20 @@ def run_child(
     on_wait: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = math.inf,
+    stdin: int = subprocess.DEVNULL,
+    *,
+    stack: bool = False,
 ) -> int:
     """Run the command to its end, in a session of its own, and return its code; what it prints is appended to `log`.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Nothing that the
-    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started.
+    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
+    `stack`, a child that takes too long is first asked where it is, which Python's faulthandler answers in the log.
     """
     with open_log(log) as stream:
         child = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stream,
             stderr=stream,
             env=None if environment is None else dict(environment),
@@ -52,10 +58,16 @@ def run_child(
     try:
         with open(os.pidfd_open(child.pid), "rb") as pidfd:  # becomes readable at the end of the child (pidfd_open(2))
             look.register(pidfd, select.POLLIN)
-            while not look.poll(_LOOK_MS):
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"not done after {timeout_s:.0f} s")
-                on_wait()
+            try:
+                while not look.poll(_LOOK_MS):
+                    if time.monotonic() > deadline_s:
+                        raise TimeoutError(f"not done after {timeout_s:.0f} s")
+                    on_wait()
+            except TimeoutError:
+                if stack:
+                    signal.pidfd_send_signal(pidfd.fileno(), signal.SIGABRT)
+                    look.poll(_STACK_MS)
+                raise
     finally:
         # Until it is reaped, the kernel gives its number to no other group.
         with suppress(ProcessLookupError, PermissionError):

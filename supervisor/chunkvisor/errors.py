@@ -25,8 +25,8 @@ class ChunkvisorError(Exception):
     """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
 
     `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. `see` is
-    the entry of the handbook about it, which `chunkvisor explain` prints. It is the one error that the Python interface
-    raises, under the name `chunkvisor.ChunkvisorError`.
+    the entry of the handbook about it, which `chunkvisor explain` prints, `outcome` what became of the worker. It is
+    the one error that the Python interface raises, under the name `chunkvisor.ChunkvisorError`.
     """
 
     def __init__(
@@ -39,6 +39,15 @@ class ChunkvisorError(Exception):
         self.remedy = remedy
         self.log = log
         self.see = see
+
+    @property
+    def outcome(self) -> str:
+        """What became of the attempt that ended the run, such as `crashed`; empty where no attempt did."""
+        from chunkvisor_worker.contract.exits import Outcome
+        from chunkvisor_worker.contract.rules import RULES
+
+        known = {rule.name: str(rule.outcome) for rule in RULES} | {str(each): str(each) for each in Outcome}
+        return known.get(self.see, "")
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

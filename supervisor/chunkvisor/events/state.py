@@ -27,6 +27,7 @@ _STAGES: dict[type[Event], str] = {
     of_device.DevicesChecked: STARTING,
     of_run.Resolving: "asking the model hub for {0.model}",
     of_run.CheckingModel: "reading the files of the model",
+    of_run.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
     of_output.Staging: "reading the source of {0.output}",
     of_device.TemplateStarted: "loading the model, once for all workers",

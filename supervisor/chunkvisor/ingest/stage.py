@@ -47,11 +47,35 @@ def stage(request: IngestRequest, folder: Path) -> None:
     scratch = folder / "scratch"
     scratch.mkdir()
     paths, spooled = TableFiles(folder), SpoolFiles(scratch)
+    spool, files = _read(request, sources, paths, scratch)
+    if not request.numbers_rows:
+        paths.places.unlink()
+    distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
+    drop_repeats(paths, spooled, spool.batches)
+    shutil.rmtree(scratch)
+    check_unchanged(sources, state)
+    for path in (*paths.arrays, *paths.there, paths.index):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    write_record(
+        folder,
+        rows=spool.rows,
+        distinct=distinct,
+        files=files,
+        source_state=state,
+        skip_blank=request.skip_blank,
+    )
+
+
+def _read(
+    request: IngestRequest, sources: list[SourceFile], paths: TableFiles, scratch: Path
+) -> tuple[Spool, list[TableSource]]:
+    """Spool the texts of all sources, and write what is to be known of their rows: (closed spool, rows by source)."""
     files: list[TableSource] = []
     first = 0
     with ExitStack() as stack:
         reader = stack.enter_context(connect(request.memory_limit_bytes, scratch))
-        spool = stack.enter_context(Spool(paths, spooled))
+        spool = stack.enter_context(Spool(paths, SpoolFiles(scratch)))
         windows = request.windows
         cutter = stack.enter_context(WindowCutter(windows, scratch)) if windows is not None else None
         if request.sql is not None:
@@ -77,23 +101,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
             raise _no_rows(request, sources)
         if table is not None:
             table.write(paths.rows, first, cutter.spans if cutter is not None else None)
-    if not request.numbers_rows:
-        paths.places.unlink()
-    distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
-    drop_repeats(paths, spooled, spool.batches)
-    shutil.rmtree(scratch)
-    check_unchanged(sources, state)
-    for path in (*paths.arrays, *paths.there, paths.index):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    write_record(
-        folder,
-        rows=spool.rows,
-        distinct=distinct,
-        files=files,
-        source_state=state,
-        skip_blank=request.skip_blank,
-    )
+    return spool, files
 
 
 def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:

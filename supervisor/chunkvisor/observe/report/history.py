@@ -1,5 +1,6 @@
 """What the journals of a workdir tell over time, in bounded size: a journal can be long, damaged or a lie."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.observe.pace import Pace
 from chunkvisor.observe.report.attempts import Attempts, Kind, remember
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.costs import Costs
 from chunkvisor_worker.contract.messages import Tier
 
 _RUNS = 200
@@ -22,13 +24,13 @@ _KINDS = 40
 _QUARANTINED = 200
 _CEILINGS = 400
 _NOTES = 200
+_NEWEST = 200
+"""Failed attempts that are listed."""
 _IN_PARTS = 200
 _DAY_S = 86400.0
 
 _WORDS: dict[type[Event], str] = {
     of_run.Waiting: "waited {0.delay_s:.0f} s: {0.reason}",
-    of_output.GenerationBegun: "{0.output}: generation {0.generation}, {0.rows_before:,} rows before, {0.rows:,} now",
-    of_output.TextsReused: "{0.output}: {0.taken:,} of {0.texts:,} texts had vectors already{0.sources}",
     of_output.ReuseRefused: "{0.output}: nothing was taken over from {0.origin}: {0.problem}",
     of_output.WaitingToJoin: "waited for disk space: {0.reason}",
     of_device.WarmGivenUp: "warm starts were given up: {0.reason}",
@@ -92,8 +94,10 @@ class History:
     phase_s: dict[str, float] = field(default_factory=dict)
     times: DeviceTimes = field(default_factory=DeviceTimes)
     """Of all devices together."""
+    costs: Costs = field(default_factory=Costs)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     """By outcome and rule."""
+    newest_failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     quarantined: dict[tuple[str, int], of_attempt.Quarantined] = field(default_factory=dict)
     notes: list[tuple[float, str]] = field(default_factory=list)
     """What was waited for, given up or left out, newest last."""
@@ -119,6 +123,7 @@ class History:
                 self._go(event, at_s)
             case of_attempt.WorkerEnded():
                 self.times.add(event)
+                self.costs.ended(event)
                 had_s = event.opening_s + event.busy_s
                 self.attempts.ended(_attempt_of(event), at_s, had_s, well=event.returncode == 0)
             case of_attempt.ChunkCommitted():
@@ -129,6 +134,8 @@ class History:
                 self._failed(event, at_s)
             case of_attempt.Quarantined() if len(self.quarantined) < _QUARANTINED:
                 self.quarantined[event.output[:100], event.row] = event
+            case of_output.GenerationBegun() | of_output.TextsReused():
+                self.costs.took(event, at_s)
             case of_output.Assembling():
                 self._began(at_s)
             case of_run.RunStarted():
@@ -182,6 +189,7 @@ class History:
         for phase, seconds in event.phase_s.items():
             if len(self.phase_s) < _KINDS or phase in self.phase_s:
                 self.phase_s[phase] = self.phase_s.get(phase, 0.0) + seconds
+        self.costs.committed(event)
         self._spread(event, event.texts - self._in_parts.pop((event.output, event.chunk), 0), at_s, event.attempt_ok)
 
     def _part_committed(self, event: of_attempt.PartCommitted, at_s: float) -> None:
@@ -204,6 +212,7 @@ class History:
         self.attempts.judged(_attempt_of(event), event.outcome)
         if isinstance(event, of_attempt.AttemptInterrupted):
             return
+        self.newest_failures.append(Failure(event, at_s, 1))
         kind = event.outcome, event.rule
         if len(self.failures) >= _KINDS and kind not in self.failures:
             kind = "other", ""  # a damaged journal
