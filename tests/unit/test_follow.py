@@ -9,8 +9,8 @@ import pytest
 from chunkvisor.events.event import Severity
 from chunkvisor.events.run import Note
 from chunkvisor.observe.follow import Follower, Tail
-from chunkvisor.observe.snapshot import DeviceState, RunHealth, Snapshot, WorkerState
-from chunkvisor.observe.status import OutputStatus, State, Status
+from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
+from chunkvisor.observe.status import OutputStatus, State, Status, moved
 from chunkvisor.observe.statusscreen import status_screen
 from harness import ROOT
 
@@ -84,7 +84,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
     [
         (
             status(State.RUNNING, 3),
-            [],
+            {},
             None,
             [
                 "running (pid 77): computing, 13 min so far, about 11 min left",
@@ -98,7 +98,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
         ),
         (
             status(State.STOPPED, 3),
-            [("a", 3), ("a", 4)],
+            {("a", 3): 0, ("a", 4): 82},
             None,
             [
                 "stopped: its process was killed, or the machine went down; finished work is kept",
@@ -106,12 +106,12 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  attempts: 3 committed",
                 "  to go on: run the same command again",
                 "  3 of 10 chunks are done and kept; 7 chunks to compute",
-                "  chunks 3, 4 had begun; what had been saved of them is kept",
+                "  chunks 3, 4 had begun; 82 texts of them are saved",
             ],
         ),
         (
             status(State.STOPPED, 10),
-            [],
+            {},
             130,
             [
                 "stopped: it was interrupted (Ctrl-C, SIGINT)",
@@ -123,7 +123,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
         ),
         (
             status(State.STOPPED, 0),
-            [],
+            {},
             78,
             [
                 "stopped: the last run ended with code 78",
@@ -134,7 +134,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
         ),
         (
             status(State.COMPLETE, 10, 2),
-            [],
+            {},
             3,
             [
                 "complete, but 2 rows have no vector",
@@ -148,9 +148,23 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
     ],
     ids=["running", "killed", "interrupted", "refused", "complete"],
 )
-def test_status_screen(now: Status, begun: list[tuple[str, int]], ending: int | None, lines: list[str]) -> None:
+def test_status_screen(now: Status, begun: dict[tuple[str, int], int], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""
     assert status_screen(now, WORKING, begun, ending, Path("w")) == lines
+
+
+@pytest.mark.parametrize(
+    ("output", "rows_done"),
+    [
+        (OutputStatus(3000, 0, 3, 0, distinct_texts=3000), 284),
+        (OutputStatus(3000, 1000, 3, 1, distinct_texts=3000), 1000),
+        (OutputStatus(3000, 3000, 3, 3, complete=True, distinct_texts=3000), 3000),
+    ],
+    ids=["under way", "what is committed stands", "complete"],
+)
+def test_status_counts_what_is_under_way(output: OutputStatus, rows_done: int) -> None:
+    """The finished batches of chunks under way count beside a live run, as in its own lines."""
+    assert moved(output, OutputState("a", 3000, 284 / 3000 + 1e-9, 3, 0)).rows_done == rows_done
 
 
 def test_the_picture_is_for_everybody() -> None:

@@ -24,6 +24,9 @@ from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.follow import Follower
+from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.batchlog import BatchLog
+from chunkvisor_worker.contract.messages import Facts
 from harness import SOAK_SEED
 
 COUNT = 60
@@ -182,7 +185,16 @@ def test_follower_reads_the_end(path: Path) -> None:
     assert snapshot.chunks_here == 51
     assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
-    assert follower.begun_anew() == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
+    assert list(follower.begun_anew()) == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
+    log = Layout(path.parent).output("a").attempt(3, 1).batches
+    log.parent.mkdir(parents=True)
+    with log.open("wb", buffering=0) as file:
+        batches = BatchLog(file)
+        batches.begin([0, 1])
+        batches.opened(Facts(dimension=3))
+        batches.written("d")
+        batches.begin([2, 3])
+    assert follower.begun_anew()["a", 3] == 2
 
 
 def test_what_was_summed_up_is_not_read_again(path: Path) -> None:

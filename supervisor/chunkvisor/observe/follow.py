@@ -24,6 +24,7 @@ from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import latest, lives
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
+from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
@@ -130,10 +131,14 @@ class Follower:
         codes = [run.code for run in self._runs.values() if run.code is not None]
         return max(codes, default=None) if len(codes) == len(self._runs) else None
 
-    def begun_anew(self) -> list[tuple[str, int]]:
-        """(output, chunk) of attempts that were under way when a run ended without a word."""
-        killed = [run.state for run in self._runs.values() if run.code is None and not run.alive]
-        return sorted({(worker.output, worker.chunk) for state in killed for worker in state.workers.values()})
+    def begun_anew(self) -> dict[tuple[str, int], int]:
+        """By (output, chunk) of the attempts under way when a run ended without a word: the texts that they saved."""
+        killed = [run for run in self._runs.values() if run.code is None and not run.alive]
+        found = Counter[tuple[str, int]]()
+        for layout, worker in ((run.layout, worker) for run in killed for worker in run.state.workers.values()):
+            files = layout.output(worker.output).attempt(worker.chunk, worker.attempt)
+            found[worker.output, worker.chunk] += sum(len(rows) for rows, _ in read_batch_log(files.batches).written)
+        return dict(sorted(found.items()))
 
     def _meet(self) -> None:
         for folder in latest(self._layout) if "" not in self._runs else ():

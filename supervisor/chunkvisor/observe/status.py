@@ -2,8 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.observe.follow import RunFollower
+from chunkvisor.observe.follow import RunFollower, merged
+from chunkvisor.observe.snapshot import OutputState, Snapshot
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import OutputLayout, parse_chunk_name
 from chunkvisor.store.mark import require_workdir
+from chunkvisor.store.parts import Parts
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import all_runs, latest
 from chunkvisor.store.seal import DamagedError
@@ -109,11 +111,10 @@ def read_status(workdir: Path) -> Status:
     else:
         state = State.HALTED if any(_halted(run) for run in last) else State.STOPPED
     shown = running or [newest]
-    rate = sum(run.state.texts_per_s or 0.0 for run in shown)
-    rows = sum(output.rows for output in outputs.values())
-    distinct = sum(output.distinct_texts for output in outputs.values())
-    etas = [run.state.eta_s for run in running]
-    known = [eta_s for eta_s in etas if eta_s is not None]
+    live = _live(last, outputs) if running else None
+    if live is not None:
+        outputs |= {each.name: moved(outputs[each.name], each) for each in live.outputs if each.name in outputs}
+    rows_per_s = live.rows_per_s if live is not None else _last_rate(newest, outputs)
     attempts = Counter[str]()
     for each in (counts for run in runs for counts in (run.state.attempts_before, run.state.attempts)):
         attempts.update(each)
@@ -122,8 +123,8 @@ def read_status(workdir: Path) -> Status:
         shown[0].holder.pid if shown[0].holder else None,
         outputs,
         dict(attempts),
-        round(rate * rows / distinct, 3) if rate and distinct else None,
-        max(known) if known and len(known) == len(etas) and not _some_to_come(last) else None,
+        round(rows_per_s, 3) if rows_per_s else None,
+        round(live.eta_s, 1) if live is not None and live.eta_s is not None else None,
         {_place(run, number): device for run in last for number, device in run.state.device_times.items()},
         {_place(run, number): name for run in last for number, name in run.state.devices.items()},
         [line for run in last if _halted(run) for line in _last_words(run)] if state is State.HALTED else [],
@@ -150,10 +151,25 @@ def _read_slice(run: RunFollower) -> SliceStatus:
     )
 
 
-def _some_to_come(runs: Sequence[RunFollower]) -> bool:
-    """Whether there are slices that are neither at work nor done: how long they take cannot be known."""
-    of = runs[0].layout.slice
-    return of is not None and of.count > sum(run.alive or run.code in _DONE for run in runs)
+def _live(runs: Sequence[RunFollower], outputs: Mapping[str, OutputStatus]) -> Snapshot:
+    """What those who follow the runs see at this moment."""
+    if runs[0].layout.slice is None:
+        return runs[0].look()
+    sizes = {name: (output.rows, output.chunks) for name, output in outputs.items()}
+    parts = [(str(run.layout.slice), run.look()) for run in runs]
+    return merged(parts, {name for (name, _), run in zip(parts, runs, strict=True) if run.alive}, sizes)
+
+
+def moved(output: OutputStatus, seen: OutputState) -> OutputStatus:
+    """The output with what its workers have done of their chunks."""
+    return output if output.complete else replace(output, rows_done=max(output.rows_done, seen.rows_done))
+
+
+def _last_rate(run: RunFollower, outputs: Mapping[str, OutputStatus]) -> float | None:
+    """Rows a second, as the run's last commit told."""
+    distinct = sum(output.distinct_texts for output in outputs.values())
+    rows = sum(output.rows for output in outputs.values())
+    return run.state.texts_per_s * rows / distinct if run.state.texts_per_s and distinct else None
 
 
 def _place(run: RunFollower, device: str) -> str:
@@ -182,8 +198,17 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         count = count_of(manifest)
         return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
     chunks = committed_chunks(layout, plan)
-    done = rows * (distinct - plan.distinct + plan.texts_in(chunks)) // max(1, distinct)
+    saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
+    done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)
     return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
+
+
+def saved_texts(layout: OutputLayout, plan: Plan, fingerprint: str, committed: bytearray) -> int:
+    """Texts of chunks that are not committed, which need no attempt any more."""
+    names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
+    chunks = [int(name) for name in names if name.isdecimal() and int(name) < plan.count and not committed[int(name)]]
+    missing = (Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing() for chunk in chunks)
+    return sum(map(plan.size, chunks)) - sum(stop - start for ranges in missing for start, stop in ranges)
 
 
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:

@@ -1,6 +1,6 @@
 """The screen of `chunkvisor status`: state, progress, whether to worry, what to do, in a few plain lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode
@@ -21,11 +21,12 @@ _STOPPED = {
 
 
 def status_screen(
-    status: Status, snapshot: Snapshot, begun: Sequence[tuple[str, int]], ending: int | None, workdir: Path
+    status: Status, snapshot: Snapshot, begun: Mapping[tuple[str, int], int], ending: int | None, workdir: Path
 ) -> list[str]:
     """The lines.
 
-    `begun` are the chunks under way when the run ended without a word, `ending` is its exit code if it had one.
+    `begun` are the chunks under way when the run ended without a word, with the number of texts saved of each;
+    `ending` is its exit code if it had one.
     """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
@@ -54,7 +55,7 @@ def status_screen(
     return lines
 
 
-def again(status: Status, begun: Sequence[tuple[str, int]], ending: int | None) -> list[str]:
+def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | None) -> list[str]:
     """What running again would do; `ending` is the exit code of the last run."""
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
@@ -73,7 +74,9 @@ def again(status: Status, begun: Sequence[tuple[str, int]], ending: int | None) 
         several = len({output for output, _ in begun}) > 1
         names = listed([f"{output} {chunk}" if several else str(chunk) for output, chunk in begun], 10)
         noun = "chunk" if len(begun) == 1 else "chunks"
-        lines.append(f"{noun} {names} had begun; what had been saved of {'it' if len(begun) == 1 else 'them'} is kept")
+        saved, them = sum(begun.values()), "it" if len(begun) == 1 else "them"
+        kept_texts = counted(saved, "text") if saved else "no text"
+        lines.append(f"{noun} {names} had begun; {kept_texts} of {them} {'are' if saved > 1 else 'is'} saved")
     return lines
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -71,7 +72,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "status": status,
         "rows": sum(output.rows for output in status.outputs.values()),
         "rows_done": sum(output.rows_done for output in status.outputs.values()),
-        "quarantined": sum(output.quarantined for output in status.outputs.values()),
+        "quarantined": rows_without_vector(status, history),
         "committed": status.attempts.get(Outcome.COMMITTED, 0),
         "timeline": charts.timeline,
         "width": WIDTH,
@@ -116,6 +117,12 @@ def _invocations(layout: Layout) -> list[InvocationFiles]:
         with contextlib.suppress(OSError):
             found += sorted(path for path in run.invocations.iterdir() if path.is_dir() and not path.is_symlink())
     return [InvocationFiles(path) for path in found]
+
+
+def rows_without_vector(status: Status, history: History) -> int:
+    """How many rows the table of them has, or would have if it were not cut."""
+    told = Counter(event.output for event in history.quarantined.values())
+    return sum(each.quarantined if each.complete else told[name] for name, each in status.outputs.items())
 
 
 def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[dict[str, Any]]:
