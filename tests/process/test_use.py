@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("use")
     workplace = Workplace(folder)
     (folder / "wide.py").write_text(WIDE)
-    rows = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
+    rows: list[dict[str, str | None]] = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
     rows[30:30] = [{"name": "none", "doc": None}, {"name": "blank", "doc": " "}]
     (folder / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workplace.write_config("wide:make")

@@ -89,8 +89,9 @@ class _Published(Observers):
 
     def event(self, event: Event, state: RunState) -> None:
         """Pass it on."""
-        is_final = isinstance(event, OutputComplete)
-        super().event(replace(event, path=str(self._out)) if is_final else event, state)
+        if isinstance(event, OutputComplete):
+            event = replace(event, path=str(self._out))
+        super().event(event, state)
 
 
 def state_beside(out: Path) -> Path:
@@ -153,7 +154,7 @@ def _made_from(config: Config) -> dict[str, Any]:
     source = digest_of([*state, output.query] if output.query is not None else state)
     model = Path(config.model.name)
     revision = config.model.revision or ""
-    if not config.model.is_plugin and model.is_dir():
+    if config.model.is_folder:
         files = sorted(path for path in model.rglob("*") if path.is_file())
         stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
         revision = digest_of(stats)
