@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -21,9 +22,9 @@ import psutil
 import pytest
 import yaml
 
+from chunkvisor import child
 from chunkvisor.cli import main
 from chunkvisor.decide import policy
-from chunkvisor.ingest import child, stage
 from chunkvisor.supervise import driver
 from drivers.zygote import MARK as MARK
 from forking import COMMAND_LINE, KILL_AT, Forked
@@ -129,7 +130,7 @@ class Workplace:
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
-            mock.patch.object(child, "run_child", _read_sources_here),
+            mock.patch.object(child, "run_child", _child_here),
             mock.patch.object(driver, "_PAUSE_S", 0.02),
             mock.patch.object(policy, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
@@ -166,13 +167,13 @@ class Workplace:
         return events_in(self.workdir / "events.jsonl")
 
 
-def _read_sources_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
+def _child_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
     on_wait()
-    *_, request, folder, _parent = command
+    *_, module, folder, _parent = command
     before = os.umask(0o077)  # which the child sets for itself
     try:
         with open(log, "a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            return stage.main([request, folder])
+            return int(importlib.import_module(module).main([folder]))
     finally:
         os.umask(before)
 

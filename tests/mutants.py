@@ -1,6 +1,6 @@
 """Breaks one line of the source at a time, and says which tests notice: `make mutants`.
 
-    python tests/mutants.py [--only WORD] [--storeys unit process] [--at-once 2]
+    python tests/mutants.py [--only WORD,WORD] [--storeys unit process] [--at-once 2]
 
 Each mutant is tried in a copy of the working tree against the tests that concern it, the fast storey first. One that
 no test notices has SURVIVED: a behaviour that nothing holds. One whose line is gone from the source is STALE, and wants
@@ -144,8 +144,8 @@ MUTANTS = (
     M("identity", "isinstance(rows, int) and not isinstance(rows, bool)", "isinstance(rows, int)"),
     M(
         "join",
-        "if len(others := np.setxor1d(writer.write(block), hits)):",
-        "if len(others := np.setxor1d(writer.write(block), hits)) and False:",
+        "if len(others := np.setxor1d(not_finite, hits)):",
+        "if len(others := np.setxor1d(not_finite, hits)) and False:",
     ),
     M("join", "(rows.first + int(row), int(rows.ids[row]))", "(int(row), int(rows.ids[row]))"),
     M("join", "upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)", "upto = np.maximum.accumulate(ids) + 1"),
@@ -209,12 +209,13 @@ def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--only", default="", help="mutants of modules whose name has this in it, or whose number it is"
+        "--only", default="", help="mutants of modules whose name has this in it, or whose number it is; A,B for more"
     )
     parser.add_argument("--storeys", nargs="+", default=list(STOREYS))
     parser.add_argument("--at-once", type=int, default=2)
     arguments = parser.parse_args()
-    chosen = [n for n, each in enumerate(MUTANTS) if arguments.only in each.module or arguments.only == str(n)]
+    words = arguments.only.split(",")
+    chosen = [n for n, each in enumerate(MUTANTS) if str(n) in words or any(word in each.module for word in words)]
     ends: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="chunkvisor-mutants-") as folder:
         trees = [Path(folder, str(number)) for number in range(arguments.at_once)]

@@ -10,7 +10,7 @@ from unittest import mock
 import yaml
 
 import chunkvisor.decide.policy
-import chunkvisor.observe.report.page
+import chunkvisor.observe.report.template
 import chunkvisor.supervise.diskwait
 import chunkvisor.supervise.driver
 import chunkvisor.supervise.joins
@@ -45,4 +45,4 @@ def be_quick() -> None:
         (chunkvisor.supervise.diskwait, "_FIRST_S", 0.05),
     ):
         mock.patch.object(owner, name, stand_in).start()
-    chunkvisor.observe.report.page._template()  # compiled once for all runs
+    chunkvisor.observe.report.template.page_template()  # compiled once for all runs

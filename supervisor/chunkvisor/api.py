@@ -88,6 +88,7 @@ def encode(
     encoder: str = "sentence-transformers",
     revision: str | None = None,
     dtype: str = "auto",
+    backend: str = "torch",
     max_length: int | None = None,
     trust_remote_code: bool = False,
     kwargs: Mapping[str, Any] | None = None,
@@ -145,6 +146,7 @@ _SAID_FOR_PYTHON = (
     ("--from-scratch", "from_scratch=True"),
     ("--update", "update=True"),
     ("--set ", "set="),
+    ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
 )
 
 

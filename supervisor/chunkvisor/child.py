@@ -1,6 +1,7 @@
 """A child process that somebody waits for: one that reads sources, asks the hub, counts tokens, or tries out torch."""
 
 import ctypes
+import json
 import math
 import os
 import select
@@ -8,16 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, Halt, halt_of
 from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.files import open_log
+from chunkvisor_worker.contract.files import open_log, read_bounded, write_atomic
+from chunkvisor_worker.contract.wire import Message, from_json, write_message
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_MS = 100
+_STACK_MS = 2000
+"""For the stack of a child that takes too long."""
 _PATIENCE_S = 10.0
 """For the end of a killed child; one that sleeps in a driver is left behind."""
 
@@ -28,16 +35,20 @@ def run_child(
     on_wait: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = math.inf,
+    stdin: int = subprocess.DEVNULL,
+    *,
+    stack: bool = False,
 ) -> int:
     """Run the command to its end, in a session of its own, and return its code; what it prints is appended to `log`.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Nothing that the
-    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started.
+    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
+    `stack`, a child that takes too long is first asked where it is, which Python's faulthandler answers in the log.
     """
     with open_log(log) as stream:
         child = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stream,
             stderr=stream,
             env=None if environment is None else dict(environment),
@@ -47,10 +58,16 @@ def run_child(
     try:
         with open(os.pidfd_open(child.pid), "rb") as pidfd:  # becomes readable at the end of the child (pidfd_open(2))
             look.register(pidfd, select.POLLIN)
-            while not look.poll(_LOOK_MS):
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"not done after {timeout_s:.0f} s")
-                on_wait()
+            try:
+                while not look.poll(_LOOK_MS):
+                    if time.monotonic() > deadline_s:
+                        raise TimeoutError(f"not done after {timeout_s:.0f} s")
+                    on_wait()
+            except TimeoutError:
+                if stack:
+                    signal.pidfd_send_signal(pidfd.fileno(), signal.SIGABRT)
+                    look.poll(_STACK_MS)
+                raise
     finally:
         # Until it is reaped, the kernel gives its number to no other group.
         with suppress(ProcessLookupError, PermissionError):
@@ -74,3 +91,62 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         sys.exit(ExitCode.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a child has ended that was asked for something."""
+
+    status: int
+    """Its exit code, negative for a signal."""
+    said: Any = None
+    """What it answered, if anything; plain values."""
+    halt: Halt | None = None
+    """Why it did not do it, where it could tell."""
+
+
+def ask_child(module: str, request: object, folder: Path, log: Path, on_wait: Callable[[], None]) -> Answer:
+    """Have a program of ours do what is asked, in an existing folder; its main is `answer_parent`.
+
+    Raises what `run_child` raises.
+    """
+    write_message(folder / "request.json", request, durable=False)
+    # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
+    status = run_child([sys.executable, "-P", "-m", module, str(folder), str(os.getpid())], log, on_wait)
+    try:
+        answer = json.loads(read_bounded(folder / "answer.json") or b"")
+        return Answer(status, answer["said"], halt_of(answer["halt"]) if answer["halt"] is not None else None)
+    except (ValueError, KeyError, TypeError):
+        return Answer(status)
+
+
+def answer_parent(
+    arguments: Sequence[str],
+    kind: type[Message],
+    work: Callable[[Message, Path], Any],
+    in_words: Callable[[Exception, Message | None, Path], Halt | None],
+) -> int:
+    """The child's side: `FOLDER [PARENT_PID]`; returns the exit code, which is that of `chunkvisor`.
+
+    `work` does what is asked in the folder, and may return plain values. `in_words` makes a Halt of an error, None of
+    a bug; the log has the traceback of either.
+    """
+    os.umask(0o077)
+    folder, request, said, halt = Path(arguments[0]), None, None, None
+    if len(arguments) > 1:
+        die_with_parent(int(arguments[1]))
+    try:
+        request = from_json(kind, (folder / "request.json").read_bytes())
+        assert request is not None
+        said = work(request, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
+        with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
+            traceback.print_exc()
+        halt = in_words(error, request, folder)
+        if halt is None:
+            return ExitCode.BUG
+    if said is not None or halt is not None:
+        with suppress(OSError):  # on a full disk the exit code has to do
+            answer = {"said": said, "halt": halt.details() if halt is not None else None}
+            write_atomic(folder / "answer.json", json.dumps(answer).encode())
+    return ExitCode.COMPLETE if halt is None else halt.code

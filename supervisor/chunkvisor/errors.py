@@ -25,8 +25,8 @@ class ChunkvisorError(Exception):
     """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
 
     `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. `see` is
-    the entry of the handbook about it, which `chunkvisor explain` prints. It is the one error that the Python interface
-    raises, under the name `chunkvisor.ChunkvisorError`.
+    the entry of the handbook about it, which `chunkvisor explain` prints, `outcome` what became of the worker. It is
+    the one error that the Python interface raises, under the name `chunkvisor.ChunkvisorError`.
     """
 
     def __init__(
@@ -39,6 +39,15 @@ class ChunkvisorError(Exception):
         self.remedy = remedy
         self.log = log
         self.see = see
+
+    @property
+    def outcome(self) -> str:
+        """What became of the attempt that ended the run, such as `crashed`; empty where no attempt did."""
+        from chunkvisor_worker.contract.exits import Outcome
+        from chunkvisor_worker.contract.rules import RULES
+
+        known = {rule.name: str(rule.outcome) for rule in RULES} | {str(each): str(each) for each in Outcome}
+        return known.get(self.see, "")
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -69,6 +78,13 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     """The message of an error from its `details`, as they stand in the journal; nothing for an end without one."""
     labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
     return [label + str(details[key]) for key, label in labels.items() if details.get(key)]
+
+
+def halt_of(details: Mapping[str, Any]) -> Halt:
+    """The Halt of which these are the `details`. Raises KeyError, TypeError or ValueError where they are of none."""
+    log = Path(details["log"]) if details["log"] else None
+    words = {key: details[key] for key in ("why", "remedy", "see")}
+    return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
 
 
 def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None, see: str) -> ChunkvisorError:

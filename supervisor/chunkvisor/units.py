@@ -60,7 +60,7 @@ def wrapped(text: str, columns: int, indent: int) -> str:
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
     """`did you mean run?`; where nothing comes near, `there are: run, encode`."""
     near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {listed(list(names), 20)}"
 
 
 def printable(text: str) -> str:

@@ -50,7 +50,7 @@ def prepare(kind: str) -> None:
     for module in modules:
         importlib.import_module(module)
     if kind == "command":
-        importlib.import_module("chunkvisor.observe.report.page")._template()  # compiled once for all runs
+        importlib.import_module("chunkvisor.observe.report.template").page_template()  # compiled once for all runs
 
 
 def fork_sibling() -> int:

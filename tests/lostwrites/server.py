@@ -20,8 +20,8 @@ from unittest import mock
 
 import duckdb  # noqa: F401 - forked children have it
 
+import chunkvisor.child
 import chunkvisor.engine.starter
-import chunkvisor.ingest.child
 import chunkvisor.ingest.stage
 import chunkvisor.store.stamp
 import chunkvisor.supervise.session
@@ -101,7 +101,7 @@ def stage_here(command: Sequence[str], log: Path, on_wait: Callable[[], None], *
         with open_log(log) as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
-        sys.exit(chunkvisor.ingest.stage.main([*command[4:6]]))
+        sys.exit(chunkvisor.ingest.stage.main([*command[4:5]]))
 
     on_wait()
     return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
@@ -155,7 +155,7 @@ def main() -> None:
     for owner, name, stand_in in (
         (os, "fsync", lambda _fd: None),
         (chunkvisor.engine.starter, "FreshWorker", ForkedWorker),
-        (chunkvisor.ingest.child, "run_child", stage_here),
+        (chunkvisor.child, "run_child", stage_here),
         # What does not touch the state of a run, and takes most of its time.
         (chunkvisor.supervise.session, "observers_of_run", lambda *_: []),
     ):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import from_json
 from chunkvisor_worker.contract.wire import to_json as message_to_json
-from harness import Workplace
+from harness import Workplace, finish, wait_for
 
 GIB = 1 << 30
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -192,7 +193,7 @@ def test_vectors_are_measured() -> None:
 
 
 def test_the_childs_environment() -> None:
-    """It is a worker's, but without a parent; without a device the child sees what the command sees."""
+    """It is a worker's; without a device the child sees what the command sees."""
     base = {"CUDA_VISIBLE_DEVICES": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     devices = (Device("cuda", "GPU-a"), Device("cuda", "GPU-b"))
 
@@ -201,7 +202,8 @@ def test_the_childs_environment() -> None:
     without = environment_of(base, (), {"X": "y"})
     assert without["CUDA_VISIBLE_DEVICES"] == "1"
     assert without["X"] == "y"
-    assert not {PARENT_PID, "PYTORCH_NO_CUDA_MEMORY_CACHING"} & without.keys()
+    assert without[PARENT_PID] == str(os.getpid())
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in without
     assert "CUDA_VISIBLE_DEVICES" not in environment_of({}, (), {})
 
 
@@ -352,6 +354,48 @@ def test_doctor_of_a_broken_plugin(workplace: Workplace) -> None:
 
     assert ended.returncode == 78, ended.stdout
     assert "no_such_module" in ended.stdout
+
+
+_STUCK = """import pathlib, time
+class Stuck:
+    def encode(self, texts, batch_size):
+        pathlib.Path(__file__).with_name("waiting").touch()
+        time.sleep(600)
+def make(model, device):
+    return Stuck()
+"""
+
+
+@pytest.mark.usefixtures("torch_asked_once")
+def test_doctor_of_an_encoder_that_hangs(workplace: Workplace) -> None:
+    """The sample is given up after stall_timeout, with the line at which it hung."""
+    (workplace.folder / "stuck.py").write_text(_STUCK)
+    workplace.write_source(["a"])
+    workplace.write_config("stuck:make", recovery__stall_timeout=0.5)
+
+    ended = workplace.call("doctor", str(workplace.config_path), "--json")
+
+    found = next(each for each in json.loads(ended.stdout)["findings"] if each["check"] == "encoding")
+    assert found["state"] == "fault"
+    assert "stall_timeout" in found["meaning"]
+    assert f'File "{workplace.folder / "stuck.py"}", line 5' in found["meaning"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_doctor_that_is_ended_leaves_no_worker(workplace: Workplace, how: signal.Signals) -> None:
+    """Its worker ends with it (the fixture looks); told to stop, it removes its folder as well."""
+    (workplace.folder / "stuck.py").write_text(_STUCK)
+    workplace.write_source(["a"])
+    workplace.write_config("stuck:make")
+    scratch = workplace.folder / "tmp"
+    scratch.mkdir()
+    process = workplace.start("doctor", str(workplace.config_path), env={"TMPDIR": str(scratch)})
+    wait_for((workplace.folder / "waiting").exists, timeout_s=180)
+
+    process.send_signal(how)
+
+    assert finish(process).returncode == (143 if how is signal.SIGTERM else -how)
+    assert how is signal.SIGKILL or not list(scratch.glob("chunkvisor-*"))
 
 
 @pytest.mark.usefixtures("torch_asked_once")

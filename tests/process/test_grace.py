@@ -75,7 +75,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
 
     assert process.returncode == 143, said
     assert "Traceback" not in said
-    assert "kept 160 texts that the failed attempt had finished" in said
+    assert "kept 160 texts that the interrupted attempt had finished" in said
     assert not told(place, "attempt_failed")
     assert len(place.calls()) == 5
     assert place.status()["state"] == "stopped"

@@ -90,7 +90,7 @@ def test_interrupted_work_goes_on() -> None:
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value
-    assert (error.code, error.log is not None and error.log.exists()) == (78, True)
+    assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (78, "crashed", True)
     assert "a row cannot be encoded" in error.what
     assert str(error).splitlines() == error.lines()
     events: list[str] = []
@@ -108,7 +108,8 @@ def test_interrupted_work_goes_on() -> None:
     ("texts", "words"),
     [
         (["a", 3], r"texts\[1\] is no string: int 3"),
-        ([float("nan")], r"texts\[0\] is no string: float nan"),
+        ([float("nan")], r"texts\[0\] is missing: float nan\ndo:  .*fillna"),
+        ([{"t": "a"}, {"t": float("nan")}], r"texts\[1\] of column 't' is missing: float nan"),
         ([b"bytes"], r"texts\[0\] is no string: bytes"),
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
         ([], "there are no texts"),
@@ -117,12 +118,12 @@ def test_interrupted_work_goes_on() -> None:
         ({"t": ["a"], "u": ["b"]}, r"texts is a mapping, which would give the names .*: 't', 'u'\ndo:  .*texts\['t'\]"),
         (SimpleNamespace(columns=["u"], iloc=None), r"texts is a DataFrame, which .* names .*\ndo:  .*texts\['u'\]"),
     ],
-    ids=["int", "nan", "bytes", "surrogate", "none", "str", "column", "dict", "frame"],
+    ids=["int", "nan", "named", "bytes", "surrogate", "none", "str", "column", "dict", "frame"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is no text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
-        encode(texts, column="t" if "column" in words else None, workdir="w")
+        encode(texts, column="t" if "column 't'" in words else None, workdir="w")
     assert caught.value.code == 78
     assert list((tmp_path / "w").glob("*")) == []
 

@@ -277,7 +277,9 @@ def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:
     assert ended.returncode == 0, ended.stderr
     (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
     assert failed["outcome"] == "hung"
-    assert "in sleep" in Path(failed["log"]).read_text()
+    told, _, stack = Path(failed["log"]).read_text().partition("Fatal Python error: Aborted")
+    assert "chunkvisor ends this worker: no progress" in told
+    assert "in sleep" in stack
     assert "told.py" in failed["reason"]
 
 

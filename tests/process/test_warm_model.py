@@ -32,7 +32,7 @@ def test_a_warm_model_makes_the_same_vectors(workplace: Workplace, minilm_path: 
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("start", ["fresh", "warm"])
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.soak(only=True)), "warm"])
 def test_torch_has_all_its_threads(workplace: Workplace, start: str) -> None:
     """Torch and its MKL have the threads of the config, in a forked worker as in a fresh one."""
     workplace.write_source(["a", "b"])

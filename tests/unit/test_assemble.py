@@ -162,6 +162,15 @@ def test_a_final_without_a_manifest() -> None:
         assert [path.name for path in final.parent.glob(f"{final.name}*")] == [final.name]
 
 
+def test_a_file_of_somebody_else() -> None:
+    """What stands in the place of the final, and is none of ours, is set aside."""
+    with assembled(ROWS, 2, 2) as (ledger, table, _):
+        final = ledger.layout.final
+        final.write_bytes(b"somebody's")
+        assemble.assemble(ledger, table, lambda: None)
+        assert final.with_name(f"{final.name}.aside").read_bytes() == b"somebody's"
+
+
 def chunk_path(ledger: Ledger, chunk: int) -> Path:
     """File of a committed chunk."""
     return dict(ledger.chunk_files())[chunk]

@@ -51,7 +51,7 @@ FOREIGN = {
     "--require-hashes", "--time", "--array", "--parsable", "--dependency", "--requeue", "--signal", "--user",
     "--no-block", "--gpus", "--group", "--num-cpus", "--head", "--address", "--seconds", "--rows", "--editable",
     "--each", "--only", "--scenario", "--seed", "--size", "--shrink", "--bugs", "--go-on", "--sites", "--folders",
-    "--list", "--first", "--pids-limit",
+    "--list", "--log", "--kin", "--errors", "--at-once", "--first", "--pids-limit",
     "--commits", "--chunks", "--wait", "--texts", "--rounds", "--runs", "--detach", "--out",
 }  # fmt: skip
 """Options of other programs that the pages name: systemd, Slurm, Docker, Ray, pip, git and our own tests."""

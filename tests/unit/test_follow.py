@@ -122,6 +122,17 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
+            status(State.STOPPED, 0),
+            [],
+            78,
+            [
+                "stopped: the last run ended with code 78",
+                "  a: 0 %, 0 of 100 rows, 0 of 10 chunks",
+                "  attempts: 0 committed",
+                "  to go on: do what is said above, then run the same command again",
+            ],
+        ),
+        (
             status(State.COMPLETE, 10, 2),
             [],
             3,
@@ -135,7 +146,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
     ],
-    ids=["running", "killed", "interrupted", "complete"],
+    ids=["running", "killed", "interrupted", "refused", "complete"],
 )
 def test_status_screen(now: Status, begun: list[tuple[str, int]], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""

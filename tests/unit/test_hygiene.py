@@ -88,6 +88,14 @@ def test_room_imports_only_what_stands_below_it() -> None:
             assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
 
 
+def test_no_function_is_longer_than_a_page() -> None:
+    """Fifty lines, docstring and signature included."""
+    for path in (*files_of(SUPERVISOR), *files_of(WORKER)):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 50, f"{path}: {node.name}"
+
+
 def string_of(node: ast.AST | None) -> str:
     """The text of a string constant; empty for anything else."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -66,6 +66,10 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
             {"model": {"name": "org/model", "encoder": "mine:build"}},
             'model.encoder: "sentence-transformers" before, "mine:build" now',
         ),
+        (
+            {"model": {"name": "org/model", "backend": "openvino"}, "device": "cpu"},
+            'model.backend: not set before, "openvino" now',
+        ),
         ({"encode": {"normalize": True}}, "encode.normalize: false before, true now"),
         ({"encode": {"prompt": ""}}, 'encode.prompt: not set before, "" now'),
         ({"encode": {"prompt_name": "query"}}, 'encode.prompt_name: not set before, "query" now'),

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from chunkvisor.events import journal as journal_module
-from chunkvisor.events.attempt import AttemptFailed, AttemptStarted, ChunkCommitted, ChunkSplit, Go, WorkerEnded
+from chunkvisor.events.attempt import (
+    AttemptFailed,
+    AttemptStarted,
+    BatchesKept,
+    ChunkCommitted,
+    ChunkSplit,
+    Go,
+    WorkerEnded,
+)
 from chunkvisor.events.event import JOURNAL, Event
 from chunkvisor.events.journal import Journal, newest_state, read_events, read_state
 from chunkvisor.events.output import OutputOpened
@@ -33,6 +41,7 @@ def story(chunks: int) -> Iterator[Event]:
         yield Go("a", chunk, 1, rows=32)
         if chunk % 7 == 3:
             yield AttemptFailed("a", chunk, 1, "crashed", 'it said "event": "run_state"')
+            yield BatchesKept("a", chunk, 3)
             yield ChunkSplit("a", chunk, texts=10, parts=2)
             continue
         yield WorkerEnded("a", chunk, 1, 0, chunk % 2, startup_s=0.1, idle_s=0.01, busy_s=0.25, texts=10, tokens=99)

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.events.attempt import AttemptFailed
+from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, WorkerEnded
 from chunkvisor.events.journal import Decoder, Entry
+from chunkvisor.events.output import GenerationBegun, TextsReused
 from chunkvisor.events.run import Halted
 from chunkvisor.observe.readings import GpuReading, HostReading, ProcessReading, SensorLine
 from chunkvisor.observe.report.attempts import AttemptSpan, Kind, kind_of, thinned
+from chunkvisor.observe.report.bars import cost_bars
 from chunkvisor.observe.report.bins import Bins
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH, Chart, in_bytes, linear, powers_of_two
 from chunkvisor.observe.report.charts import Charts
+from chunkvisor.observe.report.costs import Costs
 from chunkvisor.observe.report.headline import Mood, headline
 from chunkvisor.observe.report.history import Ceiling, Failure, History, Run, read_history
 from chunkvisor.observe.report.sensorcurves import SensorCurves
@@ -257,6 +260,31 @@ def test_chunks_in_parts_are_counted_once() -> None:
     totals = {start_s: each.total for start_s, each in history.texts.items()}
     assert sum(totals.values()) == 100
     assert totals[T0 + 9] == 40
+
+
+def test_parts_tell_what_they_took() -> None:
+    """Texts, tokens and phases of a chunk of which a killed run had encoded some are those of both runs."""
+    part = {"start": 0, "stop": 100, "texts": 60, "tokens": 540, "padded_tokens": 600, "phase_s": {"forward": 9.0}}
+    history = read_history(
+        [
+            *journal(("go", 1, {**ATTEMPT, **GO})),
+            *journal(
+                ("batches_kept", 3, {**ATTEMPT, "texts": 40, "tokens": 360, "padded_tokens": 400}),
+                ("go", 4, {**ATTEMPT, **GO, "attempt": 2}),
+                ("worker_ended", 8, {**ATTEMPT, **ENDED, "attempt": 2, "returncode": 0}),
+                ("part_committed", 9, {**ATTEMPT, **part}),
+                (
+                    "chunk_committed",
+                    9,
+                    {**COMMITTED, "attempt_ok": False, "tokens": 0, "padded_tokens": 0, "texts_before": 40},
+                ),
+                run="r2",
+            ),
+        ]
+    )
+
+    assert (history.texts_done, history.tokens, history.padded_tokens) == (100, 900, 1000)
+    assert history.phase_s == {"forward": 9.0}
 
 
 GOOD = {**STARTED, **ENDED, "code": 1, "outcome": "crashed", "row": 1}
@@ -516,3 +544,28 @@ def test_charts_of_a_run_with_a_gpu() -> None:
         "short texts",
         "the longest texts, after an out-of-memory fault",
     ]
+
+
+def test_the_slowest_chunks_and_time_by_length() -> None:
+    """The ten slowest chunks are kept, all attempts at each added up; time is counted by the tokens of a text."""
+    costs = Costs()
+    for chunk in range(1000):
+        for attempt in range(1, 3 if chunk == 7 else 2):
+            seconds = 500.0 if chunk == 7 else float(chunk % 100)
+            costs.ended(WorkerEnded("out", chunk, attempt, busy_s=seconds, texts=10, tokens=200))
+        costs.committed(ChunkCommitted("out", chunk, 10, 0, 0, 0))
+    slowest = costs.slowest()
+    assert [(cost.chunk, cost.seconds, cost.attempts) for cost in slowest[:2]] == [(7, 1000.0, 2), (999, 99.0, 1)]
+    assert len(slowest) == 10
+    assert costs.chunks == 1000
+    assert [(bar.label, bar.amount) for bar in cost_bars(costs.by_length)] == [("16 to 31", 50_493.0)]
+
+
+def test_generations_and_reuse_stand_together() -> None:
+    """What an output reuses after its source has changed is told with that generation; of another one, by itself."""
+    costs = Costs()
+    costs.took(GenerationBegun("a", 2, 10, 12), 1.0)
+    costs.took(TextsReused("a", 12, 10, 2), 2.0)
+    costs.took(TextsReused("b", 5, 5, 0), 3.0)
+    found = [(each.output, each.generation, each.reuse.taken if each.reuse else None) for each in costs.taken]
+    assert found == [("a", 2, 10), ("b", 0, 5)]

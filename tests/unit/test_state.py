@@ -247,6 +247,44 @@ def test_an_ended_run_stands_still() -> None:
     assert closing_line(now) == "1 chunk computed in 30 s, 2.5 rows/s, 25 tokens/s, without a fault"
 
 
+KEPT: Event = (102, "batches_kept", {"output": "a", "chunk": 1, "texts": 10, "tokens": 200, "interrupted": True})
+PART: Event = (120, "part_committed", {"output": "a", "chunk": 1, "texts": 15, "tokens": 500})
+COMPOSED: Event = (120, "chunk_committed", {**COMMITTED[2], "tokens": 0, "texts_before": 10})
+
+
+@pytest.mark.parametrize(
+    ("events", "far", "texts", "tokens"),
+    [
+        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:]], "35 %, 70 of 200 rows", 0, 0, id="taken over from a killed run"),
+        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:], PART, COMPOSED], "50 %, 100 of 200", 15, 500, id="and finished"),
+        pytest.param([*BEGUN, (119, *KEPT[1:])], "35 %, 70 of 200 rows", 10, 200, id="kept by this run"),
+        pytest.param(
+            [*BEGUN, (119, *KEPT[1:]), PART, (*COMPOSED[:2], {**COMPOSED[2], "texts_before": 0})],
+            "50 %, 100 of 200",
+            25,
+            700,
+            id="of an attempt of this run that failed, and finished",
+        ),
+        pytest.param([*BEGUN, COMMITTED], "50 %, 100 of 200", 25, 500, id="at once"),
+    ],
+)
+def test_what_was_kept_counts_once(events: list[Event], far: str, texts: int, tokens: int) -> None:
+    """Kept batches count for how far it is at once; texts and tokens of a chunk in parts for the run that did them."""
+    state = state_of(*events)
+    assert far in progress_line(snapshot_of(state, 120, Readings()))
+    assert (state.texts_here, state.tokens_here) == (texts, tokens)
+    assert not state.outputs["a"].texts_saved or not state.chunks_here
+
+
+def test_what_earlier_runs_saved_counts() -> None:
+    """Parts that are there at the start count for how far it is until their chunk is committed, and not for the run."""
+    saved: Event = (101, "output_opened", {**OPENED[2], "texts_saved": 10})
+    begun = [*BEGUN[:2], saved, *BEGUN[3:]]
+    assert "35 %, 70 of 200 rows" in progress_line(seen(115, *begun))
+    assert "50 %, 100 of 200 rows" in progress_line(seen(120, *begun, PART, COMPOSED))
+    assert state_of(*begun, PART, COMPOSED).texts_here == 15
+
+
 def test_progress_line() -> None:
     """The heartbeat has all figures that are known."""
     assert progress_line(seen(110, INVOKED)) == "starting, 10 s so far"
@@ -281,6 +319,8 @@ def test_figure(value: float, words: str) -> None:
     [
         ("note", {"text": "a\x1b[31m\nb\rc"}, "a [31m b c"),
         ("worker_ended", FIRST, ""),
+        (*KEPT[1:], "a chunk 1: kept 10 texts that the interrupted attempt had finished"),
+        ("batches_kept", {**FIRST, "texts": 1}, "a chunk 1: kept 1 text that the failed attempt had finished"),
         ("draining", {"signal": "SIGINT"}, "SIGINT: finishing the chunks under way; a second signal stops at once"),
         ("waiting", {"delay_s": 3, "reason": "busy"}, "waiting: busy"),
     ],

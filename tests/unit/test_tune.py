@@ -1,5 +1,7 @@
 """`chunkvisor tune`: what is tried, how it is compared, and how a config is edited."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import yaml
 import chunkvisor.commands.tune.measure as measure
 from chunkvisor.commands.trial import Conditions, Trial
 from chunkvisor.commands.tune import draw, to_json, tune
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes, pick
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Likeness, Measured, best_of, likeness
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
@@ -25,6 +27,12 @@ def test_what_is_tried() -> None:
     assert [each.dtype for each in dtypes("cuda", None)] == ["bfloat16", "float16"]
     assert dtypes("cuda", "float32") == []
     assert [each.dtype for each in dtypes("cuda", "float16")] == ["float16"]
+    assert backends("cuda", installed=True, bfloat16=True, fixed=None) == []
+    assert backends("cpu", installed=False, bfloat16=True, fixed=None) == []
+    tried = backends("cpu", installed=True, bfloat16=True, fixed=None)
+    assert [each.vectors for each in tried] == [("openvino", "float32"), ("openvino", "bfloat16")]
+    assert len(backends("cpu", installed=True, bfloat16=False, fixed=None)) == 1
+    assert [each.dtype for each in backends("cpu", installed=True, bfloat16=True, fixed="bfloat16")] == ["bfloat16"]
     best = Candidate("bfloat16", 8192)
     assert {each.dtype for each in budgets("cpu", best)} == {"bfloat16"}
     assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
@@ -130,7 +138,17 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         loaded = "float32" if model.dtype == "auto" else model.dtype
         return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
 
+    def placed(model: ModelSpec, folder: Path) -> str | None:
+        return str(folder) if model.backend == "openvino" else None
+
+    def converted(model: ModelSpec, environment: object, tell: Callable[[], None]) -> None:
+        tell()
+        raise Halt(ExitCode.CONFIG, "the model cannot be converted for OpenVINO", why="it is made up")
+
     monkeypatch.setattr(measure, "try_texts", made_up)
+    monkeypatch.setattr(measure, "ensure_converted", converted)
+    monkeypatch.setattr(measure, "openvino_version", lambda: "1.0")
+    monkeypatch.setattr(measure, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
     return path
 
 
@@ -142,19 +160,22 @@ def test_a_tuning(config: Path) -> None:
     assert tuning.best.candidate.dtype == "bfloat16"
     assert tuning.changes[_DTYPE] == "bfloat16"
     lines = draw(tuning, 0.999, 2.0)
-    assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
+    assert next(line for line in lines if line.startswith("* ")).split()[1:3] == ["torch", "bfloat16"]
     assert any("failed: host_oom: no memory" in line for line in lines)
+    assert any("failed: the model cannot be converted for OpenVINO: it is made up" in line for line in lines)
     assert "model.dtype: bfloat16" in lines[-1]
     values = to_json(tuning, 2.0)
     assert [each["recommended"] for each in values["candidates"]].count(True) == 1
     assert values["candidates"][0]["settings"] == {
+        "model.backend": "torch",
         "model.dtype": "float32",
         "encode.batch_tokens": "auto",
         "workers.per_device": 1,
     }
     assert values["candidates"][0]["hours"] == pytest.approx(200 / 10 / 3600)
     assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
-    assert said[-1].startswith("trying bfloat16")
+    assert "trying openvino, float32, auto tokens a batch" in said
+    assert said[-1].startswith("trying torch, bfloat16")
 
 
 def test_a_plugin_has_settings_of_its_own(config: Path) -> None:

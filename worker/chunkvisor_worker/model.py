@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,17 @@ def resolve_prompt(model: Any, encode: EncodeSpec) -> str | None:
 
     Raises ValueError for a `prompt_name` the model has no prompt for.
     """
+    return chosen_prompt(encode, model.prompts, model.default_prompt_name)
+
+
+def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None) -> str | None:
+    """The same, of a model with these prompts."""
     if encode.prompt is not None:
         return encode.prompt
-    if encode.prompt_name is not None and encode.prompt_name not in model.prompts:
-        known = ", ".join(map(repr, model.prompts)) or "none"
+    if encode.prompt_name is not None and encode.prompt_name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
         raise ValueError(f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}")
-    prompt: str | None = model.prompts.get(encode.prompt_name or model.default_prompt_name)
-    return prompt
+    return prompts.get(encode.prompt_name or default_name or "")
 
 
 def max_length(model: Any) -> int | None:
@@ -157,11 +162,7 @@ def _set_max_length(model: Any, length: int | None) -> None:
     if length is None:
         return
     limit = position_limit(model.transformers_model) if model.transformers_model is not None else None
-    if limit is not None and length > limit:
-        raise ValueError(
-            f"model.max_length is {length}, but the model has positions for {limit} tokens only; "
-            f"set it to {limit} or less, or to null for the model's own"
-        )
+    refuse_length(length, limit)
     try:
         model.max_seq_length = length
     except AttributeError as error:
@@ -171,11 +172,24 @@ def _set_max_length(model: Any, length: int | None) -> None:
         ) from error
 
 
+def refuse_length(length: int | None, positions: int | None) -> None:
+    """Raises ValueError for a `model.max_length` beyond the positions that the model has."""
+    if length is not None and positions is not None and length > positions:
+        raise ValueError(
+            f"model.max_length is {length}, but the model has positions for {positions} tokens only; "
+            f"set it to {positions} or less, or to null for the model's own"
+        )
+
+
 def set_truncate_dim(model: Any, dimension: int | None) -> None:
     """Keep the first dimensions of each vector, None for all. Raises ValueError where the model has fewer."""
     if dimension is None:
         return
-    full = model.get_embedding_dimension()
-    if full is not None and dimension > full:
-        raise ValueError(f"encode.truncate_dim is {dimension}, but the model's vectors have {full} dimensions only")
+    refuse_truncation(dimension, model.get_embedding_dimension())
     model.truncate_dim = dimension
+
+
+def refuse_truncation(dimension: int | None, full: int | None) -> None:
+    """Raises ValueError for an `encode.truncate_dim` beyond the dimensions of the model's vectors."""
+    if dimension is not None and full is not None and dimension > full:
+        raise ValueError(f"encode.truncate_dim is {dimension}, but the model's vectors have {full} dimensions only")

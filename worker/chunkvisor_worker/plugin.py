@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.unitlength import unit_length
 
 BATCHES_PER_CALL = 4
 """How many batches the plug-in gets at a time: few enough that progress is seen."""
@@ -121,8 +122,7 @@ class PluginEncoder:
                 raise BadOutputError(f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions")
             vectors = vectors[:, :width]
         if self._encode.normalize:
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+            vectors = unit_length(vectors)
         self._dimension = vectors.shape[1]
         return vectors
 

@@ -17,6 +17,7 @@ from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import exit_code_of, fault_of
+from chunkvisor_worker.liveness import die_with_parent
 
 _PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _SIZE = 64
@@ -84,6 +85,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m chunkvisor_worker.probe OUT.json\n")
         os._exit(WorkerExit.USAGE)
+    die_with_parent()
     report = probe(Path(sys.argv[1]))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

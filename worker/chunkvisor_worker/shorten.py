@@ -34,8 +34,11 @@ Count = Callable[[list[str]], Sequence[int]]
 def works_by_word(tokenizer: Any) -> bool:
     """Whether a transformers tokenizer keeps the first tokens of a text, and tokenizes word by word."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.truncation_side != "right":
-        return False
+    return backend is not None and tokenizer.truncation_side == "right" and parts_by_word(backend)
+
+
+def parts_by_word(backend: Any) -> bool:
+    """Whether a tokenizer of the package tokenizers tokenizes word by word."""
     try:
         parts = json.loads(backend.to_str())
     except Exception:  # noqa: BLE001 - a custom component written in Python cannot be serialized: a plain Exception

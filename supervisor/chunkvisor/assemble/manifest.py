@@ -118,6 +118,7 @@ def build_manifest(
             "dtype": facts.dtype or model.dtype,
             "max_length": facts.max_length if facts.max_length is not None else model.max_length,
             "encoder": model.encoder,
+            "backend": model.backend,
         },
         "encode": {
             "normalize": encode.normalize,

@@ -5,21 +5,18 @@ the storage itself, which replaces an earlier one at once. Until then, what was 
 """
 
 import hashlib
-import json
 import os
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.child import die_with_parent
+from chunkvisor.child import answer_parent
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.remote import file_system, persistently, state_of
-from chunkvisor_worker.contract.files import open_regular, write_atomic
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.files import open_regular
 
 _BLOCK_BYTES = 32 << 20
 """S3 takes 10,000 parts of an upload: 320 GB of a file."""
@@ -94,22 +91,12 @@ def _bare(files: Any, address: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """`REQUEST.json ANSWER.json PARENT_PID`; the answer is what `upload` returns, or the parts of a Halt."""
-    os.umask(0o077)
-    request_path, answer, parent = arguments
-    die_with_parent(int(parent))
-    request = from_json(UploadRequest, Path(request_path).read_bytes())
-    assert request is not None
-    try:
-        said: dict[str, Any] = {"there": upload(request)}
-        code = 0
-    except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        traceback.print_exc()
-        halt = error if isinstance(error, Halt) else None
-        said, code = {"halt": halt.details() if halt else None}, halt.code if halt else ExitCode.BUG
-    with suppress(OSError):
-        write_atomic(Path(answer), json.dumps(said).encode())
-    return code
+    """See `answer_parent`; says what `upload` returns."""
+    return answer_parent(arguments, UploadRequest, lambda request, _: upload(request), _halt_of)
+
+
+def _halt_of(error: Exception, _request: UploadRequest | None, _folder: Path) -> Halt | None:
+    return error if isinstance(error, Halt) else None
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ What a command needs is imported when it is called, so that `--help` is fast. Ma
 """
 
 import atexit
+import contextlib
 import importlib
 import shutil
 import signal
@@ -97,6 +98,9 @@ def main() -> None:
     open_standard_streams()
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
     atexit.register(_ignore_signals)
+    with contextlib.suppress(ValueError):  # not the main thread
+        # As an exception, so that children are ended and temporary folders are removed.
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -35,8 +34,6 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     from chunkvisor.commands.planning import draw, survey
     from chunkvisor.config.load import load
 
-    # As an exception, so that children are ended and the temporary folder is removed.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     forecast = survey(load(config, overrides), max_rows, _say)
     if as_json:
         say(json.dumps(forecast.to_json(), indent=2))

@@ -110,7 +110,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         code = halt.code
         raise
     finally:
-        if in_words and code is not ExitCode.CONFIG:  # what is wrong there, its message says
+        if in_words:
             complete = code is ExitCode.COMPLETE and request.slice is None
             for line in next_steps(loaded, began_s, trial=request.max_rows is not None, complete=complete):
                 afterwards.tell(line)

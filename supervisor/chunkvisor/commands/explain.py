@@ -14,7 +14,7 @@ _WIDTH = 96
 
 def names() -> list[str]:
     """What can be explained: outcomes first, then rules in the order in which they are tried."""
-    return [*map(str, ENTRIES), *(rule.name for rule in RULES)]
+    return list(dict.fromkeys([*map(str, ENTRIES), *(rule.name for rule in RULES)]))
 
 
 def explain(name: str) -> str:

@@ -1,8 +1,9 @@
 """One worker on some texts, outside of any run: for the doctor, for audit and for tune."""
 
-import math
 import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
-from chunkvisor.decide.outcome import EndedBy, Verdict, judge
+from chunkvisor.decide.outcome import EndedBy, Evidence, Verdict, judge
+from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
-from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, LinearKernel, ModelSpec
+from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, LinearKernel, ModelSpec
+from chunkvisor_worker.contract.wire import read_message, to_json
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ONE_ROW = Limits(rows=1)
@@ -36,7 +38,7 @@ class Conditions:
     """As `environment_of` makes it."""
     import_path: tuple[str, ...] = ()
     """Where the module of a plug-in encoder is looked for."""
-    timeout_s: float = math.inf
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,23 @@ def try_texts(
     job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
     spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
     command, kills, ended_why, returncode = worker_command(files, spec), KillCount(), "", None
-    try:
-        returncode = run_child(command, files.log, on_wait, conditions.environment, conditions.timeout_s)
-    except TimeoutError as error:
-        ended_why = f"{error} (recovery.startup_timeout)"
+    pulse = Pulse.begin(time.monotonic())
+
+    def look() -> None:
+        nonlocal pulse
+        on_wait()
+        now_s = time.monotonic()
+        pulse = pulse.seen(read_message(Beat, files.beat), now_s)
+        if why := pulse.overdue(now_s, conditions.patience, at_gate=False):
+            raise TimeoutError(why)
+
+    ours, theirs = socket.socketpair()  # the worker ends when this process does
+    with ours, theirs:
+        ours.sendall(to_json(Go(limits)))
+        try:
+            returncode = run_child(command, files.log, look, conditions.environment, stdin=theirs.fileno(), stack=True)
+        except TimeoutError as error:
+            ended_why = str(error)
     evidence = gather(
         files,
         spec,
@@ -88,6 +103,11 @@ def try_texts(
         oom_kills=kills.rise(),
         limits=limits,
     )
+    return _trial_of(evidence, files)
+
+
+def _trial_of(evidence: Evidence, files: AttemptFiles) -> Trial:
+    """What it says. Raises OSError."""
     verdict = judge(evidence)
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
@@ -100,13 +120,13 @@ def try_texts(
 def environment_of(
     base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str], *, workers: int = 1
 ) -> dict[str, str]:
-    """What workers on the devices get, but for the pid of a parent: a worker run by hand waits at no gate.
+    """What workers on the devices get.
 
     Without a device (no config, or one whose GPU is not there), the child sees the GPUs that this command sees.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=threads)
-    del environment[PARENT_PID], environment[_VISIBLE]
+    del environment[_VISIBLE]
     if devices:
         environment[_VISIBLE] = ",".join(device.uuid for device in devices)
     elif _VISIBLE in base:

@@ -53,6 +53,14 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Backend(StrEnum):
+    """What computes with the model."""
+
+    TORCH = "torch"
+    OPENVINO = "openvino"
+    """On the CPU, with the model converted once (extra `openvino`)."""
+
+
 class EngineKind(StrEnum):
     """Where workers run."""
 
@@ -166,7 +174,9 @@ class ModelConfig(Section):
     revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
     dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
-    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
+    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own, with openvino float32."""
+    backend: Annotated[Backend, expected('"torch" or "openvino"')] = Backend.TORCH
+    """What computes: torch; or openvino, faster on a CPU, with the model converted once (extra `openvino`)."""
     max_length: values.PositiveOrNull = None
     """Tokens after which a text is cut; null = the model's own limit."""
     trust_remote_code: values.Flag = False
@@ -448,6 +458,23 @@ class Config(Section):
             conditions = {self.outputs[member].where for member in members}
             if len(conditions) > 1:
                 raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
+        return self
+
+    @model_validator(mode="after")
+    def _possible_for_openvino(self) -> Self:
+        model, refusals = self.model, dict[str, bool]()
+        if model.backend is Backend.OPENVINO:
+            refusals = {
+                f"a plug-in encoder ({model.encoder}) computes by itself; leave model.backend out": model.is_plugin,
+                "it computes on the CPU alone; write device: cpu": set(self.device) != {"cpu"},
+                "it computes in float32 or bfloat16; model.dtype is float16": model.dtype is Dtype.FLOAT16,
+                "model.kwargs.backend is given as well; keep one of them": "backend" in model.kwargs,
+                "workers on a Ray cluster have no place for the converted model; write engine: {kind: local}": (
+                    self.engine.kind is EngineKind.RAY
+                ),
+            }
+        for why in (why for why, holds in refusals.items() if holds):
+            raise refused(f"model.backend is openvino: {why}")
         return self
 
     @model_validator(mode="after")

@@ -76,8 +76,9 @@ _LAST_REMEDIES = {
     Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",
     Outcome.HOST_OOM: "Give the machine or its container more memory, or set workers.standby to 0.",
     Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
-    Outcome.CRASHED: "Read the log: its last lines, and the attempt's fault.json beside it, say where.",
-    Outcome.HUNG: "Read the log: it has the stack; raise recovery.stall_timeout if it was only slow.",
+    Outcome.CRASHED: "Read the log: its last lines say where.",
+    Outcome.HUNG: "Read the log: it has the stack. If it was only slow, raise recovery.stall_timeout; to find out, run "
+    "it with --max-rows 100 --set recovery.stall_timeout=30m.",
     Outcome.BAD_INPUT: "Correct the row in the source.",
     Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 often helps against NaN.",
     Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
@@ -94,9 +95,10 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
         what = f"output {output}: a row cannot be encoded: {place}"
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
     else:
-        what = f"output {output}: {counted(count, 'row')} cannot be encoded; the last of them: {place}"
-        remedy = "So many are rarely the fault of the texts. Find out why; if it is the texts, raise "
-        remedy += f"recovery.max_bad_rows ({bad_rows.limit})."
+        what = f"output {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
+        what += f"{bad_rows.limit:,}; the search for more ended with {place}"
+        remedy = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. "
+        remedy += "If it is the texts, correct them, or raise recovery.max_bad_rows."
     return Halt(
         ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=log, see=verdict.see
     )
@@ -117,10 +119,11 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
         code_of_nothing(verdict),
-        f"output {output}: none of its texts can be encoded, not even alone; chunk {chunk} was the last one tried",
+        f"output {output}: no text has been encoded so far, and those that were tried alone failed too, "
+        f"the last in chunk {chunk}",
         why=f"{verdict.outcome}: {verdict.reason}",
-        remedy=f"{last_remedy(verdict)} It is hardly a single text: look at the model, the device and the source as a "
-        "whole. Then run the same command again.",
+        remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at the encoder, the model and "
+        "the device. Then run the same command again; without a repair it will hardly get further.",
         see=verdict.see,
     )
 

@@ -45,6 +45,7 @@ class Device:
         return f"{self.name or 'GPU'} ({self.uuid[:12]})" if self.uuid else self.name
 
 
+_USE_THE_CPU = "use the CPU (`device: cpu`; `--device cpu` of encode)"
 CPU = Device("cpu")
 
 
@@ -91,7 +92,7 @@ def find_devices(
         reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
         raise _no_gpu(
             f"no NVIDIA driver is loaded or visible here; {reason}",
-            "install or load the driver; in a container, start it with GPU access; or write `device: cpu`",
+            f"install or load the driver; in a container, start it with GPU access; or {_USE_THE_CPU}",
         )
     # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the workers find out.
     names = _names_without_smi(environment.get("CUDA_VISIBLE_DEVICES"))
@@ -99,7 +100,7 @@ def find_devices(
         reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
         raise _no_gpu(
             f"the NVIDIA driver is loaded, but there is no device file of a GPU (/dev/nvidia0); {reason}",
-            "in a container, start it with GPU access; or write `device: cpu`",
+            f"in a container, start it with GPU access; or {_USE_THE_CPU}",
         )
     if everything:
         return tuple(Device("cuda", name) for name in names)
@@ -181,4 +182,5 @@ def _first_line(answer: SmiAnswer) -> str:
 
 
 def _no_gpu(why: str, remedy: str) -> Halt:
+    remedy += "; `chunkvisor doctor CONFIG` says what else is in the way"
     return Halt(ExitCode.MACHINE, "this machine has no GPU for this config", why=why, remedy=remedy)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.model import Backend, Dtype, ModelConfig
 from chunkvisor_worker.contract.files import open_regular, read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
@@ -110,6 +110,8 @@ def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
     """The dtype in which a worker computes; None where the files do not tell, and for a plug-in. Raises nothing."""
     if path is None or _has(model, (*_PLACING, *_TYPING)):
         return None
+    if model.backend is Backend.OPENVINO and model.dtype is Dtype.AUTO:
+        return str(Dtype.FLOAT32)
     found = read_model_folder(Path(path))
     stored = found.dtype if str(model.dtype) == "auto" else str(model.dtype)
     return None if found.quantized else stored

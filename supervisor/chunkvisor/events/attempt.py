@@ -139,24 +139,42 @@ class ChunkCommitted(ChunkEvent):
     """Of late, over all devices."""
     eta_s: float | None = None
     tokens: int = 0
+    """Of the attempt; those of parts are told by their own events."""
     padded_tokens: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the worker by phase."""
+    texts_before: int = 0
+    """Of `texts`, those that were done before this run began to work."""
 
 
 @event()
 class PartCommitted(ChunkEvent):
-    """Some texts of a chunk that was taken apart have their vectors."""
+    """Some texts of a chunk have their vectors: one that was taken apart, or of which an attempt had finished some."""
 
     start: int = 0
     stop: int = 0
+    texts: int = 0
+    """Of those from `start` up to `stop`, the ones that it was for."""
+    tokens: int = 0
+    padded_tokens: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
 
 
-@event("{output} chunk {chunk}: kept {texts:text} that the failed attempt had finished")
+@event("{output} chunk {chunk}: kept {texts:text} that the {which} attempt had finished")
 class BatchesKept(ChunkEvent):
     """What an attempt without a result had encoded was taken over."""
 
     texts: int = 0
+    tokens: int = 0
+    """By its last beat, about."""
+    padded_tokens: int = 0
+    interrupted: bool = False
+    """It did not fail: it was stopped, or lost with its run or its machine."""
+
+    @property
+    def which(self) -> str:
+        """What became of it."""
+        return "interrupted" if self.interrupted else "failed"
 
 
 @event("{output} chunk {chunk}: looking for what fails among {texts:text}", Severity.CARE)

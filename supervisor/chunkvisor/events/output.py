@@ -28,6 +28,8 @@ class OutputOpened(Event):
     chunk_size: int = 0
     chunks_done: int = 0
     texts_done: int = 0
+    texts_saved: int = 0
+    """Of chunks that are not done."""
 
     @property
     def work(self) -> str:

@@ -25,9 +25,12 @@ class OutputProgress:
     chunks: int = 0
     chunks_done: int = 0
     texts_done: int = 0
+    """In these chunks, or taken over."""
+    texts_saved: int = 0
+    """Of the chunks that are not done."""
     complete: bool = False
     texts_here: int = 0
-    """Committed by this run, like its tokens."""
+    """Encoded by this run and kept, like its tokens."""
     tokens_here: int = 0
     quarantined: int = 0
     """Texts, by this run."""

@@ -101,6 +101,12 @@ class CheckingModel(Event):
     model: str
 
 
+@event("converting {model} for {backend}, once for this workdir")
+class ConvertingModel(Event):
+    model: str
+    backend: str
+
+
 @event("waiting for {who}, which prepares or joins the files of all slices")
 class WaitingForTurn(Event):
     who: str

@@ -27,6 +27,7 @@ _STAGES: dict[type[Event], str] = {
     of_device.DevicesChecked: STARTING,
     of_run.Resolving: "asking the model hub for {0.model}",
     of_run.CheckingModel: "reading the files of the model",
+    of_run.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
     of_output.Staging: "reading the source of {0.output}",
     of_device.TemplateStarted: "loading the model, once for all workers",
@@ -94,6 +95,8 @@ class RunState:
     """Numbers of each node's devices."""
     split: dict[str, bool] = field(default_factory=dict)
     """The chunks that are being taken apart."""
+    saved: dict[str, int] = field(default_factory=dict)
+    """Texts that this run has kept, by the chunk, until that is committed."""
     chunks_here: int = 0
     """Committed by this run."""
     batch_rows: int = 0
@@ -115,12 +118,12 @@ class RunState:
 
     @property
     def texts_here(self) -> int:
-        """Committed by this run."""
+        """Encoded by this run and kept."""
         return sum(output.texts_here for output in self.outputs.values())
 
     @property
     def tokens_here(self) -> int:
-        """Committed by this run."""
+        """Encoded by this run and kept."""
         return sum(output.tokens_here for output in self.outputs.values())
 
     @property
@@ -187,6 +190,7 @@ class RunState:
                 output = self._output(event.output)
                 output.rows, output.distinct, output.chunks = event.rows, event.distinct, event.chunks
                 output.chunks_done, output.texts_done = event.chunks_done, event.texts_done
+                output.texts_saved = event.texts_saved
                 # The slice that joins opens the output a second time, as a whole.
                 self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))
             case of_output.OutputAlreadyComplete() | of_output.OutputComplete():
@@ -194,6 +198,8 @@ class RunState:
                 output.rows, output.complete = event.rows, True
             case of_attempt.ChunkCommitted():
                 self._commit(event, t)
+            case of_attempt.PartCommitted() | of_attempt.BatchesKept():
+                self._save(event)
             case of_attempt.ChunkSplit():
                 self.split[_key(event)] = True
             case of_attempt.Quarantined():
@@ -221,10 +227,20 @@ class RunState:
                 self._count(event.outcome)
                 self.failed += not isinstance(event, of_attempt.AttemptInterrupted)
 
+    def _save(self, event: of_attempt.PartCommitted | of_attempt.BatchesKept) -> None:
+        output = self._output(event.output)
+        output.texts_saved += event.texts
+        if self.first_go_s is not None:  # what was taken over before is not this run's
+            output.texts_here += event.texts
+            output.tokens_here += event.tokens
+            self.saved[_key(event)] = self.saved.get(_key(event), 0) + event.texts
+
     def _commit(self, event: of_attempt.ChunkCommitted, t: float) -> None:
         output = self._output(event.output)
         output.chunks_done, output.texts_done = event.chunks_done, event.texts_done
-        output.texts_here += event.texts
+        saved = self.saved.pop(_key(event), 0) + event.texts_before
+        output.texts_saved = max(0, output.texts_saved - saved)
+        output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
         self.shares[event.output] = Share(event.chunks_done, event.chunks)
         self.split.pop(_key(event), None)

@@ -1,28 +1,26 @@
 """The parent's side of an ingest: starts the child, waits for it, and puts its table in place."""
 
-import json
-import os
 import signal
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from chunkvisor.child import run_child
+from chunkvisor.child import ask_child
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.jsonlines import read_objects
 from chunkvisor.ingest.problem import disk_full, refused
 from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.layout import unfinished
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import read_bounded, remove_folder
-from chunkvisor_worker.contract.wire import write_message
+from chunkvisor_worker.contract.files import remove_folder
 
 _LINES = 100
 """Of JSON that are looked at."""
+_LOG = "ingest.log"
+"""What the child prints, in the folder."""
 
 _NO_COLUMN = "\N{NULL}"
 """No file has a column of this name, so asking for it gives the message that lists those it has."""
@@ -38,13 +36,9 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     partial = unfinished(folder)
     remove_folder(partial)
     partial.mkdir(mode=0o700, parents=True)
-    request_path = partial / "request.json"
-    write_message(request_path, request, durable=False)
-    # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
-    command = [sys.executable, "-P", "-m", "chunkvisor.ingest.stage", str(request_path), str(partial), str(os.getpid())]
-    status = run_child(command, partial / "ingest.log", on_wait)
-    if status:
-        halt = _halt(request, partial, status)
+    answer = ask_child("chunkvisor.ingest.stage", request, partial, partial / _LOG, on_wait)
+    if answer.status:
+        halt = answer.halt or _halt(request, partial, answer.status)
         if halt.log is None:
             remove_folder(partial)
         raise halt
@@ -85,12 +79,8 @@ def columns_in_words(file: SourceFile, scratch: Path) -> str:
 
 
 def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
-    log = partial / "ingest.log"
-    try:
-        message = json.loads(read_bounded(TableFiles(partial).error) or b"")
-        return Halt(ExitCode(message["code"]), message["what"], why=message["why"], remedy=message["remedy"])
-    except (ValueError, KeyError, TypeError):
-        pass
+    """Of a child that has not said what was wrong."""
+    log = partial / _LOG
     if status == ExitCode.DISK:
         return disk_full(partial)
     if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either

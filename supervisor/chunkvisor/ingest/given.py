@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,14 +48,16 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
 
     With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
     """
-    texts = texts_of(given, column)
+    texts, called = texts_of(given, column), column or getattr(given, "name", None)
+    of_column = f" of column {called!r}" if isinstance(called, str) and called else ""
     digest, count = hashlib.sha256(), 0
     handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
     partial = Path(name)
     try:
         with open(handle, "wb") as file:
             for index, text in enumerate(texts):
-                line = _line(index, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
+                place = f"texts[{index}]{of_column}"
+                line = _line(place, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
                 digest.update(line)
                 file.write(line)
                 count += 1
@@ -99,25 +102,29 @@ def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
         yield row[column]
 
 
-def _line(index: int, text: object) -> bytes:
+def _line(place: str, text: object) -> bytes:
     if isinstance(text, Mapping):
         raise config_error(
-            f"texts[{index}] is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
+            f"{place} is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
         )
     if text is not None and not isinstance(text, str):
+        # What pandas has where a text is missing: NaN, or its NA.
+        missing = type(text).__name__ == "NAType" or (isinstance(text, float) and math.isnan(text))
         raise config_error(
-            f"texts[{index}] is no string: {type(text).__name__} {text!r:.60}",
-            remedy="convert it, or give None for an empty text; in pandas, where a missing one is NaN: fillna('')",
+            f"{place} is {'missing' if missing else 'no string'}: {type(text).__name__} {text!r:.60}",
+            remedy="say what stands for a missing text, such as an empty one: fillna('')"
+            if missing
+            else "convert it, or give None for an empty text",
         )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise _surrogate(index, error) from None
+        raise _surrogate(place, error) from None
 
 
-def _surrogate(index: int, error: UnicodeEncodeError) -> Halt:
+def _surrogate(place: str, error: UnicodeEncodeError) -> Halt:
     return config_error(
-        f"texts[{index}] has a lone surrogate, {error.object[error.start]!r}",
+        f"{place} has a lone surrogate, {error.object[error.start]!r}",
         why="it is half of a character, which UTF-8 cannot hold",
         remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
     )

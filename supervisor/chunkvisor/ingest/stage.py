@@ -3,11 +3,9 @@
 It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk.
 """
 
-import json
 import os
 import shutil
 import sys
-import traceback
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -17,7 +15,7 @@ from typing import BinaryIO
 
 import duckdb
 
-from chunkvisor.child import die_with_parent
+from chunkvisor.child import answer_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
@@ -38,8 +36,6 @@ from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.table import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor.ingest.windows import WindowCutter
-from chunkvisor_worker.contract.files import write_atomic
-from chunkvisor_worker.contract.wire import from_json
 
 _PLACES_AT_ONCE = 1 << 16
 
@@ -51,11 +47,36 @@ def stage(request: IngestRequest, folder: Path) -> None:
     scratch = folder / "scratch"
     scratch.mkdir()
     paths, spooled = TableFiles(folder), SpoolFiles(scratch)
+    spool, files = _read(request, sources, paths, scratch)
+    if not request.numbers_rows:
+        paths.places.unlink()
+    distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
+    drop_repeats(paths, spooled, spool.batches)
+    shutil.rmtree(scratch)
+    check_unchanged(sources, state)
+    for path in (*paths.arrays, *paths.there, paths.index):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    write_record(
+        folder,
+        rows=spool.rows,
+        distinct=distinct,
+        files=files,
+        source_state=state,
+        skip_blank=request.skip_blank,
+        empty=spool.empty,
+    )
+
+
+def _read(
+    request: IngestRequest, sources: list[SourceFile], paths: TableFiles, scratch: Path
+) -> tuple[Spool, list[TableSource]]:
+    """Spool the texts of all sources, and write what is to be known of their rows: (closed spool, rows by source)."""
     files: list[TableSource] = []
     first = 0
     with ExitStack() as stack:
         reader = stack.enter_context(connect(request.memory_limit_bytes, scratch))
-        spool = stack.enter_context(Spool(paths, spooled))
+        spool = stack.enter_context(Spool(paths, SpoolFiles(scratch)))
         windows = request.windows
         cutter = stack.enter_context(WindowCutter(windows, scratch)) if windows is not None else None
         if request.sql is not None:
@@ -81,24 +102,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
             raise _no_rows(request, sources)
         if table is not None:
             table.write(paths.rows, first, cutter.spans if cutter is not None else None)
-    if not request.numbers_rows:
-        paths.places.unlink()
-    distinct = number_texts(paths, spooled, spool.batches, request.memory_limit_bytes)
-    drop_repeats(paths, spooled, spool.batches)
-    shutil.rmtree(scratch)
-    check_unchanged(sources, state)
-    for path in (*paths.arrays, *paths.there, paths.index):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    write_record(
-        folder,
-        rows=spool.rows,
-        distinct=distinct,
-        files=files,
-        source_state=state,
-        skip_blank=request.skip_blank,
-        empty=spool.empty,
-    )
+    return spool, files
 
 
 def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:
@@ -222,26 +226,8 @@ def _halt_of(error: BaseException, request: IngestRequest | None, folder: Path) 
 
 
 def main(arguments: list[str]) -> int:
-    """`REQUEST.json OUT_DIR [PARENT_PID]`; the exit code is that of `chunkvisor`, and 0 means a whole table."""
-    os.umask(0o077)
-    request_path, folder = Path(arguments[0]), Path(arguments[1])
-    if len(arguments) > 2:
-        die_with_parent(int(arguments[2]))
-    request = None
-    try:
-        request = from_json(IngestRequest, request_path.read_bytes())
-        assert request is not None
-        stage(request, folder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
-            traceback.print_exc()
-        halt = _halt_of(error, request, folder)
-        if halt is None:
-            return ExitCode.BUG
-        with suppress(OSError):  # on a full disk the exit code has to do
-            write_atomic(TableFiles(folder).error, json.dumps(halt.details()).encode())
-        return halt.code
-    return 0
+    """See `answer_parent`; 0 means a whole table."""
+    return answer_parent(arguments, IngestRequest, stage, _halt_of)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,6 @@ class TableFiles:
     """int64, little-endian, where rows are left out: number of each row in its file."""
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
-    error = Entry("folder", "error.json")
-    """JSON, in a folder that became no table: why not, as the parts of a Halt."""
 
     def holds_index(self) -> bool:
         """Whether there is an index, as the record has it. Raises OSError."""

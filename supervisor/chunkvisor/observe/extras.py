@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.config.model import Config, EngineKind
+from chunkvisor.config.model import Backend, Config, EngineKind
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
 from chunkvisor.store.layout import Layout
@@ -31,6 +31,8 @@ def require_extras(config: Config) -> None:
                 f"metrics.textfile: {textfile} is a place of the workdir's own",
                 remedy="name a file in another folder, such as the one that node_exporter reads",
             )
+    if config.model.backend is Backend.OPENVINO:
+        _require("model.backend: openvino", "openvino", "openvino")
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")
     for name, output in config.outputs.items():

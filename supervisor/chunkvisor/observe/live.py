@@ -17,7 +17,7 @@ from rich.text import Text
 
 from chunkvisor.events.event import Event, Severity
 from chunkvisor.events.progress import NewsLine
-from chunkvisor.events.run import CheckingModel, Resolving
+from chunkvisor.events.run import CheckingModel, ConvertingModel, Resolving
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line
@@ -136,7 +136,7 @@ class Live(Observer):
         self._state = state
         if line := event.line:
             self._news.append(NewsLine(event.severity, state.told_s, line))
-        if isinstance(event, Resolving | CheckingModel):  # which may take long before the next tick
+        if isinstance(event, Resolving | CheckingModel | ConvertingModel):  # which may take long before the next tick
             self._drawn_s = 0.0
             self.tick()
 

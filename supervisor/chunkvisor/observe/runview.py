@@ -53,7 +53,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
     ours = [output for output in state.outputs.values() if output.distinct]  # not complete before
     distinct = sum(output.distinct for output in ours)
-    left = distinct - sum(output.texts_done for output in ours) - sum(under_way.values())
+    left = distinct - sum(output.texts_done + output.texts_saved for output in ours) - sum(under_way.values())
     rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
     endless = _searching(state) or state.doing == STOPPING  # it takes no one knows how long, or ends before its work
     eta_s = left / texts_per_s if texts_per_s and left > 0 else None
@@ -123,7 +123,8 @@ def _rates(
 
 
 def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputState:
-    share = 1.0 if output.complete else min(1.0, (output.texts_done + under_way) / max(1, output.distinct))
+    done = output.texts_done + output.texts_saved + under_way
+    share = 1.0 if output.complete else min(1.0, done / max(1, output.distinct))
     return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)
 
 

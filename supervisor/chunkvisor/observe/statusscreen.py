@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from chunkvisor.errors import ExitCode
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.progress import percent, rates, stage
 from chunkvisor.observe.snapshot import Snapshot
@@ -10,6 +11,7 @@ from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
 from chunkvisor.units import counted, human_time, listed
 
 _MOST_SLICES = 16
+_NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
 _STOPPED = {
     None: "its process was killed, or the machine went down; finished work is kept",
     3: "the next run tries the rows without a vector again",
@@ -45,20 +47,22 @@ def status_screen(
     elif status.state is State.COMPLETE:
         lines += _complete(lines, status, workdir)
     else:
-        lines += [f"  {line}" for line in again(status, begun)]
+        lines += [f"  {line}" for line in again(status, begun, ending)]
         if status.state is State.STOPPED:
             why = _STOPPED.get(ending, f"the last run ended with code {ending}")
             lines[0] += f": {'no slice is at work' if status.slices else why}"
     return lines
 
 
-def again(status: Status, begun: Sequence[tuple[str, int]]) -> list[str]:
-    """What running again would do."""
+def again(status: Status, begun: Sequence[tuple[str, int]], ending: int | None) -> list[str]:
+    """What running again would do; `ending` is the exit code of the last run."""
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
-    lines = ["to go on: run the same command again"]
+    how = "run the same command again"
     if status.slices:
-        lines = ["to go on: run the slices that are left, or the same command without --slice"]
+        how = "run the slices that are left, or the same command without --slice"
+    first = "do what is said above, then " if ending in _NEED_A_PERSON else ""
+    lines = [f"to go on: {first}{how}"]
     if not chunks:
         return lines
     if not (rest := chunks - kept):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Backend, Config, Long
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
@@ -128,7 +128,10 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    if output.where is not None:  # without it the identity is that of a version that did not know it
+    # Without what follows the identity is that of a version that did not know it.
+    if model.backend is not Backend.TORCH:
+        values["model.backend"] = model.backend.value
+    if output.where is not None:
         values["where"] = output.where
     if encode.long is not Long.CUT:  # which texts there are, not what their vectors are: no name of `_SHAPES_VECTORS`
         values |= {"long": encode.long.value, "overlap": encode.overlap}

@@ -149,6 +149,12 @@ class Ledger:
                 remove_folder(path)
         return found
 
+    def saved(self) -> dict[int, int]:
+        """How many texts of each chunk that is not committed need no attempt any more, where there are some."""
+        chunks = self.taken_apart()
+        missing = {chunk: sum(stop - start for start, stop in self.parts(chunk).missing()) for chunk in chunks}
+        return {chunk: self.plan.size(chunk) - missing[chunk] for chunk in chunks}
+
     def fix_facts(self, facts: Facts) -> None:
         """The first vectors fix the facts of the output.
 

@@ -124,19 +124,15 @@ def _mapped(
     fd: int, offset_bytes: int, found: npt.NDArray[Any], order: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> None:
     width, row_bytes = found.shape[1], found.shape[1] * found.itemsize
-    wanted, size_bytes = rows[order], os.fstat(fd).st_size
-    if offset_bytes + (int(wanted[-1]) + 1) * row_bytes > size_bytes:  # a look behind the end would kill us
-        raise ValueError(f"the number {wanted[-1]} is greater than that of the last row")
+    wanted = rows[order]
     ends = np.flatnonzero(np.diff(wanted // max(1, _WINDOW_BYTES // row_bytes))) + 1
     for first, end in itertools.pairwise([0, *ends.tolist(), len(wanted)]):
         near = wanted[first:end]
-        start_bytes = offset_bytes + int(near[0]) * row_bytes
-        page_bytes, count = (
-            start_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY,
-            int(near[-1] - near[0]) + 1,
-        )
-        length = start_bytes - page_bytes + count * row_bytes
-        with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=page_bytes) as mapped:
-            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=start_bytes - page_bytes)
+        count = int(near[-1] - near[0]) + 1
+        page, within = divmod(offset_bytes + int(near[0]) * row_bytes, mmap.ALLOCATIONGRANULARITY)
+        place = page * mmap.ALLOCATIONGRANULARITY
+        # Raises ValueError where the file is shorter.
+        with mmap.mmap(fd, within + count * row_bytes, access=mmap.ACCESS_READ, offset=place) as mapped:
+            there = np.frombuffer(mapped, dtype=found.dtype, count=count * width, offset=within)
             found[order[first:end]] = there.reshape(count, width)[near - near[0]]
             del there  # what is still looked at cannot be given back

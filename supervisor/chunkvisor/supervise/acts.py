@@ -90,8 +90,11 @@ class Acts:
             case do.Start():
                 return self._start(instruction)
             case do.Keep():
-                files = self.ended[instruction.worker].files
-                return self._storage.keep(instruction.task, files, instruction.holes, failed=instruction.failed)
+                files, failed = self.ended[instruction.worker].files, instruction.failed
+                stopped = instruction.interrupted
+                return self._storage.keep(
+                    instruction.task, files, instruction.holes, failed=failed, interrupted=stopped
+                )
             case do.Quarantine():
                 return self._storage.quarantine(instruction.task, instruction.verdict)
             case do.Compose():

@@ -39,7 +39,7 @@ def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> l
             left = Salvage() if good else look(files, spec, ledger.facts, output.blank_test(spec))
             if left.done and _of_these_versions(left.facts, output):
                 rows = {text - spec.start for text in task.wanted}.difference(left.done)
-                storage.keep(task, files, tuple(sorted(rows)), failed=True)
+                storage.keep(task, files, tuple(sorted(rows)), failed=True, interrupted=verdict.blameless)
             step = None if good else decide(verdict, History(), budget)
             if isinstance(step, Retry) and step.tier is not None:
                 tiers.append(step.tier)

@@ -210,10 +210,13 @@ def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: I
         return
     changes = differences(fixed.identity, now)
     update = "add --update, which encodes only texts that have no vector yet, or " if serve else ""
+    what, undo = f"output {layout.name} was begun with other settings", "undo the change"
+    if all(change.startswith("source: ") for change in changes):
+        what, undo = f"the source of output {layout.name} has changed since it was begun", "restore the source"
     raise config_error(
-        f"output {layout.name} was begun with other settings:\n" + "\n".join(f"  {change}" for change in changes),
+        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
         why="vectors of both would be mixed in one file",
-        remedy=f"{update}undo the change, or choose another workdir, or discard what is done by adding --from-scratch",
+        remedy=f"{update}{undo}, or choose another workdir, or discard what is done by adding --from-scratch",
     )
 
 

@@ -234,7 +234,8 @@ class Consequences:
 
     def _keep(self, end: AttemptEnd, holes: tuple[int, ...] = ()) -> None:
         self._keeping[end.task.key] = (end, holes)
-        self._say(do.Keep(end.worker, end.task, holes, failed=bool(end.saved)))
+        stopped = end.verdict.blameless
+        self._say(do.Keep(end.worker, end.task, holes, failed=bool(end.saved), interrupted=stopped))
 
     def heed_storage(self, stimulus: on.StorageStimulus, now_s: float) -> None:
         """Take note of what is on the disk now, or could not be written."""

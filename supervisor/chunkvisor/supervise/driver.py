@@ -125,6 +125,7 @@ class Driver:
             for tier in adopt(number, output, self._storage, self._settings.budget):
                 for kind in kinds if len(kinds) == 1 else ():
                     self._lessons.save(kind, learn(self._lessons.get(kind), tier))
+            output.saved_before = output.ledger.saved()
 
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)

@@ -96,7 +96,9 @@ class Keep:
     task: Task
     holes: tuple[int, ...] = ()
     failed: bool = False
-    """Whether they are what a worker that failed has left."""
+    """Whether they are what a worker without a result has left."""
+    interrupted: bool = False
+    """Whether that one was stopped or lost, and did not fail."""
 
 
 @dataclass(frozen=True, slots=True)

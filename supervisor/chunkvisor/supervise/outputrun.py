@@ -43,7 +43,9 @@ class OutputRun:
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0
-    """Texts in them."""
+    """Texts in them that it has encoded."""
+    saved_before: dict[int, int] = field(default_factory=dict)
+    """Texts of chunks that were not committed, which were done before this run began to work."""
     _rows: dict[int, int] = field(default_factory=dict)
     """Of bad texts, by number."""
 

@@ -13,11 +13,13 @@ from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.config.model import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.engine.conversion import with_place
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.store.attempt import Job
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes
@@ -94,6 +96,7 @@ def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: i
         chunk_size=begun.fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done + taken,
+        texts_saved=sum(ledger.saved().values()),
     )
     opening.emit(told)
 
@@ -106,11 +109,12 @@ def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:
     cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
     wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+    model = model_spec(opening.config.model, opening.source.path, opening.source.revision)
     return Job(
         run_id=opening.run_id,
         fingerprint=fingerprint,
         output=name,
-        model=model_spec(opening.config.model, opening.source.path, opening.source.revision),
+        model=with_place(model, Layout(opening.config.workdir).converted),
         encode=encode_spec(opening.config.effective_encode(name)),
         import_path=(str(opening.loaded.folder),),
         threads=thread_count(wanted, opening.device_kind, cores),

@@ -1,5 +1,6 @@
 """One worker under supervision: its process, its pulse, and how it is ended step by step."""
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
 from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.fleet import Gate
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, open_kept
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec
 from chunkvisor_worker.contract.wire import read_message
 
@@ -178,5 +179,12 @@ class Slot:
     def next_signal(self, now_s: float) -> None:
         """Take the next step of an end that has begun, where it is due."""
         if self._signals and now_s >= self._next_signal_s:
+            if self._signals[0] is signal.SIGABRT:
+                self._announce_stack()
             self.worker.signal(self._signals.pop(0))
             self._next_signal_s = now_s + GRACE_S
+
+    def _announce_stack(self) -> None:
+        """The stack in the log begins with "Fatal Python error: Aborted", as if the worker had crashed."""
+        with contextlib.suppress(OSError), open(open_kept(self.files.log), "a", encoding="utf-8") as log:
+            log.write(f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack, which follows.\n")

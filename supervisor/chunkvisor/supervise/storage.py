@@ -23,7 +23,7 @@ from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, S
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Result
+from chunkvisor_worker.contract.messages import Beat, Result
 from chunkvisor_worker.contract.wire import read_message
 
 
@@ -40,13 +40,19 @@ class Storage:
         self._first_go_s = self._first_go_s or go_s
 
     def keep(
-        self, task: Task, files: AttemptFiles, holes: tuple[int, ...] = (), *, failed: bool = False
+        self,
+        task: Task,
+        files: AttemptFiles,
+        holes: tuple[int, ...] = (),
+        *,
+        failed: bool = False,
+        interrupted: bool = False,
     ) -> Stored | NotStored:
         """Take over verified vectors, as a chunk or as a part of one, but for the rows at these positions.
 
-        `failed` says that they are the finished batches of an attempt that left no result. Raises OSError for what has
-        nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78 where the model's folder has
-        changed.
+        `failed` says that they are the finished batches of an attempt that left no result, `interrupted` that this was
+        stopped or lost. Raises OSError for what has nothing to do with the disk; Halt: 74 where the rest of the output
+        cannot fit, 78 where the model's folder has changed.
         """
         output = self._outputs[task.output]
         output.check_model()
@@ -74,9 +80,9 @@ class Storage:
         if whole:
             self._committed(output, task.chunk, result)
         elif failed:
-            self._emit(BatchesKept(output.name, task.chunk, task.texts - len(holes)))
-        elif not holes:
-            self._emit(PartCommitted(output.name, task.chunk, task.start, task.stop))
+            self._emit(_kept(output.name, task, task.texts - len(holes), files, interrupted=interrupted))
+        elif result is not None and not holes:
+            self._emit(_part(output.name, task, result))
         return Stored(task, whole)
 
     def cut(self, task: Task, at: int) -> None:
@@ -128,7 +134,8 @@ class Storage:
         output.committed_here += 1
         if output.committed_here == 1 and not output.complete:
             check_space(output)
-        output.texts_here += output.ledger.plan.size(chunk)
+        texts, before = output.ledger.plan.size(chunk), output.saved_before.pop(chunk, 0)
+        output.texts_here += texts - before
         rate: float | None = None
         if self._first_go_s is not None:
             elapsed_s = max(1e-6, time.monotonic() - self._first_go_s)
@@ -137,7 +144,7 @@ class Storage:
         told = ChunkCommitted(
             output.name,
             chunk,
-            output.ledger.plan.size(chunk),
+            texts,
             output.ledger.texts_done + output.taken,
             output.ledger.chunks_done,
             len(output.ledger.share),
@@ -147,6 +154,7 @@ class Storage:
             tokens=result.tokens if result else 0,
             padded_tokens=result.padded_tokens if result else 0,
             phase_s=result.phase_s if result else {},
+            texts_before=before,
         )
         self._emit(told)
 
@@ -160,6 +168,22 @@ def check_space(output: OutputRun) -> None:
         beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
         need = need_bytes(output.table.rows, left, dimension, beside)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
+
+
+def _part(output: str, task: Task, result: Result) -> PartCommitted:
+    counts = {"texts": task.texts, "tokens": result.tokens, "padded_tokens": result.padded_tokens}
+    return PartCommitted(output, task.chunk, task.start, task.stop, **counts, phase_s=result.phase_s)
+
+
+def _kept(output: str, task: Task, texts: int, files: AttemptFiles, *, interrupted: bool) -> BatchesKept:
+    """What is told of so many texts of an attempt that left no result; its last beat knows their tokens, about."""
+    beat = read_message(Beat, files.beat)
+    if beat is None or not beat.rows_done:
+        return BatchesKept(output, task.chunk, texts, interrupted=interrupted)
+    tokens, padded = (
+        round(count * min(1.0, texts / beat.rows_done)) for count in (beat.tokens_done, beat.padded_tokens)
+    )
+    return BatchesKept(output, task.chunk, texts, tokens, padded, interrupted)
 
 
 def _digest_of(vectors: Path) -> str:

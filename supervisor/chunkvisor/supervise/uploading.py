@@ -1,8 +1,5 @@
 """Uploads the finals of a finished run to where the config says, unless they are there already."""
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +7,7 @@ from pathlib import Path
 from chunkvisor.assemble.manifest import read_done_manifest, recorded_parts
 from chunkvisor.assemble.sides import side_files
 from chunkvisor.assemble.upload import Sent, UploadRequest
-from chunkvisor.child import run_child
+from chunkvisor.child import ask_child
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
@@ -19,8 +16,7 @@ from chunkvisor.ingest.remote import State, state_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import read_bounded, remove_folder
-from chunkvisor_worker.contract.wire import write_message
+from chunkvisor_worker.contract.files import remove_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +94,21 @@ def _run(output: OutputLayout, request: UploadRequest, on_wait: Callable[[], Non
     folder = output.state / "upload"
     remove_folder(folder)
     folder.mkdir(mode=0o700)
-    write_message(folder / "request.json", request, durable=False)
-    arguments = [str(folder / "request.json"), str(folder / "answer.json"), str(os.getpid())]
-    status = run_child(
-        [sys.executable, "-P", "-m", "chunkvisor.assemble.upload", *arguments], folder / "upload.log", on_wait
-    )
-    answer = json.loads(read_bounded(folder / "answer.json") or b"{}")
-    if status == 0:
+    log = folder / "upload.log"
+    answer = ask_child("chunkvisor.assemble.upload", request, folder, log, on_wait)
+    if answer.status == 0:
         remove_folder(folder)
-        found: dict[str, State] = answer["there"]
+        found: dict[str, State] = answer.said
         return found
     why = f"{output.name} is complete in the workdir all the same"
-    if (halt := answer.get("halt")) is not None:
+    if answer.halt is not None:
         remove_folder(folder)
-        raise Halt(
-            ExitCode(halt["code"]), halt["what"], why="; ".join(filter(None, [halt["why"], why])), remedy=halt["remedy"]
-        )
+        answer.halt.why = "; ".join(filter(None, [answer.halt.why, why]))
+        raise answer.halt
     raise Halt(
         ExitCode.BUG,
-        f"the process that uploads {output.name} ended with {status}",
+        f"the process that uploads {output.name} ended with {answer.status}",
         why=why,
         remedy="please report it with the log",
-        log=folder / "upload.log",
+        log=log,
     )

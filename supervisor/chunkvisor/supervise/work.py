@@ -12,12 +12,14 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import EngineKind, OnBadRow, Start, Strictness
+from chunkvisor.config.model import Backend, EngineKind, OnBadRow, Start, Strictness
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
+from chunkvisor.engine.conversion import ensure_converted
 from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
@@ -30,6 +32,7 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import (
     CheckingModel,
+    ConvertingModel,
     Resolving,
     RunStarted,
     WaitingForTurn,
@@ -210,6 +213,8 @@ class Work:
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
         patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        if outputs and outputs[0].job.model.converted is not None:
+            self._convert(source, outputs[0].job.model)
         lessons, engine = self._lessons(source), self._engine(outputs)
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
@@ -248,7 +253,23 @@ class Work:
 
     def _lessons(self, source: ModelSource) -> LessonFile:
         model = self._config.model
-        return LessonFile(self._layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
+        other = f"|{model.backend}" if model.backend is not Backend.TORCH else ""
+        of_model = f"{source.revision or model.name}|{model.dtype}|{model.encoder}{other}"
+        return LessonFile(self._layout.lessons, of_model)
+
+    def _convert(self, source: ModelSource, model: ModelSpec) -> None:
+        config = self._config
+        threads = thread_count(config.env.get("OMP_NUM_THREADS"), self._devices[0].kind, len(os.sched_getaffinity(0)))
+        with self._turn():
+            ensure_converted(
+                model,
+                worker_environment(
+                    os.environ, self._devices[0], self._run.run_id, os.getpid(), config.env, threads=threads
+                ),
+                self._on_wait,
+                lambda: self._emit(ConvertingModel(model.name, model.backend)),
+                source.local.check if source.local is not None else lambda: None,
+            )
 
     def _resolve_model(self, *, anew: bool) -> ModelSource:
         model, layout = self._config.model, self._layout

@@ -42,6 +42,10 @@ class ModelSpec:
     trust_remote_code: bool = False
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
+    backend: str = "torch"
+    """torch or openvino."""
+    converted: str | None = None
+    """Folder of the model as it was converted for the backend; see `contract.converted`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.config.model import Backend, Config, ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import Halt
@@ -63,6 +65,8 @@ def read_job(
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
         sources=tuple(_sources(config, say)),
+        openvino=openvino_version(),
+        uses_openvino=config.model.backend is Backend.OPENVINO,
     )
     if reading.busy_pid is not None or source is None:
         return reading
@@ -127,7 +131,16 @@ def _samples(
 ) -> Iterator[SampleReading]:
     """Every way of encoding on the first device, and the first of them on the others."""
     config = loaded.config
-    model = model_spec(config.model, source.path, source.revision)
+    model = with_place(model_spec(config.model, source.path, source.revision), scratch / "openvino")
+    if model.converted is not None:
+        say("converting the model for openvino")
+        try:
+            ensure_converted(model, environment)
+        except Halt as halt:
+            verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
+            yield SampleReading(verdict)
+            return
+    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
@@ -138,7 +151,7 @@ def _samples(
         folder = scratch / f"sample{number}"
         folder.mkdir(mode=0o700)
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
-        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), config.recovery.startup_timeout)
+        conditions = Conditions(device.kind, on_device, (str(loaded.folder),), patience)
         trial = try_texts(_TEXTS, model, encode, conditions, folder)
         sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
         if trial.vectors is not None:

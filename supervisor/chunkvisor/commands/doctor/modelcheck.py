@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
-from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Whereabouts
+from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
@@ -18,7 +18,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings `hub-cache`, `hub-token`, and with a config `model`, `tokenizer`, `encoding` and `linear-layers`."""
+    """Findings on the hub; with a config also `model`, `openvino`, `tokenizer`, `encoding` and `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)
@@ -27,6 +27,8 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     yield _check_whereabouts(job, readings.hub)
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
+    if readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN:
+        yield _check_openvino(job)
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
         yield Finding("encoding", State.NOTE, meaning)
@@ -79,6 +81,16 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
         case Whereabouts.NOWHERE:
             mend = "check model.name: the folder of a model (relative to the config file), or its hub id"
             return Finding(check, State.FAULT, job.problem, mend, Blame.CONFIG)
+
+
+def _check_openvino(job: JobReading) -> Finding:
+    if job.uses_openvino:  # a config that asks for it where it is missing is refused before
+        return Finding("openvino", State.OK, f"openvino {job.openvino} computes")
+    if job.openvino is not None:
+        tries = "`chunkvisor tune CONFIG` tells whether model.backend: openvino is faster here"
+        return Finding("openvino", State.OK, f"openvino {job.openvino} is installed; {tries}")
+    mend = "to have `chunkvisor tune` try it: pip install 'chunkvisor[openvino]'"
+    return Finding("openvino", State.NOTE, "openvino, another backend for the CPU, is not installed", mend)
 
 
 def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:

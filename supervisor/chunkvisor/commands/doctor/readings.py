@@ -185,6 +185,9 @@ class JobReading:
     """Of the vectors, from an earlier run; 0 = unknown."""
     busy_pid: int | None = None
     """Of a run that is at work in the workdir."""
+    openvino: str | None = None
+    """Version of the package that is installed; None = it is not."""
+    uses_openvino: bool = False
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
 

@@ -118,7 +118,7 @@ def _gpu_memory(forecast: Forecast) -> str:
 
 def _time(forecast: Forecast) -> str:
     if forecast.time_s is None:
-        return "unknown until a run has a rate; try one with --max-rows 1000"
+        return "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"
     if not forecast.time_s:
         return "nothing is left to be done"
     return f"about {human_time(forecast.time_s)} at the {forecast.texts_per_s or 0:,.1f} texts/s of the last run"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chunkvisor.config.model import Dtype
+from chunkvisor.config.model import Backend, Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,22 @@ class Candidate:
     """`encode.batch_tokens`."""
     per_device: int = 1
     """`workers.per_device`."""
+    backend: str = str(Backend.TORCH)
+    """`model.backend`."""
 
     def __str__(self) -> str:
         workers = f", {self.per_device} workers" if self.per_device > 1 else ""
-        return f"{self.dtype}, {self.batch_tokens} tokens a batch{workers}"
+        return f"{self.backend}, {self.dtype}, {self.batch_tokens} tokens a batch{workers}"
+
+    @property
+    def vectors(self) -> tuple[str, str]:
+        """What of it makes other vectors: (backend, dtype)."""
+        return self.backend, self.dtype
 
     def values(self) -> dict[tuple[str, str], int | str]:
         """Section and key of the config -> value."""
         return {
+            ("model", "backend"): self.backend,
             ("model", "dtype"): self.dtype,
             ("encode", "batch_tokens"): self.batch_tokens,
             ("workers", "per_device"): self.per_device,
@@ -47,13 +55,21 @@ def dtypes(kind: str, fixed: str | None) -> list[Candidate]:
     return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind]]
 
 
+def backends(kind: str, *, installed: bool, bfloat16: bool, fixed: str | None) -> list[Candidate]:
+    """The second round: openvino, which computes on a CPU, in float32 and where it has it in `bfloat16`."""
+    if kind != "cpu" or not installed:
+        return []
+    found = [str(Dtype.FLOAT32)] + [str(Dtype.BFLOAT16)] * bfloat16
+    return [replace(BASELINE, dtype=dtype, backend=str(Backend.OPENVINO)) for dtype in found if fixed in (None, dtype)]
+
+
 def budgets(kind: str, best: Candidate) -> list[Candidate]:
-    """The second round: other token budgets."""
+    """The third round: other token budgets."""
     return [replace(best, batch_tokens=tokens) for tokens in _TOKENS[kind]]
 
 
 def crowds(best: Candidate, cores: int) -> list[Candidate]:
-    """The third round: two workers on the device, where there are cores for both."""
+    """The fourth round: two workers on the device, where there are cores for both."""
     return [replace(best, per_device=2)] if cores >= 2 else []
 
 

@@ -11,15 +11,18 @@ import numpy as np
 
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes, pick
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, EncodeConfig
+from chunkvisor.config.model import Backend, Config, EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.devices.processor import has_bfloat16
+from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.fixed import read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
 
@@ -84,17 +87,23 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         configured = replace(configured, dtype=first.trial.dtype or BASELINE.dtype)
         count = max(_FIRST_TEXTS, min(_MOST_TEXTS, int(first.texts_per_s * _EACH_S)))
         bench.texts = _texts(samples, count)
-        fixed = _begun_dtype(loaded)
+        begun = _begun(loaded)
+        fixed = begun and begun[1]
         measured = list(bench.round(dict.fromkeys([BASELINE, configured])))
 
         def best() -> Measured | None:
-            return best_of([each for each in measured if fixed in (None, each.candidate.dtype)], least_cosine)
+            return best_of([each for each in measured if begun in (None, each.candidate.vectors)], least_cosine)
 
         def setting() -> Candidate:
             found = best()
             return found.candidate if found is not None else BASELINE
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
+        if begun is None or begun[0] == Backend.OPENVINO:
+            more = backends(
+                devices[0].kind, installed=openvino_version() is not None, bfloat16=has_bfloat16(), fixed=fixed
+            )
+            measured += bench.round(each for each in more if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
         return Tuning(
@@ -104,7 +113,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             sum(sample.plan.distinct for sample in samples),
             len(devices),
             configured,
-            f"outputs in the workdir have begun in {fixed}, and keep it" if fixed else "",
+            f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it" if begun else "",
         )
 
 
@@ -142,7 +151,11 @@ class _Bench:
     def round(self, candidates: Iterable[Candidate]) -> Iterable[Measured]:
         """Try each on the sample; the first that ever succeeds is what the others are compared with."""
         for candidate in candidates:
-            run = self.run(candidate, self.texts)
+            try:
+                run = self.run(candidate, self.texts)
+            except Halt as halt:  # of the conversion
+                yield Measured(candidate, problem=f"{halt.what}: {halt.why}")
+                continue
             if run.vectors is None:
                 verdict = run.trial.verdict
                 yield Measured(candidate, problem=f"{verdict.outcome}: {verdict.reason}")
@@ -152,12 +165,17 @@ class _Bench:
             yield Measured(candidate, run.texts_per_s, likeness(run.vectors, self._reference))
 
     def run(self, candidate: Candidate, texts: Sequence[str]) -> _Run:
-        """One worker, or several at the same time that share texts and cores."""
+        """One worker, or several at the same time that share texts and cores. Raises Halt as `ensure_converted`."""
         self._say(f"trying {candidate}")
+        model = replace(self._model, dtype=candidate.dtype, backend=candidate.backend)
+        model = with_place(model, self._scratch / "openvino")
+        if model.converted is not None:
+            environment = environment_of(os.environ, [self._device], self._loaded.config.env)
+            ensure_converted(model, environment, tell=lambda: self._say("converting the model for openvino"))
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
-            trials = list(pool.map(lambda share: self._try(candidate, share), shares))
+            trials = list(pool.map(lambda share: self._try(candidate, model, share), shares))
         found = [trial.vectors for trial in trials if trial.vectors is not None]
         if len(found) < workers:
             return _Run(next(trial for trial in trials if trial.vectors is None), None, 0.0)
@@ -167,23 +185,25 @@ class _Bench:
         seconds = max(_computing_s(trial, self._device) for trial in trials)
         return _Run(trials[0], vectors, len(texts) / max(seconds, 1e-6))
 
-    def _try(self, candidate: Candidate, texts: Sequence[str]) -> Trial:
+    def _try(self, candidate: Candidate, model: ModelSpec, texts: Sequence[str]) -> Trial:
         config = self._loaded.config
         self._folders += 1
         folder = self._scratch / f"try{self._folders}"
         folder.mkdir(mode=0o700)
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
-        conditions = Conditions(self._device.kind, environment, place, config.recovery.startup_timeout)
+        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        conditions = Conditions(self._device.kind, environment, place, patience)
         encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
         limits = resolve_limits(encode, self._device.kind, plugin=False)
-        model = replace(self._model, dtype=candidate.dtype)
         return try_texts(texts, model, encode_spec(encode), conditions, folder, limits=limits)
 
 
 def _configured(loaded: LoadedConfig, dtype: str) -> Candidate:
     tokens = _first_encode(loaded).batch_tokens
-    return Candidate(dtype, "auto" if tokens is None else tokens, loaded.config.workers.per_device)
+    config = loaded.config
+    tokens = "auto" if tokens is None else tokens
+    return Candidate(dtype, tokens, config.workers.per_device, str(config.model.backend))
 
 
 def _first_encode(loaded: LoadedConfig) -> EncodeConfig:
@@ -207,12 +227,13 @@ def _texts(samples: Sequence[Sample], count: int) -> list[str]:
     return chosen
 
 
-def _begun_dtype(loaded: LoadedConfig) -> str | None:
-    """The dtype of outputs that have begun: theirs cannot change any more."""
+def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:
+    """(backend, dtype) of outputs that have begun: theirs cannot change any more."""
     layout = Layout(loaded.config.workdir)
-    for name in loaded.config.outputs:
-        if (facts := read_facts(layout.output(name))) is not None:
-            return facts.dtype
+    for output in map(layout.output, loaded.config.outputs):
+        facts, fixed = read_facts(output), read_fixed(output)
+        if facts is not None and fixed is not None:
+            return str(fixed.identity.values.get("model.backend", Backend.TORCH)), facts.dtype
     return None
 
 

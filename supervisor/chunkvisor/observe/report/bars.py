@@ -1,4 +1,4 @@
-"""The bar charts of a report: attempts by outcome, time by phase, lengths of the texts."""
+"""The bar charts of a report: attempts by outcome, time by phase and by length, lengths of the texts."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.observe.histogram import Distribution, distribution
 from chunkvisor.observe.report.attempts import kind_of
+from chunkvisor.observe.report.costs import ChunkCost
 from chunkvisor.observe.report.trouble import clean
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.units import human_time
@@ -65,6 +66,15 @@ def phase_bars(phase_s: Mapping[str, float]) -> Iterator[Bar]:
     for name in [*_PHASES, *(phase_s.keys() - _PHASES.keys() - {"done"})]:
         if (seconds := phase_s.get(name, 0.0)) > 0:
             yield Bar(_PHASES.get(name, clean(name, 40)), seconds, duration(seconds), "s2" if name == "ready" else "s1")
+
+
+def cost_bars(by_length: Mapping[int, ChunkCost]) -> Iterator[Bar]:
+    """Seconds of the devices by the mean length of the texts that an attempt had, the shortest first."""
+    for bits, cost in sorted(by_length.items()):
+        if cost.seconds > 0:
+            low = 1 << max(bits - 1, 0)
+            words = f"{duration(cost.seconds)}, {cost.texts / cost.seconds:,.0f} texts/s"
+            yield Bar(f"{low:,} to {2 * low - 1:,}" if low > 1 else "1", cost.seconds, words)
 
 
 def lengths_of(outputs: Iterable[OutputLayout]) -> Iterator[Lengths]:

@@ -1,6 +1,7 @@
 """What the journals of a workdir tell over time, in bounded size: a journal can be long, damaged or a lie."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.observe.pace import Pace
 from chunkvisor.observe.report.attempts import Attempts, Kind, remember
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.costs import Costs
 from chunkvisor_worker.contract.messages import Tier
 
 _RUNS = 200
@@ -22,13 +24,15 @@ _KINDS = 40
 _QUARANTINED = 200
 _CEILINGS = 400
 _NOTES = 200
+_NEWEST = 200
+"""Failed attempts that are listed."""
 _IN_PARTS = 200
 _DAY_S = 86400.0
 
+_Kept = of_attempt.PartCommitted | of_attempt.BatchesKept
+
 _WORDS: dict[type[Event], str] = {
     of_run.Waiting: "waited {0.delay_s:.0f} s: {0.reason}",
-    of_output.GenerationBegun: "{0.output}: generation {0.generation}, {0.rows_before:,} rows before, {0.rows:,} now",
-    of_output.TextsReused: "{0.output}: {0.taken:,} of {0.texts:,} texts had vectors already{0.sources}",
     of_output.ReuseRefused: "{0.output}: nothing was taken over from {0.origin}: {0.problem}",
     of_output.WaitingToJoin: "waited for disk space: {0.reason}",
     of_device.WarmGivenUp: "warm starts were given up: {0.reason}",
@@ -92,15 +96,17 @@ class History:
     phase_s: dict[str, float] = field(default_factory=dict)
     times: DeviceTimes = field(default_factory=DeviceTimes)
     """Of all devices together."""
+    costs: Costs = field(default_factory=Costs)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     """By outcome and rule."""
+    newest_failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     quarantined: dict[tuple[str, int], of_attempt.Quarantined] = field(default_factory=dict)
     notes: list[tuple[float, str]] = field(default_factory=list)
     """What was waited for, given up or left out, newest last."""
     _last_s: float = 0.0
     """When a chunk was committed last, or the last run began, in whichever journal."""
     _in_parts: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Texts of a chunk that was taken apart, as far as they are counted already."""
+    """Texts of a chunk that is not committed, as far as they are counted already."""
 
     @property
     def failed(self) -> int:
@@ -119,16 +125,21 @@ class History:
                 self._go(event, at_s)
             case of_attempt.WorkerEnded():
                 self.times.add(event)
+                self.costs.ended(event)
                 had_s = event.opening_s + event.busy_s
                 self.attempts.ended(_attempt_of(event), at_s, had_s, well=event.returncode == 0)
             case of_attempt.ChunkCommitted():
                 self._committed(event, at_s)
             case of_attempt.PartCommitted():
-                self._part_committed(event, at_s)
+                self._keep(event, event.texts or event.stop - event.start, at_s, attempt_ok=True)
+            case of_attempt.BatchesKept():
+                self._keep(event, event.texts, at_s, attempt_ok=False)
             case of_attempt.FailureEvent():
                 self._failed(event, at_s)
             case of_attempt.Quarantined() if len(self.quarantined) < _QUARANTINED:
                 self.quarantined[event.output[:100], event.row] = event
+            case of_output.GenerationBegun() | of_output.TextsReused():
+                self.costs.took(event, at_s)
             case of_output.Assembling():
                 self._began(at_s)
             case of_run.RunStarted():
@@ -176,24 +187,31 @@ class History:
     def _committed(self, event: of_attempt.ChunkCommitted, at_s: float) -> None:
         self.pace.committed(at_s)
         self._last_s = max(at_s, self._last_s)
-        self.texts_done += event.texts
+        counted = max(self._in_parts.pop((event.output, event.chunk), 0), event.texts_before)
+        self._computed(event, event.phase_s)
+        self.costs.committed(event)
+        self._count(event, event.texts - counted, at_s, event.attempt_ok)
+
+    def _keep(self, event: _Kept, texts: int, at_s: float, *, attempt_ok: bool) -> None:
+        place = event.output, event.chunk
+        remember(self._in_parts, place, self._in_parts.get(place, 0) + texts, _IN_PARTS)
+        self._computed(event, event.phase_s if isinstance(event, of_attempt.PartCommitted) else {})
+        self._count(event, texts, at_s, attempt_ok)
+
+    def _computed(self, event: of_attempt.ChunkCommitted | _Kept, phase_s: Mapping[str, float]) -> None:
+        """Add up what the attempt behind it has done, as far as that is known."""
         self.tokens += event.tokens
         self.padded_tokens += event.padded_tokens
-        for phase, seconds in event.phase_s.items():
+        for phase, seconds in phase_s.items():
             if len(self.phase_s) < _KINDS or phase in self.phase_s:
                 self.phase_s[phase] = self.phase_s.get(phase, 0.0) + seconds
-        self._spread(event, event.texts - self._in_parts.pop((event.output, event.chunk), 0), at_s, event.attempt_ok)
 
-    def _part_committed(self, event: of_attempt.PartCommitted, at_s: float) -> None:
-        place, texts = (event.output, event.chunk), event.stop - event.start
-        remember(self._in_parts, place, self._in_parts.get(place, 0) + texts, _IN_PARTS)
-        self._spread(event, texts, at_s, attempt_ok=True)
-
-    def _spread(self, event: of_attempt.ChunkEvent, texts: int, at_s: float, attempt_ok: bool) -> None:
-        """Count texts while the attempt that made them had the device."""
+    def _count(self, event: of_attempt.ChunkEvent, texts: int, at_s: float, attempt_ok: bool) -> None:
+        """Count texts, spread over the time in which the attempt that made them had the device."""
         span = self.attempts.last_of(event.output, event.chunk)
         if texts <= 0:
             return
+        self.texts_done += texts
         if span is None or not attempt_ok:
             self.texts.add(at_s, texts)
             return
@@ -204,6 +222,7 @@ class History:
         self.attempts.judged(_attempt_of(event), event.outcome)
         if isinstance(event, of_attempt.AttemptInterrupted):
             return
+        self.newest_failures.append(Failure(event, at_s, 1))
         kind = event.outcome, event.rule
         if len(self.failures) >= _KINDS and kind not in self.failures:
             kind = "other", ""  # a damaged journal

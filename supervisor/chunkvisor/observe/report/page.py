@@ -1,7 +1,6 @@
 """Gathers what a report shows from the folder, and makes the page of it; what is missing or damaged is left out."""
 
 import contextlib
-import functools
 import json
 import time
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from typing import Any
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.journal import Entry, read_events
 from chunkvisor.ingest.peek import peek
-from chunkvisor.observe.report.attempts import kind_of
-from chunkvisor.observe.report.bars import duration, lengths_of, outcome_bars, phase_bars
+from chunkvisor.observe.report.bars import cost_bars, lengths_of, outcome_bars, phase_bars
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH
 from chunkvisor.observe.report.charts import Charts
 from chunkvisor.observe.report.headline import headline
 from chunkvisor.observe.report.history import History, read_history
 from chunkvisor.observe.report.sensorcurves import read_sensors
+from chunkvisor.observe.report.template import page_template
 from chunkvisor.observe.report.trouble import clean, troubles
 from chunkvisor.observe.status import State, Status, read_status
 from chunkvisor.store.fixed import read_facts
@@ -26,7 +25,7 @@ from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.runfolders import all_runs
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.target import check_target
-from chunkvisor.units import human_bytes, human_moment
+from chunkvisor.units import human_bytes
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import PRIVATE, read_bounded, write_atomic
@@ -53,34 +52,7 @@ def write_report(workdir: Path, path: Path, mode: int = PRIVATE) -> None:
 def render(workdir: Path, now_s: float) -> str:
     """The page as HTML; `now_s` is the time that it is written at. Raises Halt (78) where the folder is no workdir."""
     status = read_status(workdir)  # first: it refuses what is no workdir
-    return str(_template().render(_content(workdir.absolute(), status, now_s)))
-
-
-@functools.cache
-def _template() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("chunkvisor.observe.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(duration=duration, when=human_moment, clean=clean, commas="{:,}".format, kind=kind_of)
-    environment.filters["code"] = _with_code
-    return environment.get_template("page.html.j2")
-
-
-def _with_code(text: str) -> Any:
-    """What stands between backticks as code; everything is escaped."""
-    from markupsafe import Markup, escape
-
-    parts = [escape(part) for part in str(text).split("`")]
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 and number + 1 < len(parts) else part
-        for number, part in enumerate(parts)
-    )
+    return str(page_template().render(_content(workdir.absolute(), status, now_s)))
 
 
 def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
@@ -109,6 +81,8 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "phases": list(phase_bars(history.phase_s)),
         "lengths": list(lengths_of(outputs)),
         "history": history,
+        "costs": history.costs,
+        "length_costs": list(cost_bars(history.costs.by_length)),
         "troubles": list(troubles(history, layout, status.outputs)),
         "bad_rows": list(islice(_bad_rows(layout, history, list(status.outputs)), _ROWS + 1)),
         "bad_rows_shown": _ROWS,

@@ -68,8 +68,8 @@ PROCESS_RULES: tuple[Rule, ...] = (
     crashed(
         "segmentation-fault",
         "Native code crashed: a bug or a clash of packages; the log has the Python stack.",
-        "The chunk is tried again, then with a smaller batch, then bisected; if it returns, update torch and "
-        "the packages on the stack.",
+        "Update torch and the packages on the stack if it returns. Meanwhile the chunk is tried again, then with a "
+        "smaller batch, then in halves.",
         log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception)",
         returncodes=(-SIGSEGV, -SIGFPE),
         hints=SMALLER_BATCH | NEW_PROCESS | ROW,
@@ -77,7 +77,8 @@ PROCESS_RULES: tuple[Rule, ...] = (
     crashed(
         "aborted",
         "Native code gave up; the log says why, above the Python stack.",
-        "The chunk is tried again, then bisected.",
+        "Read the lines above the stack, and update the package that wrote them. Meanwhile the chunk is tried again, "
+        "then in halves.",
         log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active exception)",
         returncodes=(-SIGABRT,),
         hints=NEW_PROCESS | ROW,
@@ -94,14 +95,16 @@ UNKNOWN_RULES: tuple[Rule, ...] = (
     misconfigured(
         "unknown-at-load",
         "Loading the model failed, before any text was touched; every worker would fail alike.",
-        "Read the traceback in the attempt's fault.json; `chunkvisor doctor CONFIG` repeats it without a run.",
+        "Repair what the end of the log names: a file of the model, or the encoder. `chunkvisor doctor CONFIG` repeats "
+        "it without a run.",
         Sign(),
         phases=LOAD,
     ),
     crashed(
         "unknown-on-texts",
         "The encoder failed while it handled texts, with an error that no rule knows.",
-        "The chunk is tried again, then bisected; read the traceback in the attempt's fault.json.",
+        "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder "
+        "and the model. Meanwhile the chunk is tried again, then in halves.",
         Sign(),
         phases=ON_TEXTS,
         hints=NEW_PROCESS | ROW,

@@ -1,0 +1,170 @@
+"""The encoder that runs a model converted for OpenVINO (see `convert`) on one chunk, on the CPU.
+
+It imports neither torch nor transformers, so that a worker has begun in a fraction of the time. Its vectors are those
+of plain `SentenceTransformer.encode` up to rounding; in bfloat16, up to what that type costs.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkvisor_worker.batching import cut, padded_tokens, slices
+from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate
+from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.model import chosen_prompt, refuse_length, refuse_truncation
+from chunkvisor_worker.quietopenvino import import_openvino
+from chunkvisor_worker.tokenizer_check import check_ids
+from chunkvisor_worker.unitlength import unit_length
+
+_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
+"""OpenVINO's name of each dtype. It has to be asked for: where the CPU has bfloat16, OpenVINO's own choice is that."""
+_CAPABILITY = "BF16"
+
+_UNTOUCHED = 0x7FC0DEAD
+"""What is in the place of a batch's vectors before they are computed: a NaN that no computation makes. Where an
+allocation fails, OpenVINO 2026.4 returns without an error, and leaves what was there: the batch before, mostly."""
+
+
+class OpenvinoEncoder:
+    """A converted model as an Encoder (see `chunkvisor_worker.encoder`)."""
+
+    def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
+        assert device == "cpu"  # the config takes no other
+        self._spec = model
+        self._encode = encode
+        self._core: Any = None
+        self._tensor: Any = None
+        self._network: Any = None
+        self._request: Any = None
+        self._known: Converted | None = None
+        self._tokenizer: ConvertedTokenizer | None = None
+        self._rows: list[Row] = []
+        self._lengths: Indices = np.zeros(0, dtype=np.int64)
+
+    def load(self, progress: Progress) -> None:
+        """Read network and tokenizer; no thread is started. See `Encoder`.
+
+        Raises ImportError, OSError, ValueError for a setting that cannot be met, RuntimeError of OpenVINO.
+        """
+        if self._core is None:
+            progress.phase(Phase.IMPORT)
+            openvino = import_openvino()
+            import tokenizers  # noqa: F401 - the import is the work of this phase
+
+            progress.phase(Phase.MODEL_LOAD)
+            files = ConvertedFiles(Path(self._spec.converted or ""))
+            self._known = read_message(Converted, files.record)
+            if self._known is None:
+                raise FileNotFoundError(f"there is no converted model in {files.folder}")
+            limit = self._spec.max_length or self._known.max_length
+            # A longer text would be read beyond the table of positions: OpenVINO checks no index.
+            refuse_length(limit, self._known.positions)
+            self._tokenizer = ConvertedTokenizer(self._known, files.tokenizer, limit)
+            self._core, self._tensor = openvino.Core(), openvino.Tensor
+            self._refuse_dtype()
+            self._network = self._core.read_model(files.network)
+        refuse_truncation(self._encode.truncate_dim, self._model.dimension)
+
+    def adopt(self, encode: EncodeSpec) -> None:
+        """Take over what one output wants of the vectors; `load` comes after it."""
+        self._encode = encode
+
+    def tokenize(self, texts: list[str], progress: Progress) -> None:
+        """Compile the network, turn the texts into token ids. Raises UnicodeEncodeError for a lone surrogate.
+
+        It is not `load` that compiles: that starts threads, which a template must not have.
+        """
+        if self._request is None:
+            progress.phase(Phase.MODEL_LOAD)
+            settings = {
+                "INFERENCE_PRECISION_HINT": _PRECISIONS[self._spec.dtype],
+                "NUM_STREAMS": 1,
+                "INFERENCE_NUM_THREADS": _threads(),
+                # The worker beside this one would be bound to the same cores.
+                "ENABLE_CPU_PINNING": False,
+            }
+            self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
+        progress.phase(Phase.TOKENIZE)
+        assert self._tokenizer is not None
+        prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
+        if prompt and not self._model.pools_prompt:
+            raise ValueError("model.backend is openvino, but this model leaves a prompt out of its pooling; set torch")
+        texts = self._tokenizer.shortened([prompt + text for text in texts] if prompt else texts)
+        for part in slices([len(text.encode()) for text in texts]):
+            progress.tick()
+            self._rows += self._tokenizer.encode(texts[part])
+        self._lengths = np.array([len(row[IDS]) for row in self._rows], dtype=np.int64)
+        check_ids(max((int(row[IDS].max(initial=0)) for row in self._rows), default=0), self._model.table_rows)
+
+    def start(self, progress: Progress) -> None:
+        """There is nothing to move: the device is the CPU."""
+
+    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+        """Vectors of all texts, longest first; see `Encoder.encode`.
+
+        Raises MemoryError, and RuntimeError of OpenVINO.
+        """
+        progress.expect(int(self._lengths.sum()))
+        for indices in cut(self._lengths, limits):
+            if progress.leaving:
+                return
+            padded = padded_tokens(self._lengths, indices)
+            progress.batch(indices, padded)
+            batch = collate(self._model, [self._rows[index] for index in indices])
+            vectors = np.full((len(indices), self._model.dimension), _UNTOUCHED, dtype=np.uint32).view(np.float32)
+            self._compute(batch, vectors)
+            if (vectors.view(np.uint32) == _UNTOUCHED).any():
+                raise MemoryError("OpenVINO has returned without vectors: it had no memory for the batch")
+            vectors = np.ascontiguousarray(vectors[:, : self._encode.truncate_dim])
+            if self._encode.normalize:
+                vectors = unit_length(vectors)
+            progress.advance(len(indices), int(self._lengths[indices].sum()), padded)
+            yield indices, vectors
+
+    def facts(self) -> Facts:
+        """Dimension, dtype and maximum length; versions of what computed the vectors."""
+        import tokenizers
+
+        versions = {
+            "openvino": str(import_openvino().__version__),
+            "tokenizers": str(tokenizers.__version__),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        }
+        dtype = "float32" if self._spec.dtype == "auto" else self._spec.dtype
+        width = min(self._encode.truncate_dim or self._model.dimension, self._model.dimension)
+        return Facts(width, dtype, self._spec.max_length or self._model.max_length, versions)
+
+    def release(self) -> bool:
+        """The CPU is free when this process computes no longer."""
+        return True
+
+    @property
+    def _model(self) -> Converted:
+        assert self._known is not None
+        return self._known
+
+    def _compute(self, batch: dict[str, Indices], vectors: Vectors) -> None:
+        self._request.set_output_tensor(0, self._tensor(vectors, shared_memory=True))
+        self._request.infer(batch, share_inputs=True, share_outputs=True)
+
+    def _refuse_dtype(self) -> None:
+        # OpenVINO would say nothing, and compute in float32: another CPU would then make other vectors of the same job.
+        has = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if self._spec.dtype == "bfloat16" and _CAPABILITY not in has:
+            raise ValueError(
+                "model.dtype is bfloat16, but OpenVINO has no bfloat16 on this CPU (it takes AVX-512); set float32"
+            )
+
+
+def _threads() -> int:
+    """Those that the supervisor gives a worker; 0 = OpenVINO's own choice."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() else 0
