@@ -61,6 +61,7 @@ def test_one_file(desk: Desk) -> None:
     ended = desk.encode("--column", "text", "--chunk-size", "2")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    assert "embeddings.npy" not in ended.stderr  # where it was for a moment
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
     assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
     for path in (desk.out, desk.out.with_suffix(".json")):
@@ -95,7 +96,9 @@ def test_another_source_is_refused(desk: Desk) -> None:
     assert desk.encode("--column", "text").returncode == 0
     desk.write_source(["else", *TEXTS[1:]])
     ended = desk.encode("--column", "text")
-    assert (ended.returncode, "other content" in ended.stderr) == (78, True), ended.stderr
+    assert (ended.returncode, "were changed" in ended.stderr) == (78, True), ended.stderr
+    assert f"{len(TEXTS)} rows, made of something else" in ended.stderr
+    assert "`chunkvisor run --update`" in ended.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize("how", ["strange", "changed"])

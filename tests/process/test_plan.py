@@ -34,6 +34,7 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
     found = plan_of(workplace, TMPDIR=str(tmp_path / "tmp"))
     out = found["outputs"]["out"]
     assert (out["rows"], out["distinct_texts"], out["chunks"], out["chunks_done"]) == (6, 4, 2, 0)
+    assert out["rows_empty"] == 2
     assert out["duplicate_share"] == pytest.approx(1 / 3)
     assert (out["length_unit"], out["lengths"]["longest"], out["dimension"]) == ("characters", 560, None)
     assert out["longest"][0] == {"length": 560, "row": 4, "place": f"{workplace.source}:5"}
@@ -81,6 +82,7 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     workplace.write_source(["a", "b", "c"])
     found = plan_of(workplace)
     assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)
+    assert (found["outputs"]["out"]["texts_known"], found["outputs"]["out"]["texts_left"]) == (2, 1)
     assert any("a run wants --update" in note for note in found["notes"])
 
 

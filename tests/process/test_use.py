@@ -32,7 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("use")
     workplace = Workplace(folder)
     (folder / "wide.py").write_text(WIDE)
-    rows = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
+    rows: list[dict[str, str | None]] = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
+    rows[30:30] = [{"name": "none", "doc": None}, {"name": "blank", "doc": " "}]
     (folder / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workplace.write_config("wide:make")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -47,10 +48,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("heading", "block"), [pytest.param(*each, id=each[0].split()[0]) for each in BLOCKS])
 def test_example(place: Path, heading: str, block: str) -> None:
-    """The block finds, for the first row, that row itself."""
+    """The block finds, for the first row, that row itself, or what else it asserts."""
     for library in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    if "docs_table" in block:
+    if "parquet" in block:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     ended = subprocess.run(
         [sys.executable, "-"], input=block, cwd=place, capture_output=True, text=True, timeout=200, check=False

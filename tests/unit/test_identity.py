@@ -8,7 +8,7 @@ import pytest
 from chunkvisor.config.model import Config
 from chunkvisor.decide.cut import Cut
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.identity import Identity, differences, from_json, identity_of
+from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
 
 BASE: dict[str, Any] = {
     "workdir": "/w",
@@ -223,3 +223,10 @@ def test_cut_of_a_plugin() -> None:
     model = {"name": "mine", "encoder": "mine:build"}
     there, wanted = identity(model=model), identity(model=model, encode={"normalize": True})
     assert wanted.cut_from(there, "") == Cut(normalize=True)
+
+
+def test_a_source_that_was_not_read() -> None:
+    """Of a source of which only the state of the files is known, no number of rows is told."""
+    assert differences(identity(rows=UNREAD), identity(rows=UNREAD)) == []
+    (told,) = differences(identity(rows=UNREAD), identity(digest="d2", rows=UNREAD))
+    assert told == "source: its files are others, or were changed"

@@ -8,21 +8,24 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.form import FORM_KEYS
+from chunkvisor.assemble.form import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.config.model import Config, Long
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.events.event import Event
+from chunkvisor.events.output import OutputComplete
+from chunkvisor.events.state import RunState
 from chunkvisor.ingest.sources import resolve, signature
-from chunkvisor.observe.nextsteps import how_to_load
-from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.nextsteps import how_to_read
+from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.identity import Identity, differences, from_json, identity_of
+from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
@@ -77,6 +80,20 @@ class OneFile:
         return self.out.with_suffix(".json")
 
 
+class _Published(Observers):
+    """Shows where the final file will be: when the run tells of it, it has its name in the state folder still."""
+
+    def __init__(self, shown: Observer, out: Path) -> None:
+        super().__init__(shown)
+        self._out = out
+
+    def event(self, event: Event, state: RunState) -> None:
+        """Pass it on."""
+        if isinstance(event, OutputComplete):
+            event = replace(event, path=str(self._out))
+        super().event(event, state)
+
+
 def state_beside(out: Path) -> Path:
     """Where the state of a file is kept unless the person says otherwise."""
     return out.with_name(f"{out.name}.chunkvisor")
@@ -110,7 +127,8 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
     quarantined = None
     try:
-        run(Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s), observer)
+        request = Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s)
+        run(request, _Published(observer, wanted.out))
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -125,7 +143,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         raise Halt(quarantined.code, quarantined.what, why=quarantined.why, remedy=remedy, log=log, see=see)
     _remove_state(wanted)
     observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
-    observer.say(how_to_load(wanted.out))
+    observer.say(how_to_read(wanted.out, Form()))
     return ExitCode.COMPLETE
 
 
@@ -136,11 +154,11 @@ def _made_from(config: Config) -> dict[str, Any]:
     source = digest_of([*state, output.query] if output.query is not None else state)
     model = Path(config.model.name)
     revision = config.model.revision or ""
-    if not config.model.is_plugin and model.is_dir():
+    if config.model.is_folder:
         files = sorted(path for path in model.rglob("*") if path.is_file())
         stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
         revision = digest_of(stats)
-    return identity_of(config, OUTPUT, revision, source, 0, arithmetic_variables(os.environ, config.env)).values
+    return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)).values
 
 
 def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -159,8 +177,10 @@ def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any
     if manifest is None or before is None:
         raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
     if changes := differences(before, Identity(dict(made_from))):
-        what = f"{wanted.out} is there already, made with other settings:\n"
-        raise config_error(what + "\n".join(f"  {change}" for change in changes), remedy=remedy)
+        what = f"{wanted.out} is there already, {counted(manifest['rows'], 'row')}, made of something else:\n"
+        growing = "for a source that grows: a config and `chunkvisor run --update`, which encodes only what is new"
+        what += "\n".join(f"  {change}" for change in changes)
+        raise config_error(what, remedy=f"{remedy}; {growing}")
     state = Layout(wanted.workdir).output(OUTPUT)
     if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
         return None  # a kill came between the two renames; or `retry` may have been called since

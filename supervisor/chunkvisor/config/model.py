@@ -189,6 +189,11 @@ class ModelConfig(Section):
         """The encoder is the person's own code."""
         return self.encoder != SENTENCE_TRANSFORMERS
 
+    @property
+    def is_folder(self) -> bool:
+        """It is a folder here, whose path is absolute by now: a relative name is a hub id, wherever the process is."""
+        return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
+
     @field_validator("kwargs")
     @classmethod
     def _no_owned_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

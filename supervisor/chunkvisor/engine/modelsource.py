@@ -127,17 +127,29 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
 
     Raises Halt (78) where `model.name` is a path without a model.
     """
-    if os.path.isdir(model.name):  # noqa: PTH112 - Path.is_dir raises for long names
+    if model.is_folder:
         try:
             names = set(os.listdir(model.name))  # noqa: PTH208 - the names alone are wanted
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
         require_model(model.name, names)
         return ModelSource(model.name, model.revision)
-    if model.name.startswith(("/", "./", "../", "~")):
+    if model.name.startswith(("/", "./", "../", "~")) or model.name.count("/") > 1:  # owner/name is what a hub has
         raise config_error(f"there is no model folder {model.name}", remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
     return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
+
+
+def revision_at_hand(model: ModelConfig, cache: Path, *, read: bool = False) -> str:
+    """The revision that a run would resolve, if that can be told without asking the hub; else "". Raises Halt, OSError.
+
+    A folder of which no run here has noted the files is read only where that is asked for.
+    """
+    if not model.is_folder:
+        source = None if model.is_plugin else source_at_hand(model, cache)
+        return (source.revision if source is not None else model.revision) or ""
+    stamps = read_stamps(cache)
+    return LocalModel.read(Path(model.name), stamps).revision if stamps or read else ""
 
 
 def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:

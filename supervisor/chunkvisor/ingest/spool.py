@@ -55,6 +55,8 @@ class Spool:
 
     def __init__(self, files: TableFiles, scratch: SpoolFiles) -> None:
         self.rows = 0
+        self.empty = 0
+        """Rows whose text is empty, of those that are written."""
         self.batches: list[Batch] = []
         paths = (files.texts, scratch.lengths, scratch.hashes, scratch.places)
         self._files = [open(path, "wb", buffering=0) for path in paths]  # noqa: SIM115 - closed by __exit__
@@ -95,6 +97,7 @@ class Spool:
         bounds = np.concatenate(([0], np.cumsum(np.bincount(bins, minlength=BINS)))).astype(np.uint32)
         self.batches.append(Batch(self.rows, rows, self._pending_bytes, bounds))
         self.rows += rows
+        self.empty += rows - int(np.count_nonzero(lengths))
         self._pending, self._pending_bytes = [], 0
 
 

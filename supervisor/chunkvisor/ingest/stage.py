@@ -64,6 +64,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
         files=files,
         source_state=state,
         skip_blank=request.skip_blank,
+        empty=spool.empty,
     )
 
 

@@ -100,6 +100,8 @@ class StagedTable:
     """sha256 of the rows table, where there is one."""
     leaves_out: bool = False
     """Whether rows of the sources are left out."""
+    empty: int = 0
+    """Rows whose text is empty; 0 in a table of a version that did not count them."""
 
     @classmethod
     def open(cls, folder: Path, *, only_read: bool = False) -> "StagedTable":
@@ -126,6 +128,7 @@ class StagedTable:
                 skip_blank=record["skip_blank"],
                 carried=stamps[paths.rows].digest if paths.rows in stamps else None,
                 leaves_out=paths.places in stamps,
+                empty=record.get("empty", 0),
             )
             _check(table, [stamps[path].size_bytes for path in paths.arrays[1:]])
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -226,7 +229,14 @@ class StagedTable:
 
 
 def write_record(
-    folder: Path, *, rows: int, distinct: int, files: Sequence[TableSource], source_state: Signature, skip_blank: bool
+    folder: Path,
+    *,
+    rows: int,
+    distinct: int,
+    files: Sequence[TableSource],
+    source_state: Signature,
+    skip_blank: bool,
+    empty: int = 0,
 ) -> None:
     """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
@@ -239,6 +249,7 @@ def write_record(
         "files": [[shown(file.path), file.first_row, file.rows] for file in files],
         "signature": source_state,
         "skip_blank": skip_blank,
+        "empty": empty,
         "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
     }
     write_sealed(paths.record, record)
@@ -256,7 +267,12 @@ def add_index(folder: Path) -> None:
 
 def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
     """Raise ValueError where a record is whole but cannot be that of a table, such as another version's."""
-    counts = [table.rows, table.distinct, *(count for file in table.files for count in (file.first_row, file.rows))]
+    counts = [
+        table.rows,
+        table.distinct,
+        table.empty,
+        *(count for file in table.files for count in (file.first_row, file.rows)),
+    ]
     whole = all(type(count) is int and count >= 0 for count in counts) and isinstance(table.digest, str)
     whole = whole and isinstance(table.signature, list) and isinstance(table.skip_blank, bool)
     if whole:

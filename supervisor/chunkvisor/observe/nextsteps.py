@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.model import Config, FinalFormat, Long
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import Invoked
 from chunkvisor.events.state import RunState
@@ -46,7 +46,7 @@ class Afterwards(Observer):
 def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool) -> Iterator[str]:
     """Lines of news for the end of a run that began at that time, seconds since the epoch."""
     layout = Layout(loaded.config.workdir)
-    if complete and (line := _how_to_read(layout, next(iter(loaded.config.outputs)))):
+    if complete and (line := _how_to_read(layout, loaded.config)):
         yield line
     if complete:
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
@@ -57,25 +57,34 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
             yield f"how the run went: {layout.report}"
 
 
-def _how_to_read(layout: Layout, name: str) -> str | None:
+def _how_to_read(layout: Layout, config: Config) -> str | None:
+    """Of the first output."""
+    name = next(iter(config.outputs))
     try:
         manifest = read_done_manifest(layout.output(name))
     except DamagedError:
         manifest = None
     if manifest is None:
         return None
-    form = form_of(manifest)
-    path = place_of(layout.output(name), form)
+    form, rows_table = form_of(manifest), None
+    if config.outputs[name].where is not None or config.effective_encode(name).long is Long.WINDOWS:
+        rows_table = layout.output(name).rows_table.name
+    return how_to_read(place_of(layout.output(name), form), form, rows_table)
+
+
+def how_to_read(path: Path, form: Form, rows_table: str | None = None) -> str:
+    """One line on the final; `rows_table` is named where its rows have other numbers than those of the source."""
+    is_table = form.format is FinalFormat.PARQUET
     if form.shards is not None:
-        return f"to use it: the files in {path}, in the order of their names; row i of the source is row i of them all"
-    if form.format is FinalFormat.PARQUET:
-        return f"to use it: pandas.read_parquet({_quoted(path)})"
-    return how_to_load(path)
-
-
-def how_to_load(path: Path) -> str:
-    """Of a final that is one .npy."""
-    return f'to use it: numpy.load({_quoted(path)}, mmap_mode="r"); row i is row i of the source'
+        found, rows = f"the files in {path}, in the order of their names", "; row i of the source is row i of them all"
+    elif is_table:
+        found, rows = f"pandas.read_parquet({_quoted(path)})", ""
+    else:
+        found, rows = f'numpy.load({_quoted(path)}, mmap_mode="r")', "; row i is row i of the source"
+    if rows_table is not None:
+        whose = "" if is_table else f"row i is row i of {rows_table} beside it, and "
+        rows = f"; {whose}source_row there is the row of the source"
+    return f"to use it: {found}{rows}"
 
 
 def _quoted(path: Path) -> str:

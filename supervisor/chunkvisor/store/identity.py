@@ -14,6 +14,8 @@ from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
 
+UNREAD = 0
+"""For `rows` of a source that was not read, whose digest is one of the state of its files; no source has no rows."""
 _ROWS = "source.rows"
 _DIGEST = "source.digest"
 _NAME = "model.name"
@@ -103,7 +105,8 @@ def identity_of(
     `arithmetic` are the variables of the workers that choose other arithmetic (see that module).
 
     `revision` is the resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
-    `table_digest` and `rows` tell the staged source apart from another. Raises KeyError for an unknown output.
+    `table_digest` and `rows` tell the staged source apart from another (see UNREAD). Raises KeyError for an unknown
+    output.
     """
     model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
     values: dict[str, Any] = {
@@ -154,9 +157,11 @@ def differences(old: Identity, new: Identity) -> list[str]:
 
 def _source_difference(old: Identity, new: Identity) -> list[str]:
     before, now = old.values.get(_ROWS), new.values.get(_ROWS)
+    same = old.values.get(_DIGEST) == new.values.get(_DIGEST)
+    if before == now == UNREAD:
+        return [] if same else ["source: its files are others, or were changed"]
     if before != now:
         return [f"source: {before:,} rows before, {now:,} now"]
-    same = old.values.get(_DIGEST) == new.values.get(_DIGEST)
     return [] if same else ["source: same number of rows, other content"]
 
 

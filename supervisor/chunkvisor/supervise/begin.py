@@ -37,6 +37,7 @@ from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, request_of, staged_before
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
 
 
@@ -235,6 +236,9 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
     table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    if table.empty:
+        words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
+        opening.emit(Note(f"{layout.name}: {words}"))
     files = tuple(shown(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
@@ -277,7 +276,7 @@ class Work:
         if model.is_plugin:
             return ModelSource(None, model.revision)
         try:
-            if Path(model.name).is_dir():
+            if model.is_folder:
                 self._emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
             at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there

@@ -342,6 +342,7 @@ def test_drawing(blocks: bool) -> None:
         ({}, {"texts_per_s": None, "time_s": None}, "time    unknown until a run has a rate"),
         ({}, {"time_s": 0.0}, "time    nothing is left to be done"),
         ({"max_length": 8000}, {"lengths": None}, "no text is longer than the 8,000 tokens that the model reads"),
+        ({"rows_empty": 1_234_567}, {}, "  empty    1,234,567 rows, with one vector for all; `where` leaves them out"),
         ({"batch_rows": 4096}, {}, "a batch  at most 4,096 padded tokens\n"),
         ({"batch_tokens": None, "batches": None, "padding_share": None}, {}, "a batch  at most 32 texts\n"),
         ({"length_unit": Unit.CHARACTERS, "max_length": None}, {}, "characters of a text: median 10"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.observe.histogram import Bin
-from chunkvisor.units import human_bytes, human_time
+from chunkvisor.units import counted, human_bytes, human_time
 
 WIDTH = 80
 
@@ -28,6 +28,8 @@ def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
 def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
     repeats = f", {_percent(output.duplicate_share)} of the rows repeat a text" if output.duplicate_share else ""
     yield f"{name}: {output.rows:,} rows, {output.distinct_texts:,} distinct texts{repeats}"
+    if output.rows_empty:
+        yield f"  {'empty':9}{counted(output.rows_empty, 'row')}, with one vector for all; `where` leaves them out"
     lengths = output.lengths
     yield ""
     yield (

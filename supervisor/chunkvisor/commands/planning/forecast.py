@@ -65,6 +65,8 @@ class OutputForecast:
     """Distinct texts that have a vector already, in another output or an earlier file, and are in no chunk."""
     texts_cut: int = 0
     """Those of them whose vectors are cut from longer ones, or normalized."""
+    rows_empty: int = 0
+    """Rows whose text is empty, or was NULL: they share one vector."""
 
 
 @dataclass(frozen=True, slots=True)

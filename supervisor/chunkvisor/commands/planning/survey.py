@@ -28,7 +28,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
-from chunkvisor.engine.modelsource import ModelSource, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
@@ -79,7 +79,7 @@ class _Survey:
         config = self._config
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
         folder, measured = self._measure()
-        revision = (config.model.revision if config.model.is_plugin else self._model().revision) or ""
+        revision = revision_at_hand(config.model, self._layout.model, read=bool(config.reuse_from))
         dtype = computed_dtype(config.model, str(folder) if folder else None)
         self._known = known_texts(config, self._samples, revision, dtype, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
@@ -178,6 +178,7 @@ class _Survey:
             duplicate_share=1 - table.distinct / table.rows,
             texts_known=known.texts,
             texts_cut=known.cut,
+            rows_empty=table.empty,
             chunks=work.count,
             chunks_done=done.count(1),
             chunk_size=plan.chunk_size,

@@ -1,0 +1,49 @@
+"""Where a model is, told without asking the hub."""
+
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.config.load import from_values
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine import localmodel
+from chunkvisor.engine.modelsource import resolve_local, revision_at_hand, source_at_hand
+from chunkvisor.errors import Halt
+
+
+def named(name: str, folder: Path) -> ModelConfig:
+    """The model of a config in that folder."""
+    outputs = {"out": {"source": "rows.txt"}}
+    return from_values({"workdir": "w", "model": {"name": name}, "outputs": outputs}, folder, ()).model
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with the models own/model and a/b/model, and an empty one `elsewhere` beside them."""
+    for name in ("own/model", "a/b/model"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path
+
+
+def test_the_current_folder_makes_no_difference(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative name starts at the config's folder alone: what else it may mean is a hub id, or nothing."""
+    monkeypatch.chdir(models)
+    cache = models / "cache.json"
+    found = source_at_hand(named("own/model", models), cache)
+    assert found is not None
+    assert found.path == str(models / "own" / "model")
+    assert source_at_hand(named("own/model", models / "elsewhere"), cache) is None
+    with pytest.raises(Halt, match="there is no model folder a/b/model"):
+        source_at_hand(named("a/b/model", models / "elsewhere"), cache)
+
+
+def test_the_revision_of_a_folder(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of a run, and no file is read that a run has read; before any, only if that is wanted."""
+    model, cache = named("own/model", models), models / "cache.json"
+    assert revision_at_hand(model, cache) == ""
+    revision = revision_at_hand(model, cache, read=True)
+    assert resolve_local(model, cache).revision == revision
+    monkeypatch.setattr(localmodel, "stamp_file", lambda path: pytest.fail(str(path)))
+    assert revision_at_hand(model, cache) == revision
