@@ -203,7 +203,7 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
     assert "3 rows cannot be encoded" in ended.stderr
-    assert "recovery.max_bad_rows (2)" in ended.stderr
+    assert "recovery.max_bad_rows is 2" in ended.stderr
     calls = len(place.calls())
     ended = place.run_here("--set", "recovery.max_bad_rows=3")
     assert ended.returncode == 3, ended.stderr
@@ -298,7 +298,7 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert not events_of(place, "quarantined")
     what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
     (log,) = [line for line in more if "log: " in line]
-    assert "none of its texts can be encoded" in what
+    assert "no text has been encoded so far" in what
     assert "Segmentation fault" in why
     assert "run the same command again" in remedy
     assert Path(log.partition("log: ")[2]).name == "worker.log"
