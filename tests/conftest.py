@@ -100,12 +100,14 @@ files_in_order: list[Path] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have each of several processes begin to collect elsewhere: what one has compiled, the others read."""
-    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    # Of this pytest itself: the environment has it for every pytest that a test starts as well.
+    worker = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    number, count = int(worker["workerid"].removeprefix("gw")), int(worker["workercount"])
     folders = [Path(config.invocation_params.dir, each) for each in config.args]
-    if number == "0" or not all(folder.is_dir() for folder in folders):
+    if not number or not all(folder.is_dir() for folder in folders):
         return
     files_in_order[:] = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
-    first = int(number) * len(files_in_order) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    first = number * len(files_in_order) // count
     config.args[:] = map(str, (*files_in_order[first:], *files_in_order[:first]))
 
 
