@@ -280,14 +280,18 @@ class Watchdog:
         short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
         if code is ExitCode.DISK and short and not mixed:
             raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
-        nothing_good = all(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
-        if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not nothing_good:
+        if code is ExitCode.MACHINE and not self._fails and not self._damaging(world) and not self._all_bad(world):
             raise Broken("69 is for devices", f"{told}")
         if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
             raise Broken("74 is for disks", f"{told}")
         # Two workers in a row that die by chance while they load the model are as good as a model that cannot be.
         if code is ExitCode.CONFIG and not any(world.poison) and not self._fails and not self._damaging(world):
             raise Broken("78 is for texts, config and model", f"{told}")
+
+    @staticmethod
+    def _all_bad(world: World) -> bool:
+        """Whether nothing of an output can be encoded: where workers crash over it, it may as well be the machine."""
+        return any(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
 
     @staticmethod
     def _damaging(world: World) -> bool:
@@ -297,7 +301,5 @@ class Watchdog:
         """Runs end with 75 again and again, and nothing is gained."""
         world = self._world
         lasting = any(stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours))
-        # Where nothing at all can be encoded, and workers crash over it, it may as well be the machine.
-        of_texts = any(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
-        if not lasting and not self._fails and not of_texts:
+        if not lasting and not self._fails and not self._all_bad(world):
             raise Broken("75 ends", f"run again and again, nothing is gained: {Counter(codes)}")
