@@ -256,6 +256,14 @@ def bearing(mark: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, mark)]
 
 
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended: some inits leave those that have for a while."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _bears(process: psutil.Process, mark: str) -> bool:
     try:
         return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE

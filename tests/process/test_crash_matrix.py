@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from harness import CLUSTER, Ended, Workplace, expected, finish
+from harness import CLUSTER, Ended, Workplace, expected, finish, lives
 from soaked import wide
 
 ENCODER = "misbehaving:make"
@@ -236,7 +235,7 @@ def test_no_child_of_a_worker_survives_it(survived: Survived) -> None:
     """What a worker has started is gone once the worker is, whether it died or finished well."""
     pids = [int(path.read_text()) for path in survived.place.folder.glob("child-*")]
     assert len(pids) == 2
-    assert not any(map(psutil.pid_exists, pids))
+    assert not any(map(lives, pids))
 
 
 def test_failed_attempts_keep_their_logs_within_bounds(survived: Survived) -> None:
@@ -382,9 +381,11 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
     assert "Traceback" not in ended.stderr
     assert all(word in ended.stderr for word in case.words), ended.stderr
     status = place.status()
-    assert status["attempts"] == case.attempts
     committed = {event["chunk"] for event in place.events() if event["event"] == "chunk_committed"}
-    assert committed == set(case.done)
+    # On a busy machine the last try of a chunk may come before the first try of those behind it, and end the run.
+    behind = set() if case.code in (0, 3) else {2} & set(case.done) - committed
+    assert committed | behind == set(case.done)
+    assert Counter(status["attempts"]) + Counter(committed=len(behind)) == Counter(case.attempts)
     if case.code in (0, 3):
         right = expected(TEXTS)
         right[list(case.bad_rows)] = np.nan
@@ -394,7 +395,7 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
         assert status["outputs"]["out"]["quarantined"] == len(case.bad_rows)
     else:
         assert status["state"] == "halted"
-        assert status["outputs"]["out"]["chunks_done"] == len(case.done)
+        assert status["outputs"]["out"]["chunks_done"] == len(committed)
         assert not (place.workdir / "out.npy").exists()
         (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
         assert Path(log.partition("log: ")[2]).name == "worker.log", ended.stderr
@@ -447,7 +448,7 @@ def test_child_that_left_its_worker_ends_with_the_run(workplace: Workplace) -> N
     workplace.write_source(TEXTS)
     workplace.write_config(ENCODER, model__kwargs={"plan": {"out/0": "child_of_its_own_session@encode"}})
     assert workplace.run().returncode == 0
-    assert not psutil.pid_exists(int((workplace.folder / "child-out-0").read_text()))
+    assert not lives(int((workplace.folder / "child-out-0").read_text()))
 
 
 SLOW_CASES = (
