@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from gpuplace import LIMIT_S, TEXTS, GpuPlace
 
 from chunkvisor import testing
-from harness import expected, finish, wait_for
+from harness import expected, finish, lives, wait_for
 
 MIB = 1 << 20
 Figure = Callable[[str], None]
@@ -112,7 +111,7 @@ def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace
         full = place.gpu.used_bytes()
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, LIMIT_S)
+        wait_for(lambda: not lives(pid), LIMIT_S)
         ended_s = time.monotonic()
         # The next worker may have its context by then, but not more of the ballast than this one had.
         wait_for(lambda: place.gpu.used_bytes() < full - 3 * ballast // 4, LIMIT_S)

@@ -19,6 +19,7 @@ from chunkvisor.ingest.sources import resolve, signature
 from chunkvisor.ingest.stage import _halt_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor_worker.contract.wire import from_json, to_json
+from harness import lives
 from ingest_files import write_texts
 
 
@@ -146,7 +147,7 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
     )
     child = int(parent.stdout)
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while lives(child):
         assert time.monotonic() < deadline, "the child outlives its parent"
         time.sleep(0.01)
 

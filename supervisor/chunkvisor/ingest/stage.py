@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +92,8 @@ def _read(
                     break
                 with at_hand(source, scratch) as local:
                     texts = _texts(reader, local, request, left, scratch)
-                    pieces = cutter.cut(texts) if cutter is not None else None
-                    count = _spool(spool, texts, places) if pieces is None else _spool_each(spool, pieces, places)
+                    whole = (() if text is None else (text,) for text in texts)
+                    count = _spool(spool, cutter.cut(texts) if cutter is not None else whole, places)
                     if table is not None:
                         table.add(local, left, count)
                 files.append(TableSource(source.path, first, spool.rows_added - first))
@@ -113,22 +113,8 @@ def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:
     )
 
 
-def _spool(spool: Spool, texts: Iterator[bytes | None], places: BinaryIO) -> int:
-    """Add what is not left out, and note where in the file it stands; returns the number of rows that were read."""
-    read, kept = 0, array("q")
-    for text in texts:
-        if text is not None:
-            spool.add(text)
-            kept.append(read)
-        read += 1
-        if len(kept) >= _PLACES_AT_ONCE:
-            kept = _write_places(kept, places)
-    _write_places(kept, places)
-    return read
-
-
-def _spool_each(spool: Spool, pieces: Iterable[list[bytes]], places: BinaryIO) -> int:
-    """The same, where a row that is read may become several or none."""
+def _spool(spool: Spool, pieces: Iterable[Sequence[bytes]], places: BinaryIO) -> int:
+    """Add the texts of each row, mostly one, and note where in the file it stands; returns the number of rows."""
     read, kept = 0, array("q")
     for texts in pieces:
         for text in texts:
