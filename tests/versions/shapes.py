@@ -17,17 +17,23 @@ Shapes = dict[str, dict[str, list[str]]]
 
 
 def shapes_of(workdir: Path) -> Shapes:
-    """Of all files in a workdir."""
+    """Of all files in a workdir.
+
+    A supervisor may have been killed while it took an attempt's folder away: what is left of one without its spec is
+    not looked at, as no version reads it.
+    """
     found: dict[str, dict[str, set[str]]] = {}
     for path in sorted(workdir.rglob("*.json")):
         if "invocations" in path.parts or (kind := _kind(path)) is None:
             continue
         content = json.loads(path.read_text())
         version = content.pop("record_version", None)
-        if version is None:  # of an attempt: what is said in its spec
+        if version is None and "attempts" in path.parts:  # what is said in its spec
             spec = path.parent / "spec.json"
-            version = json.loads(spec.read_text()).get("wire", 0) if spec.exists() else 0
-        found.setdefault(kind, {}).setdefault(str(version), set()).update(_keys(content, ""))
+            if not spec.exists():
+                continue
+            version = json.loads(spec.read_text()).get("wire", 0)
+        found.setdefault(kind, {}).setdefault(str(version or 0), set()).update(_keys(content, ""))
     return {kind: {version: sorted(keys) for version, keys in each.items()} for kind, each in found.items()}
 
 
