@@ -55,7 +55,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 def zygotes() -> list[forking.Zygote]:
     """Those that live as long as this session."""
-    return [zygote for zygote in (workers.zygote, forking.Forked.zygote) if zygote is not None]
+    return [zygote for zygote in (workers.zygote, *forking.Forked.zygotes.values()) if zygote is not None]
 
 
 def _reaped() -> int:
@@ -133,6 +133,12 @@ def quick_workers() -> Iterator[None]:
         yield
     for zygote in zygotes():
         zygote.close()
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, templates and fresh workers are started, and not forked."""
+    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
 
 
 @pytest.fixture(autouse=True, scope="session")

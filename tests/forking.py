@@ -4,6 +4,9 @@ They come from a zygote (drivers/zygote.py), which has imported already what the
 be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
 loader, limits. So does all of the soak, every worker of a real model, and what a test starts by itself.
 CHUNKVISOR_TEST_FORKS=no has it so for all.
+
+On a null GPU, where each import of torch's CUDA build takes seconds, the zygote has torch and sentence-transformers,
+too, and has called neither CUDA nor NVML: there templates and workers of real models are forked as well.
 """
 
 import array
@@ -17,10 +20,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from chunkvisor import child
 from chunkvisor.engine import fresh
+from chunkvisor.engine import process as children
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
 from chunkvisor_worker.contract.messages import Spec
@@ -29,7 +33,10 @@ from drivers import zygote
 from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
 
 KILL_AT = "drivers.kill_at"
-_MODULES = ("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor.ingest.stage", KILL_AT)
+_MODULES = [
+    *("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor_worker.template"),
+    *("chunkvisor.ingest.stage", KILL_AT),
+]
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""
 _SHADOWS = [
@@ -40,6 +47,14 @@ _FIXED = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH")
 """Of Python's variables, those that every worker has and the zygote heeds."""
 _READ_BEFORE = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "NOTIFY_SOCKET")
 """Beginnings of the names of variables that are read before a program begins, or say that no child may have them."""
+_READ_BY_IMPORTS = ("HF_", "TRANSFORMERS_")
+"""The same, of variables that the libraries of models read while they are imported."""
+_FOR_IMPORTS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""Those of them that every worker has (engine/environment.py)."""
+_READ_LATER = ("HF_DEACTIVATE_ASYNC_LOAD", *_FOR_IMPORTS)
+"""Those that may be there or not: what was imported has heeded them, or heeds them later."""
+_NULL_GPU = "libnullgpu.so"
+"""What is preloaded where there is one."""
 _LIMITS = [getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CORE", "FSIZE", "NOFILE", "NPROC")]
 
 
@@ -52,30 +67,44 @@ def wanted() -> bool:
 
 def fork_children_of_this_process() -> None:
     """Have the children of this process, which has imported what they import, forked from a fork of it."""
-    if wanted():
-        Forked.zygote = Zygote("command", of_this_process=True)
-        fresh.spawn = QuickWorkers(Forked.zygote)  # type: ignore[assignment,attr-defined]  # it has what is used
-        child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
+    if not wanted():
+        return
+    made = Zygote(kind_for(os.environ), of_this_process=True)
+    Forked.zygotes[made.kind] = made
+    child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
+    if made.kind == "gpu":
+        children.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
+    else:
+        fresh.spawn = QuickWorkers(made)  # type: ignore[assignment,attr-defined]  # likewise
+
+
+def kind_for(environment: Mapping[str, str]) -> str:
+    """Of the zygote for commands with this environment."""
+    return "gpu" if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU) else "command"
 
 
 class Zygote:
     """The process that forks, and the socket that it takes orders from."""
 
-    def __init__(self, kind: str, *, of_this_process: bool = False) -> None:
-        """A new interpreter, or a fork of this process, which has no threads yet."""
+    def __init__(self, kind: str, loader: Mapping[str, str] | None = None, *, of_this_process: bool = False) -> None:
+        """A new interpreter, with variables for the loader; or a fork of this process, which has no threads yet."""
+        self.kind = kind
         self._ours, theirs = socket.socketpair()
-        self._ours.settimeout(60)
+        # It answers the first order when it has imported all it needs, of which torch may come from a cold disk.
+        self._ours.settimeout(600 if kind == "gpu" else 60)
         self._base = {name: value for name, value in os.environ.items() if name not in (MARK, ROOM)}
+        self._base |= loader or {}
         self._limits = _limits()
         self._lock = threading.Lock()
         with theirs:
-            self.pid = self._fork(theirs) if of_this_process else self._start(kind, theirs)
+            self.pid = self._fork(theirs) if of_this_process else self._start(theirs)
 
-    def _start(self, kind: str, theirs: socket.socket) -> int:
-        unbuffered = ["-u"] if kind == "worker" else []  # as PYTHONUNBUFFERED has it
-        program = [sys.executable, *unbuffered, "-P", zygote.__file__, kind, str(theirs.fileno())]
+    def _start(self, theirs: socket.socket) -> int:
+        unbuffered = ["-u"] if self.kind == "worker" else []  # as PYTHONUNBUFFERED has it
+        program = [sys.executable, *unbuffered, "-P", zygote.__file__, self.kind, str(theirs.fileno())]
         path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
+        environment |= _FOR_IMPORTS if self.kind == "gpu" else {}
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
         process = subprocess.Popen(
@@ -95,13 +124,20 @@ class Zygote:
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether its child would be what a new interpreter with this environment is."""
         names = {*self._base, *environment}
-        if any(_before_python(self._base, name) != _before_python(environment, name) for name in names):
+        if any(self._read_before(self._base, name) != self._read_before(environment, name) for name in names):
             return False
         known = self._base.get("PYTHONPATH", "").split(os.pathsep)
         added = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *known)]
         if any(Path(folder, name).exists() for folder in added for name in _SHADOWS):
             return False
         return len(as_shown(dict(environment))) < len(ROOM_FILLED) and _limits() == self._limits
+
+    def _read_before(self, environment: Mapping[str, str], name: str) -> str | None:
+        """The value of what is read before a program begins, or by what has been imported; None of all else."""
+        read = _READ_BEFORE + (_READ_BY_IMPORTS if self.kind == "gpu" else ())
+        value = environment.get(name) if name.startswith(read) and name not in (*_FIXED, *_READ_LATER) else None
+        # Without a locale, Python takes this one (PEP 538).
+        return None if value == "C.UTF-8" else value
 
     def fork(self, module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
         """The pid of a new child of this process, which is that module; `fds` become 0, 1 and 2."""
@@ -129,13 +165,6 @@ class Zygote:
 
 def _limits() -> list[tuple[int, int]]:
     return [resource.getrlimit(limit) for limit in _LIMITS]
-
-
-def _before_python(environment: Mapping[str, str], name: str) -> str | None:
-    """The value of what is read before a program begins, None of all else."""
-    value = environment.get(name) if name.startswith(_READ_BEFORE) and name not in _FIXED else None
-    # Without a locale, Python takes this one (PEP 538).
-    return None if value == "C.UTF-8" else value
 
 
 class ForkedWorker:
@@ -179,8 +208,8 @@ class QuickWorkers:
 class Forked(subprocess.Popen[Any]):
     """A command of `chunkvisor`, or the child that reads sources, as Popen starts it."""
 
-    zygote: Zygote | None = None
-    """Of all commands of this session."""
+    zygotes: ClassVar[dict[str, Zygote]] = {}
+    """Of all commands of this session, by kind."""
     _making = threading.Lock()
     """Commands are started by threads, too, and need no zygote each."""
 
@@ -188,20 +217,23 @@ class Forked(subprocess.Popen[Any]):
         """In the place of fork and exec; private, and the one way to have all else of Popen (subprocess.py)."""
         environment = os.environ if others[5] is None else others[5]
         module, arguments = program_of(args)
-        if not module or not wanted() or not self._zygote().takes(environment):
+        if not module or not wanted() or not (made := self._zygote(environment)).takes(environment):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         fds = others[9:15]
         streams = [ours if fd == -1 else fd for ours, fd in enumerate((fds[0], fds[3], fds[5]))]
-        self.pid = self._zygote().fork(module, arguments, streams, environment)
+        self.pid = made.fork(module, arguments, streams, environment)
         self._child_created = True
         self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
 
     @classmethod
-    def _zygote(cls) -> Zygote:
+    def _zygote(cls, environment: Mapping[str, str]) -> Zygote:
+        kind = kind_for(environment)
         with cls._making:
-            cls.zygote = cls.zygote or Zygote("command")
-            return cls.zygote
+            if kind not in cls.zygotes:
+                preloaded = {name: value for name, value in environment.items() if name.startswith("LD_")}
+                cls.zygotes[kind] = Zygote(kind, preloaded if kind == "gpu" else None)
+            return cls.zygotes[kind]
 
 
 def program_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:

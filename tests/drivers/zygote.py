@@ -1,6 +1,6 @@
 """Forks workers and commands for the tests, from an interpreter that has imported what they import; see forking.py.
 
-    zygote.py worker|command FD
+    zygote.py worker|command|gpu FD
 
 Each order on the socket FD is answered by the new process itself, as soon as it is what a new interpreter would be: a
 session of its own, the environment and the streams of the order, and a parent that is not this process but the one
@@ -10,6 +10,7 @@ whose child this process is (CLONE_PARENT, clone(2)).
 import array
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -44,13 +45,27 @@ def can_fork() -> bool:
 def prepare(kind: str) -> None:
     """Import what the children import."""
     modules = ["chunkvisor_worker.job", "chunkvisor_worker.sabotage"]
-    if kind == "command":
+    if kind != "worker":
         modules += [f"chunkvisor.{name}" for name in ("cli.run", "ingest.stage", "supervise.session")]
         modules += ["duckdb", "forking"]
     for module in modules:
         importlib.import_module(module)
-    if kind == "command":
+    if kind != "worker":
         importlib.import_module("chunkvisor.observe.report.template").page_template()  # compiled once for all runs
+    if kind == "gpu":
+        prepare_models()
+
+
+def prepare_models() -> None:
+    """Import what workers with a model import, and a template's own modules, as they do it."""
+    gc.disable()
+    for module in ("sentence_transformer", "taint", "forked"):
+        importlib.import_module(f"chunkvisor_worker.{module}")
+    with importlib.import_module("chunkvisor_worker.lateimports").LateImports():
+        for module in ("torch", "sentence_transformers", "transformers.models.bert.modeling_bert"):
+            importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
 
 
 def fork_sibling() -> int:
@@ -132,7 +147,7 @@ def play(order: dict[str, Any]) -> None:
     import forking
     from chunkvisor.cli import main
 
-    if order["arguments"][:1] == ["run"]:
+    if order["arguments"][:1] in (["run"], ["drill"], ["doctor"]):
         forking.fork_children_of_this_process()
     main()
 

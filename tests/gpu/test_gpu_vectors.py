@@ -46,6 +46,7 @@ def test_half_precision_is_close_to_float32(
     figure(f"cosine to float32: mean {cosine.mean():.6f}, least {cosine.min():.6f}")
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_warm_and_fresh_starts_do_the_same(place: GpuPlace, minilm_path: Path, figure: Figure) -> None:
     """With warm starts every first attempt is forked, and the vectors are those of fresh starts."""
     place.configure(minilm_path, workers={"start": "fresh"})

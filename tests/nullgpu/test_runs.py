@@ -12,6 +12,7 @@ def rows_of(workplace: GpuWorkplace, chunk: int) -> list[int]:
 
 
 @pytest.mark.newer
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives its memory back."""
     gpu_workplace.write_texts(20)
@@ -28,7 +29,12 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     ("nvml", "sign"),
     [
         pytest.param(0, "torch.OutOfMemoryError: CUDA out of memory", id="out-of-memory"),
-        pytest.param(999, "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED", id="nvml"),
+        pytest.param(
+            999,
+            "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED",
+            id="nvml",
+            marks=pytest.mark.usefixtures("new_interpreters"),
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(

@@ -71,7 +71,9 @@ def warm_run(tmp_path_factory: pytest.TempPathFactory, built: Built, bert: Path)
     workplace = GpuWorkplace(folder, gpu, bert)
     workplace.write_texts(4 * CHUNKS)
     workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
-    process = workplace.start("run", str(workplace.config_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHUNKVISOR_TEST_FORKS", "no")  # of a template, all is wanted from its first line
+        process = workplace.start("run", str(workplace.config_path))
     seen = watch_template(workplace, process)
     ended = finish(process, LIMIT_S)
     assert ended.returncode == 0, ended.stderr

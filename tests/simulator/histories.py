@@ -222,7 +222,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 2                | look 0
         looked 0 good          | go 2: 16
         oom 2 16x10            | learn a 8, start 3 on 0: 0..8
-        ready 3                |
+        ready 3                | look 0
         looked 0 good          | go 3: 8
         ok 3                   | keep 3, start 4 on 0: 8..16
         ready 4                | go 4: 8
@@ -365,7 +365,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         looked 0 good          | go 2: 32
         busy 2                 | wait for 0
         wait 1.1               | start 3 on 0: 0..8
-        ready 3                |
+        ready 3                | look 0
         looked 0 good          | go 3: 32
         busy 3                 | wait for 0
         wait 1.2               | start 4 on 0: 0..8

@@ -203,6 +203,6 @@ class Scheduler:
             if waited_s > self._budget.wait_timeout_s:
                 self._leaving.drop(device, lastwords.busy_gpu(device.name, waited_s, opinion.why))
         elif opinion.health is not Health.SETTLING:
-            device.suspected_s = None
+            device.suspected_s, device.look_again_s = None, now_s  # the next fault is looked into at once
             if not self._drain.begun:
                 self._assignment.open_gates(device, now_s)
