@@ -229,7 +229,7 @@ class GpuWorkplace(Workplace):
         return super().start(*arguments, env={**self.gpu.environment(), **(env or {})})
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """See Workplace; each fresh worker takes seconds of CPU time to import torch."""
+        """See Workplace; a process that sees null GPUs begins with their libraries."""
         return finish(self.start(*arguments, env=env), LIMIT_S)
 
     def named(self, event: str) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def run_with_a_fault_a_chunk(workplace: GpuWorkplace, faults: list[str], **chang
             workplace.gpu.fault(what, place, argv=f"/{chunk:06d}/001")
     rows = (len(faults) + 1) * changes["chunk.size"]
     workplace.write_texts(rows)
-    # Retries begin in a new interpreter, which takes seconds; the next of them is prepared meanwhile.
+    # The next worker is prepared meanwhile, and gets the GPU once that has been looked at.
     workplace.write_torch_config(**{"workers.start": "warm", "workers.standby": 1, **changes})
     ended = workplace.run()
     assert ended.returncode == 0, ended.stderr

@@ -1,7 +1,4 @@
-"""An encoder that needs torch and nothing else, for what torch does on a GPU whatever the model is.
-
-A fresh worker has it ready after 1.5 s of CPU time; the import of sentence-transformers would take 5 s.
-"""
+"""An encoder that needs torch and nothing else, for what torch does on a GPU whatever the model is."""
 
 import numpy as np
 import torch
