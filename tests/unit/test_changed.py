@@ -9,7 +9,7 @@ from chunkvisor.supervise.changed import refuse_changes
 
 OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
 UPDATE, ELSEWHERE = "add --update", "choose another workdir"
-WORDS = {
+WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
     (OF_SOURCE, Given.FILE, True): {UPDATE, "restore the source", ELSEWHERE},
     (OF_SETTINGS, Given.FILE, True): {UPDATE, "undo the change", ELSEWHERE},
     (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
