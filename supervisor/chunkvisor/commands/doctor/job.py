@@ -101,9 +101,6 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Wh
         )
         if isinstance(found, ModelSource):
             return Whereabouts.CACHED, found, ""
-        if found.rule == "model-name-invalid":
-            problem = f"{model.name!r} is neither a folder beside the config nor a hub id, which is owner/name"
-            return Whereabouts.NOWHERE, None, problem
     return Whereabouts.HUB, None, ""
 
 
