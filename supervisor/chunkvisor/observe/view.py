@@ -6,7 +6,7 @@ from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
 from chunkvisor.events.state import COMPUTING
-from chunkvisor.observe.progress import percent, rates, stage
+from chunkvisor.observe.progress import percent, rates, rows_in_words, stage
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
@@ -90,7 +90,7 @@ def _overall(snapshot: Snapshot, room: Room) -> Text:
 
 
 def _numbers(snapshot: Snapshot) -> Text:
-    parts = [f"{snapshot.rows_done:,} of {snapshot.rows:,} rows", *rates(snapshot)]
+    parts = [rows_in_words(snapshot), *rates(snapshot)]
     if snapshot.chunks:
         parts.append(f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks")
     return Text(", ".join(parts))
