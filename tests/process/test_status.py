@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.observe.status import SCHEMA
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold, read_holder
 from chunkvisor.store.runfolders import at_work
@@ -51,8 +52,11 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
     assert live["eta_s"] >= 0
+    (worker,) = live["devices"]["0"].pop("workers")
+    assert (live["schema"], worker["output"], worker["chunk"], worker["computing"]) == (SCHEMA, "out", 1, True)
     kill(process)
     killed = status_here(place)
+    assert killed["devices"]["0"].pop("workers") == []
     assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
     verified = place.here("verify", str(place.config_path))
     assert (verified.returncode, verified.stdout.splitlines()) == (
