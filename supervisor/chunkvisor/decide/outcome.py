@@ -205,8 +205,7 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
-    # What it wanted to say did not fit on the disk, mostly.
-    ends_with = DISK if outcome is Outcome.DISK_FULL else None
+    ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
     return _verdict(evidence, outcome, _unrecorded(code, means), exit_code=ends_with, row_can_cause=code < 0)
 
 
