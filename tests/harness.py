@@ -39,9 +39,11 @@ CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
 """What `make soak` chooses by; empty in `make test`, where the same is tried each time."""
 
+ON_RAY = os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
+"""Whether this is `make test-ray`."""
+
 local_engine_only = pytest.mark.skipif(
-    os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray",
-    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
+    ON_RAY, reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself"
 )
 """For tests that `make test-ray` leaves out."""
 

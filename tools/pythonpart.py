@@ -1,13 +1,16 @@
-"""The tables of docs/reference/python.md, from the signatures of the functions and the fields of what they return."""
+"""The tables of docs/reference/python.md and status.md: signatures of functions, and fields of dataclasses."""
 
 import ast
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 
 import chunkvisor.api
 import chunkvisor.results
+from chunkvisor.assemble import badreasons
+from chunkvisor.observe import status
 from docstrings import attribute_docs
 from md import code, table
 
@@ -33,15 +36,27 @@ def _type(argument: ast.arg) -> str:
     return text.replace(" | ", " or ")
 
 
+def keys(kind: type) -> str:
+    """Every field with what its docstring says."""
+    return table(("key", "what"), _fields(kind))
+
+
 def fields(kind: type) -> str:
     """Every field and property with what its docstring says."""
-    docs = attribute_docs(chunkvisor.results)
-    rows = [(code(each.name), docs.get((kind.__name__, each.name), "")) for each in dataclasses.fields(kind)]
+    rows = _fields(kind)
     for name, value in vars(kind).items():
         if not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
             call = "" if isinstance(value, property) else "()"
             rows.append((code(name + call), (inspect.getdoc(value) or "").partition("\n\n")[0]))
     return table(("name", "what"), rows)
+
+
+def _fields(kind: type) -> list[tuple[str, str]]:
+    docs = dict[str, str]()
+    for base in reversed(kind.__mro__[:-1]):
+        said = attribute_docs(sys.modules[base.__module__])
+        docs |= {name: words for (owner, name), words in said.items() if owner == base.__name__}
+    return [(code(each.name), docs.get(each.name, "")) for each in dataclasses.fields(kind)]
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -50,5 +65,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "python Report": partial(fields, chunkvisor.results.Report),
     "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
+    "status": partial(keys, status.Status),
+    "status output": partial(keys, status.OutputStatus),
+    "status reason": partial(keys, badreasons.BadReason),
+    "status device": partial(keys, status.DeviceStatus),
+    "status worker": partial(keys, status.WorkerStatus),
+    "status slice": partial(keys, status.SliceStatus),
 }
 """Name of a part -> what makes it."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -38,8 +38,6 @@ An `Observer`, such as `chunkvisor.observe.console.Console()`, may stand in its 
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _OUTPUT = "embeddings"
-_CALLED = "(Python)"
-"""In the place of a config's name, where the arguments of `encode` are the config."""
 _LOG_LINES = 20
 
 
@@ -134,7 +132,8 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     values["outputs"] = {_OUTPUT: output}
     from_values(values, folder, overrides)
     output["source"] = str(write())
-    return LoadedConfig(from_values(values, folder, overrides), folder / _CALLED, folder, overrides)
+    config = from_values(values, folder, overrides)
+    return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
 
 
 _SAID_FOR_PYTHON = (
@@ -150,10 +149,8 @@ _SAID_FOR_PYTHON = (
 )
 
 
-def _in_python(words: str, request: Request) -> str:
+def _in_python(words: str) -> str:
     """What to do, with arguments in place of the command's options."""
-    if request.loaded.path.name == _CALLED:
-        words = words.replace("add --update, which encodes only texts that have no vector yet, or ", "")
     for command, python in _SAID_FOR_PYTHON:
         words = words.replace(command, python)
         words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
@@ -179,9 +176,9 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
         run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy, request)}") from None
+            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy)}") from None
         if error.code is not ExitCode.QUARANTINED:
-            error.remedy = _in_python(error.remedy, request)
+            error.remedy = _in_python(error.remedy)
             raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
     report = Report.of(request.loaded.config)
     if report.quarantined:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import expected, kill, wait_for
+from harness import ON_RAY, expected, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(320)]
@@ -65,7 +65,7 @@ def end_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path) -> None:
-    """A worker that cannot finish its chunk in time leaves after the batch under way: no text is encoded twice."""
+    """A worker that cannot finish its chunk in time leaves after a batch under way: no text is encoded twice."""
     place, process = begun(tmp_path / "place", recovery__grace="25s")
     process.terminate()
     # While its call lasts the forecast gets worse, until the rest of the chunk does not fit any more.
@@ -75,9 +75,11 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
 
     assert process.returncode == 143, said
     assert "Traceback" not in said
-    assert "kept 160 texts that the interrupted attempt had finished" in said
+    done = len(place.calls())
+    # To a worker on a node of a cluster the word takes a while.
+    assert done >= 5 if ON_RAY else done == 5
+    assert f"kept {32 * done} texts that the interrupted attempt had finished" in said
     assert not told(place, "attempt_failed")
-    assert len(place.calls()) == 5
     assert place.status()["state"] == "stopped"
     check_resume(place, lost=set())
     assert len(place.calls()) == 10
@@ -109,6 +111,7 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     check_resume(place, lost=set(TEXTS[128:160]))
 
 
+@local_engine_only  # what a node has encoded comes home when its worker ends: see docs/how-to/ray-cluster.md
 def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
     """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch but one."""
     place, process = begun(tmp_path / "place", recovery__grace=6)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.observe.status import SCHEMA
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold, read_holder
 from chunkvisor.store.runfolders import at_work
@@ -47,19 +48,23 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "quarantined": 0,
         "complete": False,
         "distinct_texts": 4,
+        "reasons": [],
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
     assert live["eta_s"] >= 0
+    (worker,) = live["devices"]["0"].pop("workers")
+    assert (live["schema"], worker["output"], worker["chunk"], worker["computing"]) == (SCHEMA, "out", 1, True)
     kill(process)
     killed = status_here(place)
+    assert killed["devices"]["0"].pop("workers") == []
     assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
     verified = place.here("verify", str(place.config_path))
     assert (verified.returncode, verified.stdout.splitlines()) == (
         0,
         [
             "1 file checked: it is intact",
-            "out is not complete: 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
+            "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
         ],
     )
     told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
@@ -95,7 +100,7 @@ def test_halted(place: ScriptedWorkplace) -> None:
     assert halted["attempts"] == {"committed": 1, "interrupted": 1}
     words = place.here("status", str(place.workdir)).stdout
     assert words.startswith("halted\n")
-    assert "out: 50 %, 3 of 6 rows, 1 of 2 chunks" in words
+    assert "out: 50 %, about 3 of 6 rows, 1 of 2 chunks" in words
     assert "out chunk 1 failed in every try" in words
     assert "worker.log" in words
 

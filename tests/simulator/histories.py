@@ -692,6 +692,36 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         + "ready 20 | go 20: 32\nsigterm 20 | halt 75",
     ),
     (
+        "what is taken apart gets smaller by itself, and is not counted among the twenty",
+        {"chunks": 20, "size": 64, "attempts": 30},
+        "join 0 look none | start 1 on 0: 0..64\n"
+        + "".join(
+            f"ready {last} | go {last}: 32\n"
+            f"input {last} | cut at {64 >> last}, start {last + 1} on 0: 0..{64 >> last}\n"
+            for last in range(1, 7)
+        )
+        + "".join(
+            f"ready {last} | go {last}: 32\nsigterm {last} | start {last + 1} on 0: {1 << last - 7}..{2 << last - 7}\n"
+            for last in range(7, 13)
+        )
+        + "".join(
+            f"ready {last} | go {last}: 32\n"
+            f"sigterm {last} | start {last + 1} on 0: {64 * (last - 12)}..{64 * (last - 12) + 64}\n"
+            for last in range(13, 21)
+        ),
+    ),
+    (
+        "where a worker from a template does not start, the next is fresh, whatever its texts; a success ends that",
+        {"chunks": 4, "templates": True},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        init 1                 |
+        wait 0.6               | start 2 on 0: 8..16 fresh
+        ready 2                | go 2: 32
+        ok 2                   | keep 2, start 3 on 0: 16..24
+        """,
+    ),
+    (
         "a warm worker that would not begin is replaced by a fresh one, uncharged",
         {"chunks": 1, "attempts": 1},
         """

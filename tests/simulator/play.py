@@ -13,6 +13,7 @@ from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
+from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.scheduler import Scheduler, Settings
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -51,7 +52,10 @@ class Play:
         fail: bool = False,
         min_batch: int = 1,
         done: int = 0,
+        templates: bool = False,
     ) -> None:
+        """With `templates`, workers are forked from one where their task lets them be, and it is told which are not."""
+        self._templates = templates
         bounds = [(first, first + size) for first in range(0, chunks * size, size)]
         self.outputs = [Output(f"out{number}", Limits(rows), bounds) for number in range(outputs)]
         for chunk in range(done):
@@ -177,7 +181,8 @@ class Play:
             case do.Start(worker=worker):
                 if self.host_oom:
                     return on.NotStarted(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
-                self.began_s[worker] = self.now_s
+                if not self._from_template(instruction.task):
+                    self.began_s[worker] = self.now_s
                 return on.NotStarted(worker, FULL) if self.disk_full else on.Started(worker)
             case do.Go(worker=worker, limits=limits):
                 self.limits[worker] = limits
@@ -202,11 +207,14 @@ class Play:
                 self.halted = True
         return None
 
-    @staticmethod
-    def _words(instruction: do.Instruction) -> str | None:
+    def _from_template(self, task: Task) -> bool:
+        return self._templates and not task.fresh
+
+    def _words(self, instruction: do.Instruction) -> str | None:
         match instruction:
             case do.Start(worker=worker, device=device, task=task):
                 control = " control" if task.control else ""
+                control += " fresh" if self._templates and task.fresh else ""
                 where = f"{task.output}/" if task.output else ""
                 return f"start {worker} on {device}: {where}{task.start}..{task.stop}{control}"
             case do.Go(worker=worker, limits=limits):

@@ -6,6 +6,7 @@ model that cannot be traced, since its code looks at values or shapes, is refuse
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,10 @@ _TEXTS = (*SAMPLES, " ".join(SAMPLES), "Fix: Close the FILE before it's renamed 
 """Of several languages and lengths."""
 
 
+_REST_BYTES = 4 << 20
+"""Of a converted model beside its weights, at most: the network is some hundred KB."""
+
+
 class CannotConvertError(ValueError):
     """The model cannot be used with OpenVINO; the message says why, and begins with the key."""
 
@@ -44,7 +49,7 @@ class CannotConvertError(ValueError):
 
 
 def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
-    """Write the files. Raises CannotConvertError, and what `load_model` and OpenVINO raise."""
+    """Write the files. Raises CannotConvertError, OSError, and what `load_model` and OpenVINO raise."""
     with LateImports():
         import sentence_transformers
         import transformers
@@ -56,13 +61,18 @@ def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
     backend = model.tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.save(str(files.tokenizer))
+    # Not by its own `save`, whose errors bear no number.
+    files.tokenizer.write_text(backend.to_str(), encoding="utf-8")
     known = _describe(model, request.made_from)
     rows = _tokens(model, known, files)
     with torch.inference_mode():
         network = _traced(model, known.inputs, collate(known, rows))
-        openvino.save_model(network, files.network, compress_to_fp16=False)
-        difference, dimension = _compare(model, known, rows, files)
+        try:
+            openvino.save_model(network, files.network, compress_to_fp16=False)
+            difference, dimension = _compare(model, known, rows, files)
+        except RuntimeError:
+            _refuse_full_disk(files, sum(each.numel() * each.element_size() for each in model.parameters()))
+            raise
     if not difference <= _TOLERANCE:
         raise CannotConvertError(f"the converted model's vectors differ from its own by {difference:.1e} of their size")
     libraries = (torch, sentence_transformers, transformers)
@@ -164,6 +174,18 @@ def _compare(model: Any, known: Converted, rows: list[dict[str, Any]], files: Co
         largest = max(largest, float(np.abs(found - own).max() / max(np.abs(own).max(), 1e-30)))
         dimension = own.shape[1]
     return largest, dimension
+
+
+def _refuse_full_disk(files: ConvertedFiles, size_bytes: int) -> None:
+    """Raises OSError where the disk has no room for the weights.
+
+    Of a write that fails OpenVINO says "iostream error" and nothing of why, and it removes what it has written.
+    """
+    try:
+        with open(files.weights, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes + _REST_BYTES)
+    finally:
+        files.weights.unlink(missing_ok=True)
 
 
 def _digest_of(path: Path) -> str:

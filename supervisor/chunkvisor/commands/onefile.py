@@ -15,7 +15,7 @@ from typing import Any
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
-from chunkvisor.config.load import LoadedConfig, from_values
+from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.config.model import Config, Long
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Event
@@ -31,6 +31,7 @@ from chunkvisor.store.lock import hold
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor.store.target import check_target
+from chunkvisor.supervise.changed import GROWING
 from chunkvisor.supervise.session import run
 from chunkvisor.supervise.work import Request
 from chunkvisor.units import counted
@@ -124,7 +125,7 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(wanted.out.parent)
     make_folders(wanted.workdir, mode=0o755)
-    loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides)
+    loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides, Given.OPTIONS)
     quarantined = None
     try:
         request = Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s)
@@ -178,9 +179,8 @@ def _made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any
         raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
     if changes := differences(before, Identity(dict(made_from))):
         what = f"{wanted.out} is there already, {counted(manifest['rows'], 'row')}, made of something else:\n"
-        growing = "for a source that grows: a config and `chunkvisor run --update`, which encodes only what is new"
         what += "\n".join(f"  {change}" for change in changes)
-        raise config_error(what, remedy=f"{remedy}; {growing}")
+        raise config_error(what, remedy=f"{remedy}; {GROWING}")
     state = Layout(wanted.workdir).output(OUTPUT)
     if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
         return None  # a kill came between the two renames; or `retry` may have been called since

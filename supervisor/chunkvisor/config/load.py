@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -26,6 +27,16 @@ _SECRET_KEYS = frozenset({"env", "notify"})
 _ANY = "*"  # stands for the name of an output in a key of the schema
 
 
+class Given(StrEnum):
+    """How a config was given: it decides what a person can do where it is refused."""
+
+    FILE = "file"
+    OPTIONS = "options"
+    """Of `chunkvisor encode`."""
+    ARGUMENTS = "arguments"
+    """Of `chunkvisor.encode`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A valid config and where it came from."""
@@ -37,6 +48,7 @@ class LoadedConfig:
     """Relative paths in the config start here."""
     overrides: tuple[str, ...]
     """KEY=VALUE each, as given."""
+    given: Given = Given.FILE
 
     def trial(self, max_rows: int) -> "LoadedConfig":
         """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""

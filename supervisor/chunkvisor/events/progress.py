@@ -60,6 +60,7 @@ class DeviceTimes:
     """Of one device, in one run; the attribute names are keys of `status --json`."""
 
     texts: int = 0
+    """Distinct texts that it has encoded."""
     tokens: int = 0
     """Without padding; 0 where the encoder cannot count them."""
     padded_tokens: int = 0

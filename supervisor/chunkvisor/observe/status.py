@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.badreasons import BadReason, reasons_of
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.progress import DeviceTimes
@@ -20,6 +21,9 @@ from chunkvisor.store.parts import Parts
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.runfolders import all_runs, latest
 from chunkvisor.store.seal import DamagedError
+
+SCHEMA = 1
+"""Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
 
 
 class State(StrEnum):
@@ -36,13 +40,50 @@ class OutputStatus:
     """Of one output."""
 
     rows: int = 0
+    """0 until its source has been read."""
     rows_done: int = 0
     """Rows whose text is encoded; estimated from the share of distinct texts until the output is complete."""
     chunks: int = 0
+    """Of the texts that are to be encoded; 0 where all have their vector from elsewhere."""
     chunks_done: int = 0
+    """Committed; what workers have done of the others counts in `rows_done` alone."""
     quarantined: int = 0
+    """Rows without a vector, once the output is complete."""
     complete: bool = False
+    """It has its final file."""
     distinct_texts: int = 0
+    """Texts that differ: each is encoded once, for all its rows."""
+    reasons: tuple[BadReason, ...] = ()
+    """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `rows_done` is an estimate."""
+        return not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """Of a worker under way."""
+
+    output: str
+    """Its name."""
+    chunk: int
+    """Which chunk of it, from 0 on."""
+    attempt: int
+    """Which try of that chunk, from 1 on."""
+    pid: int
+    """Of the worker's process."""
+    computing: bool
+    """false = it is prepared ahead, and waits for the device."""
+
+
+@dataclass(slots=True)
+class DeviceStatus(DeviceTimes):
+    """Of one device: the sums over the workers of the run that have ended, and those that are under way."""
+
+    workers: tuple[WorkerStatus, ...] = ()
+    """Under way; none unless the run is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +93,19 @@ class SliceStatus:
     slice: str
     """Such as 3/8."""
     state: State
-    """COMPLETE: its share is done."""
+    """As of the whole; `complete`: its share is done."""
     pid: int | None
+    """Of the run that does it, or did."""
     host: str | None
+    """On which it is or was at work."""
     chunks: int
     """Of its share, of all outputs; 0 until it has read them."""
     chunks_done: int
+    """Of these."""
     texts_per_s: float | None
+    """Distinct texts a second, as its last commit told."""
     eta_s: float | None
+    """Seconds until its share is done; null unless it is at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +113,18 @@ class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
 
     state: State
+    """`running`, `stopped` (it can go on), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
     pid: int | None
     """Of the run that holds the workdir, or held it last; with slices, of the first of them that is at work."""
     outputs: dict[str, OutputStatus]
+    """By name."""
     attempts: dict[str, int]
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
+    """Of the whole run of late; after it, as its last commit told. null = nothing was encoded yet."""
     eta_s: float | None
-    devices: dict[str, DeviceTimes] = field(default_factory=dict)
+    """Seconds until all outputs are complete; null where that is not known, or no run is at work."""
+    devices: dict[str, DeviceStatus] = field(default_factory=dict)
     """By number, as the run that is or was last at work used them."""
     device_names: dict[str, str] = field(default_factory=dict)
     """Such as CPU or GPU 0, by the same numbers."""
@@ -84,8 +134,8 @@ class Status:
     """Of the cut that was worked on last; none where that was a run of the whole."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, and `schema`."""
+        return {"schema": SCHEMA, **asdict(self)}
 
 
 _DONE = (0, 3)
@@ -125,11 +175,22 @@ def read_status(workdir: Path) -> Status:
         dict(attempts),
         round(rows_per_s, 3) if rows_per_s else None,
         round(live.eta_s, 1) if live is not None and live.eta_s is not None else None,
-        {_place(run, number): device for run in last for number, device in run.state.device_times.items()},
+        {_place(run, number): device for run in last for number, device in _devices(run).items()},
         {_place(run, number): name for run in last for number, name in run.state.devices.items()},
         [line for run in last if _halted(run) for line in _last_words(run)] if state is State.HALTED else [],
         [_read_slice(run) for run in last if run.layout.slice is not None],
     )
+
+
+def _devices(run: RunFollower) -> dict[str, DeviceStatus]:
+    """Those that the run has, and those that it has lost since, by number."""
+    times, workers = run.state.device_times, run.state.workers.values() if run.alive else ()
+    found = {}
+    for number in dict.fromkeys((*run.state.devices, *times)):
+        at_work = [each for each in workers if str(each.device) == number]
+        under_way = tuple(WorkerStatus(*each.key, each.pid, each.computing) for each in at_work)
+        found[number] = DeviceStatus(**asdict(times.get(number, DeviceTimes())), workers=under_way)
+    return found
 
 
 def _halted(run: RunFollower) -> bool:
@@ -196,7 +257,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         return OutputStatus(rows, distinct_texts=distinct)
     if manifest is not None:
         count = count_of(manifest)
-        return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
+        reasons = reasons_of(manifest["quarantined"])
+        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons)
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)

@@ -33,6 +33,7 @@ from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.candidates import dtype_of
+from chunkvisor.supervise.changed import refuse_changes
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.planreuse import Planner
@@ -209,15 +210,7 @@ def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: I
     if serve and opening.update:
         return
     changes = differences(fixed.identity, now)
-    update = "add --update, which encodes only texts that have no vector yet, or " if serve else ""
-    what, undo = f"output {layout.name} was begun with other settings", "undo the change"
-    if all(change.startswith("source: ") for change in changes):
-        what, undo = f"the source of output {layout.name} has changed since it was begun", "restore the source"
-    raise config_error(
-        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
-        why="vectors of both would be mixed in one file",
-        remedy=f"{update}{undo}, or choose another workdir, or discard what is done by adding --from-scratch",
-    )
+    raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
 
 
 def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:

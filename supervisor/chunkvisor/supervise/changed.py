@@ -1,0 +1,34 @@
+"""The words that refuse a config of which the vectors would be others than those that are there. Pure."""
+
+from collections.abc import Sequence
+
+from chunkvisor.config.load import Given
+from chunkvisor.errors import Halt, config_error
+
+_ELSEWHERE = {
+    Given.FILE: "choose another workdir",
+    Given.OPTIONS: "name another file by -o (or another --workdir, if you gave one)",
+    Given.ARGUMENTS: "choose another workdir",
+}
+GROWING = "for a source that grows: a config and `chunkvisor run --update`, which encodes only what is new"
+"""What to do instead of calling `encode` again."""
+
+
+def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
+    """The end (78) of a run whose output was begun with other settings, or from another source.
+
+    `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
+    """
+    what, undo = f"output {output} was begun with other settings", "undo the change"
+    if of_source := all(change.startswith("source: ") for change in changes):
+        what, undo = f"the source of output {output} has changed since it was begun", "restore the source"
+    remedy = f"{undo}, or {_ELSEWHERE[given]}, or discard what is done by adding --from-scratch"
+    if serve and given is Given.FILE:
+        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+    elif of_source and given is Given.OPTIONS:
+        remedy += f"; {GROWING}"
+    return config_error(
+        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
+        why="vectors of both would be mixed in one file",
+        remedy=remedy,
+    )

@@ -1,0 +1,41 @@
+"""The words that refuse a config of which the vectors would be others: what whoever gave it can do, and no more."""
+
+import pytest
+
+from chunkvisor.cli.encode import encode
+from chunkvisor.config.load import Given
+from chunkvisor.errors import ExitCode
+from chunkvisor.supervise.changed import refuse_changes
+
+OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
+UPDATE, ELSEWHERE = "add --update", "choose another workdir"
+WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
+    (OF_SOURCE, Given.FILE, True): {UPDATE, "restore the source", ELSEWHERE},
+    (OF_SETTINGS, Given.FILE, True): {UPDATE, "undo the change", ELSEWHERE},
+    (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
+    (OF_SOURCE, Given.OPTIONS, True): {"restore the source", "-o", "--workdir", "`chunkvisor run --update`"},
+    (OF_SETTINGS, Given.OPTIONS, True): {"undo the change", "-o", "--workdir"},
+    (OF_SOURCE, Given.ARGUMENTS, True): {"restore the source", ELSEWHERE},
+    (OF_SETTINGS, Given.ARGUMENTS, False): {"undo the change", ELSEWHERE},
+}
+ALL = set().union(*WORDS.values())
+
+
+@pytest.mark.parametrize(("changes", "given", "serve"), WORDS)
+def test_what_can_be_done(changes: tuple[str, ...], given: Given, serve: bool) -> None:
+    """A refusal offers what the caller has: `--update` is an option of `run` alone, and not where it would not help."""
+    halt = refuse_changes("titles", changes, given, serve=serve)
+    assert halt.code is ExitCode.CONFIG
+    assert changes[0] in halt.what
+    offered = {words for words in ALL if words in halt.remedy}
+    assert offered == WORDS[changes, given, serve]
+    assert "adding --from-scratch" in halt.remedy
+
+
+def test_encode_has_what_is_offered() -> None:
+    """Every option that a refusal of `encode` names is one of it, but for that of `run`."""
+    options = {name for each in encode.params for name in each.opts}
+    halt = refuse_changes("embeddings", OF_SETTINGS, Given.OPTIONS, serve=True)
+    named = {word.strip("(),") for word in halt.remedy.split() if word.strip("(),").startswith("-")}
+    assert named == {"-o", "--workdir", "--from-scratch"}
+    assert named <= options
