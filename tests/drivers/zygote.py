@@ -8,6 +8,7 @@ whose child this process is (CLONE_PARENT, clone(2)).
 """
 
 import array
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import termios
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -54,6 +56,9 @@ def prepare(kind: str) -> None:
         importlib.import_module("chunkvisor.observe.report.template").page_template()  # compiled once for all runs
     if kind == "gpu":
         prepare_models()
+    # At its end a child would look through all that was imported, and so copy its pages: most of what it costs.
+    gc.collect()
+    gc.freeze()
 
 
 def prepare_models() -> None:
@@ -64,7 +69,6 @@ def prepare_models() -> None:
     with importlib.import_module("chunkvisor_worker.lateimports").LateImports():
         for module in ("torch", "sentence_transformers", "transformers.models.bert.modeling_bert"):
             importlib.import_module(module)
-    gc.freeze()
     gc.enable()
 
 
@@ -152,6 +156,18 @@ def play(order: dict[str, Any]) -> None:
     main()
 
 
+def end(code: int) -> None:
+    """As the interpreter does it, but for taking down what was imported: every page of that would be copied first."""
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls first
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        sys.exit(code)  # it flushes again, and says what it says then
+    os._exit(code)
+
+
 def main(orders: socket.socket) -> NoReturn:
     """Serve as a fork of another program, to whose lines no child must return."""
     code = 1
@@ -169,4 +185,12 @@ def main(orders: socket.socket) -> NoReturn:
 if __name__ == "__main__":
     kind, fd = sys.argv[1:]
     prepare(kind)
-    play(serve(socket.socket(fileno=int(fd))))
+    order = serve(socket.socket(fileno=int(fd)))
+    try:
+        play(order)
+        code = 0
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    end(code)
