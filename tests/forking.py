@@ -76,6 +76,7 @@ class Zygote:
         program = [sys.executable, *unbuffered, "-P", zygote.__file__, kind, str(theirs.fileno())]
         path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # a child has none of its threads, and would wait for them at its end
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
         process = subprocess.Popen(

@@ -1,5 +1,6 @@
 """`model.backend: openvino` against plain `encode`, on small models that are made here."""
 
+import errno
 import functools
 import importlib.util
 from dataclasses import replace
@@ -192,6 +193,27 @@ def test_a_model_that_reads_long_texts_in_another_way_is_refused(
 
     with pytest.raises(CannotConvertError, match="the converted model's vectors differ from its own"):
         convert(ConvertRequest(ModelSpec("tiny", str(tiny)), "test", str(tmp_path)), ConvertedFiles(tmp_path))
+
+
+def test_a_disk_without_room_for_the_converted_model(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO says only that its stream failed; the fault is a full disk where the weights have no room there."""
+    from chunkvisor_worker.convert import convert
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    def full(descriptor: int, offset: int, size_bytes: int) -> None:
+        assert size_bytes > 30522 * 32 * 4  # its table of words alone
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(import_openvino(), "save_model", fail)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    files = ConvertedFiles(tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        convert(ConvertRequest(ModelSpec("tiny", str(tiny), backend="openvino"), "test", str(tmp_path)), files)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
 def test_a_run(workplace: Workplace, tiny: Path) -> None:

@@ -48,6 +48,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "quarantined": 0,
         "complete": False,
         "distinct_texts": 4,
+        "reasons": [],
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
@@ -63,7 +64,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         0,
         [
             "1 file checked: it is intact",
-            "out is not complete: 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
+            "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
         ],
     )
     told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
@@ -99,7 +100,7 @@ def test_halted(place: ScriptedWorkplace) -> None:
     assert halted["attempts"] == {"committed": 1, "interrupted": 1}
     words = place.here("status", str(place.workdir)).stdout
     assert words.startswith("halted\n")
-    assert "out: 50 %, 3 of 6 rows, 1 of 2 chunks" in words
+    assert "out: 50 %, about 3 of 6 rows, 1 of 2 chunks" in words
     assert "out chunk 1 failed in every try" in words
     assert "worker.log" in words
 

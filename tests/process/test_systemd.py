@@ -147,7 +147,7 @@ def test_status_is_one_line_and_not_a_flood(manager: Manager) -> None:
     observer.event(Halted(1, "wrong\nREADY=1\n"), RunState())
     assert manager.hears("STATUS=wrong READY=1")
     assert manager.heard == [
-        "STATUS=out: 1 of 100 chunks, 1,234 texts/s, about 2.0 h left",
-        "STATUS=out: 100 of 100 chunks, 1,234 texts/s, about 2.0 h left",
+        "STATUS=out: 1 of 100 chunks, 1,234 rows/s, about 2.0 h left",
+        "STATUS=out: 100 of 100 chunks, 1,234 rows/s, about 2.0 h left",
         "STATUS=wrong READY=1",
     ]

@@ -100,6 +100,29 @@ def test_what_cannot_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert halt.log == tmp_path / "openvino" / "converting" / "worker.log"
 
 
+@pytest.mark.parametrize(
+    ("returncode", "log", "code"),
+    [
+        (24, "", ExitCode.DISK),
+        (1, "OSError: [Errno 28] No space left on device", ExitCode.DISK),
+        (-9, "", ExitCode.MACHINE),
+    ],
+)
+def test_a_child_that_could_not_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, log: str, code: ExitCode
+) -> None:
+    """On a full disk there is no room for the record: exit code and log tell it, and the run ends with 74."""
+
+    def fail(command: Sequence[str], path: Path, on_wait: object, environment: object) -> int:
+        path.write_text(log)
+        return returncode
+
+    monkeypatch.setattr(conversion, "run_child", fail)
+    with pytest.raises(Halt) as caught:
+        ensure_converted(with_place(MODEL, tmp_path / "openvino"), {})
+    assert caught.value.code is code
+
+
 def test_a_model_that_changed_meanwhile_is_not_kept(tmp_path: Path, children: list[ConvertRequest]) -> None:
     """What `check` raises after the conversion leaves its place empty."""
     model = with_place(MODEL, tmp_path / "openvino")

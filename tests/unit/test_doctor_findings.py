@@ -20,6 +20,7 @@ from chunkvisor.commands.doctor.readings import (
     Readings,
     SampleReading,
     SmiReading,
+    SourceReading,
     Wanted,
     Whereabouts,
 )
@@ -27,6 +28,7 @@ from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
+from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
@@ -93,6 +95,11 @@ def with_host(**changes: Any) -> Readings:
 def with_job(**changes: Any) -> Readings:
     """WELL with another job."""
     return replace(WELL, job=replace(JOB, **changes))
+
+
+def first_disk(rows: int, *, exact: bool = False, **changes: Any) -> Readings:
+    """WELL before the first run, with a source of so many rows, whose copy takes 100 bytes a row."""
+    return with_job(sources=(SourceReading("o", size=SourceSize(rows, 100 * rows, exact)),), **changes)
 
 
 def with_variables(**variables: str) -> Readings:
@@ -426,6 +433,17 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "1536 dimensions",
     ),
     "disk nearly full": (with_job(workdir=replace(FOLDER, free_bytes=1 << 20)), "disk", WARNING, "1.0 MiB free"),
+    "disk, of a complete job": (with_job(rows=0), "disk", OK, "all outputs are complete"),
+    "disk, estimated": (
+        first_disk(10**6),
+        "disk",
+        OK,
+        "about 1,000,000 rows need up to 95.4 MiB for the",
+    ),
+    "disk may be too small for what is estimated": (first_disk(45_000_000), "disk", WARNING, "for vectors of 384"),
+    "disk is too small for half of it": (first_disk(10**8), "disk", FAULT, "286.2 GiB for vectors of 384 dimensions"),
+    "disk is too small for counted rows": (first_disk(45_000_000, exact=True), "disk", FAULT, "; 45,000,000 rows need"),
+    "disk is too small to read the source": (first_disk(10**10, samples=()), "disk", FAULT, "and more for the vectors"),
     "workdir not writable": (with_job(workdir=replace(FOLDER, writable=False)), "disk", FAULT, "cannot be written"),
     "no inodes": (with_job(workdir=replace(FOLDER, free_files=3)), "disk", FAULT, "3 more files"),
     # model

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chunkvisor.assemble.badreasons import BadReason
 from chunkvisor.events.event import Severity
 from chunkvisor.events.run import Note
 from chunkvisor.observe.follow import Follower, Tail
@@ -75,7 +76,8 @@ WORKING = Snapshot(
 
 def status(state: State, done: int, quarantined: int = 0) -> Status:
     """Of one output with 10 chunks."""
-    output = OutputStatus(100, 10 * done, 10, done, quarantined, complete=done == 10, distinct_texts=100)
+    reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
+    output = OutputStatus(100, 10 * done, 10, done, quarantined, done == 10, 100, reasons)
     return Status(state, 77, {"a": output}, {"committed": done}, 12.0, None)
 
 
@@ -140,7 +142,8 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "complete, but 2 rows have no vector",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks, 2 rows without a vector",
                 "  attempts: 10 committed",
-                "  which and why: w/a.json",
+                "  all 2 for the same reason: crashed: it died",
+                "  which rows: w/a.json",
                 "  to try them again: chunkvisor retry w, then run again",
                 "  see: chunkvisor explain quarantine",
             ],

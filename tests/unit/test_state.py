@@ -255,17 +255,17 @@ COMPOSED: Event = (120, "chunk_committed", {**COMMITTED[2], "tokens": 0, "texts_
 @pytest.mark.parametrize(
     ("events", "far", "texts", "tokens"),
     [
-        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:]], "35 %, 70 of 200 rows", 0, 0, id="taken over from a killed run"),
-        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:], PART, COMPOSED], "50 %, 100 of 200", 15, 500, id="and finished"),
-        pytest.param([*BEGUN, (119, *KEPT[1:])], "35 %, 70 of 200 rows", 10, 200, id="kept by this run"),
+        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:]], "35 %, about 70 of 200", 0, 0, id="taken over from a killed run"),
+        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:], PART, COMPOSED], "50 %, about 100 of", 15, 500, id="and finished"),
+        pytest.param([*BEGUN, (119, *KEPT[1:])], "35 %, about 70 of 200 rows", 10, 200, id="kept by this run"),
         pytest.param(
             [*BEGUN, (119, *KEPT[1:]), PART, (*COMPOSED[:2], {**COMPOSED[2], "texts_before": 0})],
-            "50 %, 100 of 200",
+            "50 %, about 100 of 200",
             25,
             700,
             id="of an attempt of this run that failed, and finished",
         ),
-        pytest.param([*BEGUN, COMMITTED], "50 %, 100 of 200", 25, 500, id="at once"),
+        pytest.param([*BEGUN, COMMITTED], "50 %, about 100 of 200", 25, 500, id="at once"),
     ],
 )
 def test_what_was_kept_counts_once(events: list[Event], far: str, texts: int, tokens: int) -> None:
@@ -280,8 +280,8 @@ def test_what_earlier_runs_saved_counts() -> None:
     """Parts that are there at the start count for how far it is until their chunk is committed, and not for the run."""
     saved: Event = (101, "output_opened", {**OPENED[2], "texts_saved": 10})
     begun = [*BEGUN[:2], saved, *BEGUN[3:]]
-    assert "35 %, 70 of 200 rows" in progress_line(seen(115, *begun))
-    assert "50 %, 100 of 200 rows" in progress_line(seen(120, *begun, PART, COMPOSED))
+    assert "35 %, about 70 of 200 rows" in progress_line(seen(115, *begun))
+    assert "50 %, about 100 of 200 rows" in progress_line(seen(120, *begun, PART, COMPOSED))
     assert state_of(*begun, PART, COMPOSED).texts_here == 15
 
 
@@ -289,7 +289,7 @@ def test_progress_line() -> None:
     """The heartbeat has all figures that are known."""
     assert progress_line(seen(110, INVOKED)) == "starting, 10 s so far"
     assert progress_line(seen(120, *BEGUN, COMMITTED)) == (
-        "computing, 20 s so far, 50 %, 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
+        "computing, 20 s so far, 50 %, about 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
     )
     assert closing_line(seen(110, INVOKED)) is None
 

@@ -51,6 +51,17 @@ def test_80_columns() -> None:
     ]
 
 
+def test_a_long_wait_is_told_whole() -> None:
+    """What is waited for, and what to do about it, is broken between words; where there is no room, it is cut."""
+    words = "waiting, next try in 30 s: the model hub cannot be reached. A model folder on this machine needs no hub"
+    waiting = replace(snapshot(), health=RunHealth(Severity.CARE, words))
+    assert lines_of(waiting, 80)[-2:] == [
+        "note: waiting, next try in 30 s: the model hub cannot be reached. A model folder",
+        "      on this machine needs no hub",
+    ]
+    assert lines_of(waiting, 80, 8)[-1].endswith("A model folde…")
+
+
 def test_160_columns() -> None:
     """With more room there is more to see of the device."""
     (line,) = [line for line in lines_of(snapshot(), 160) if line.startswith("GPU 0")]

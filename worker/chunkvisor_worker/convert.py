@@ -6,6 +6,7 @@ model that cannot be traced, since its code looks at values or shapes, is refuse
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ _TEXTS = (*SAMPLES, " ".join(SAMPLES), "Fix: Close the FILE before it's renamed 
 _MOST_TOKENS = 2560
 """Of the longest text that is compared: some models read those of more than 512 or 2,048 tokens in another way, which a
 trace of shorter ones does not have. Attention takes 0.4 GB for it in a model of 16 heads."""
+_REST_BYTES = 4 << 20
+"""Of a converted model beside its weights, at most: the network is some hundred KB."""
 
 
 class CannotConvertError(ValueError):
@@ -47,7 +50,7 @@ class CannotConvertError(ValueError):
 
 
 def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
-    """Write the files. Raises CannotConvertError, and what `load_model` and OpenVINO raise."""
+    """Write the files. Raises CannotConvertError, OSError, and what `load_model` and OpenVINO raise."""
     with LateImports():
         import sentence_transformers
         import transformers
@@ -59,13 +62,18 @@ def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
     backend = model.tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.save(str(files.tokenizer))
+    # Not by its own `save`, whose errors bear no number.
+    files.tokenizer.write_text(backend.to_str(), encoding="utf-8")
     known = _describe(model, request.made_from)
     rows = _tokens(model, known, files)
     with torch.inference_mode():
         network = _traced(model, known.inputs, collate(known, rows))
-        openvino.save_model(network, files.network, compress_to_fp16=False)
-        difference, dimension = _compare(model, known, rows, _longest(known, files), files)
+        try:
+            openvino.save_model(network, files.network, compress_to_fp16=False)
+            difference, dimension = _compare(model, known, rows, _longest(known, files), files)
+        except RuntimeError:
+            _refuse_full_disk(files, sum(each.numel() * each.element_size() for each in model.parameters()))
+            raise
     if not difference <= _TOLERANCE:
         raise CannotConvertError(f"the converted model's vectors differ from its own by {difference:.1e} of their size")
     libraries = (torch, sentence_transformers, transformers)
@@ -175,6 +183,18 @@ def _compare(
         largest = max(largest, float(np.abs(found - own).max() / max(np.abs(own).max(), 1e-30)))
         dimension = own.shape[1]
     return largest, dimension
+
+
+def _refuse_full_disk(files: ConvertedFiles, size_bytes: int) -> None:
+    """Raises OSError where the disk has no room for the weights.
+
+    Of a write that fails OpenVINO says "iostream error" and nothing of why, and it removes what it has written.
+    """
+    try:
+        with open(files.weights, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes + _REST_BYTES)
+    finally:
+        files.weights.unlink(missing_ok=True)
 
 
 def _digest_of(path: Path) -> str:

@@ -47,7 +47,11 @@ def recorded(path: Path, phase: Phase) -> Iterator[None]:
         yield
     except BaseException as error:  # noqa: BLE001 - see above
         fault = fault_of(error, phase)
-        write_message(path, fault)
+        try:
+            write_message(path, fault)
+        except OSError:  # a full disk: the exit code has to say it alone
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exc()
         os._exit(exit_code_of(fault))
 
 

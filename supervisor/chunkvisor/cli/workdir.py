@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from chunkvisor.cli.parameters import workdir_argument
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
 from chunkvisor.units import counted
+
+if TYPE_CHECKING:
+    from chunkvisor.observe.status import OutputStatus
 
 
 @click.command("status")
@@ -109,7 +113,9 @@ def verify(workdir: Path, as_json: bool) -> None:
     missing = unfinished(workdir)
     if as_json:
         problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
-        shown = {"files": good + len(damaged), "damaged": problems, "unfinished": missing}
+        keys = ("rows", "rows_done", "chunks", "chunks_done")
+        far = {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()}
+        shown = {"files": good + len(damaged), "damaged": problems, "unfinished": far}
         say(json.dumps({"ok": not damaged, "complete": not missing, **shown}, indent=2))
     if damaged:
         what = f"{len(damaged)} of {counted(good + len(damaged), 'file')} damaged, changed or missing"
@@ -132,12 +138,12 @@ def _how_to_repair(needless: int, bad: int) -> str:
     return remedy
 
 
-def _far(output: dict[str, int]) -> str:
-    if not output["rows"]:
+def _far(output: "OutputStatus") -> str:
+    from chunkvisor.observe.progress import rows_in_words
+
+    if not output.rows:
         return "its source has not been read yet"
-    return f"{output['rows_done']:,} of {counted(output['rows'], 'row')}, {output['chunks_done']:,} of " + counted(
-        output["chunks"], "chunk"
-    )
+    return f"{rows_in_words(output)}, {output.chunks_done:,} of {counted(output.chunks, 'chunk')}"
 
 
 @click.command("retry")

@@ -11,7 +11,7 @@ from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.reuse import read_reuse
@@ -33,26 +33,37 @@ def retry(workdir: Path) -> int:
 def clean(workdir: Path) -> tuple[int, int]:
     """Remove the chunk and attempt files, and the staged texts, of finished outputs: (files removed, bytes freed).
 
-    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 where
-    the folder is no workdir, 75 while anybody is at work there.
+    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. The model as it was
+    converted goes once no output needs a worker any more. Raises Halt: 78 where the folder is no workdir, 75 while
+    anybody is at work there.
     """
     sizes: list[int] = []
     with _held(workdir) as outputs:
-        for output in outputs:
-            manifest = read_finished(output)
-            if manifest is None or manifest["quarantined"]:
-                continue
+        finished = [output for output in outputs if _is_over(output)]
+        for output in finished:
             table = TableFiles(output.table)
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
             staged = [path for path in output.table.glob("*") if path not in (table.index, table.record)]
-            for unneeded in (output.chunks, output.attempts):
-                sizes += [path.stat().st_size for path in unneeded.rglob("*") if path.is_file()]
-                remove_folder(unneeded)
+            sizes += _remove(output.chunks) + _remove(output.attempts)
             for path in staged:
                 if path.is_file() and not path.is_symlink():
                     sizes.append(path.stat().st_size)
                     path.unlink()
+        if outputs and len(finished) == len(outputs):
+            sizes += _remove(Layout(workdir).converted)
     return len(sizes), sum(sizes)
+
+
+def _is_over(output: OutputLayout) -> bool:
+    manifest = read_finished(output)
+    return manifest is not None and not manifest["quarantined"]
+
+
+def _remove(folder: Path) -> list[int]:
+    """Remove it; the sizes of the files that were in it."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    remove_folder(folder)
+    return sizes
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.model import FinalDtype
 from chunkvisor.errors import no_workdir
-from chunkvisor.observe.status import read_output
+from chunkvisor.observe.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import ledger_of
@@ -63,14 +63,13 @@ def verify(workdir: Path) -> Iterator[Finding]:
         yield from _final(layout.combined(folder.name))
 
 
-def unfinished(workdir: Path) -> dict[str, dict[str, int]]:
+def unfinished(workdir: Path) -> dict[str, OutputStatus]:
     """How far each output is that has no final file yet, by name; nothing where the folder is no workdir."""
     layout = Layout(workdir)
     if not is_workdir(layout):
         return {}
     found = {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
-    keys = ("rows", "rows_done", "chunks", "chunks_done")
-    return {name: {key: getattr(each, key) for key in keys} for name, each in found.items() if not each.complete}
+    return {name: each for name, each in found.items() if not each.complete}
 
 
 def _is_manifest(path: Path) -> bool:

@@ -210,7 +210,7 @@ class ModelConfig(Section):
             folder = joined(name, info)
         except ValueError:
             raise refused("a name cannot hold this character") from None
-        return folder if os.path.isdir(folder) else name  # noqa: PTH112 - Path.is_dir raises for long names
+        return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
 
 
 class EncodeConfig(Section):

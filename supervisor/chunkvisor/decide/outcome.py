@@ -11,7 +11,7 @@ from enum import StrEnum
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import BEFORE_WORK, MACHINE
+from chunkvisor_worker.contract.rule import BEFORE_WORK, DISK, MACHINE
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
@@ -205,7 +205,8 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
-    return _verdict(evidence, outcome, _unrecorded(code, means), row_can_cause=code < 0)
+    ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
+    return _verdict(evidence, outcome, _unrecorded(code, means), exit_code=ends_with, row_can_cause=code < 0)
 
 
 def _unrecorded(code: int, means: str = "") -> str:

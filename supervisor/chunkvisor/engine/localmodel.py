@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import config_error
 from chunkvisor.store.stamp import Stamp, stamp_file
-
-NAME_REMEDY = "check model.name: the folder of a model (relative to the config file), or its hub id"
 
 
 @dataclass(slots=True)

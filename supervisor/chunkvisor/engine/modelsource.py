@@ -17,12 +17,20 @@ from chunkvisor.decide.history import Budget, History
 from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Wait
-from chunkvisor.engine.localmodel import NAME_REMEDY, LocalModel, require_model
+from chunkvisor.engine.localmodel import LocalModel, require_model
+from chunkvisor.engine.modelname import NAME_REMEDY, name_problem
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.wire import read_message
+
+_INSTEAD = "A model folder on this machine needs no hub: write its path as model.name"
+_WITHOUT_HUB = (
+    "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
+    "this machine, and write its folder as model.name."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +90,11 @@ def resolve_hub(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be downloaded",
                 why=found.reason,
-                remedy=found.remedy,
+                remedy=_WITHOUT_HUB if found.outcome is Outcome.HUB else found.remedy,
                 log=AttemptFiles(scratch).log,
+                see=found.see,
             )
-        pause(step.delay_s, found.reason)
+        pause(step.delay_s, f"{found.reason.rstrip('.')}. {_INSTEAD}")
         waited_s += step.delay_s
 
 
@@ -125,7 +134,7 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     """Where the model's files are, if that can be told without asking the hub or reading them; else None.
 
-    Raises Halt (78) where `model.name` is a path without a model.
+    Raises Halt (78) where `model.name` is a path without a model, or nothing that a hub could have.
     """
     if model.is_folder:
         try:
@@ -134,8 +143,10 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
             raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
         require_model(model.name, names)
         return ModelSource(model.name, model.revision)
-    if model.name.startswith(("/", "./", "../", "~")) or model.name.count("/") > 1:  # owner/name is what a hub has
-        raise config_error(f"there is no model folder {model.name}", remedy=NAME_REMEDY)
+    if model.name.startswith("/") and os.path.isfile(model.name):  # noqa: PTH113 - Path.is_file raises for long names
+        raise config_error(f"{model.name} is a file; model.name is the folder of a model", remedy=NAME_REMEDY)
+    if (problem := name_problem(model.name)) is not None:
+        raise config_error(problem, remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
     return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
 

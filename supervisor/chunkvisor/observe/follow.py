@@ -201,4 +201,5 @@ def _whole(name: str, shares: Sequence[OutputState], rows: int, chunks: int) -> 
         return complete
     rows_done = sum(share.rows * share.share for share in shares)
     chunks_done = sum(share.chunks_done for share in shares)
-    return OutputState(name, rows, min(1.0, rows_done / rows) if rows else 0.0, chunks, min(chunks, chunks_done))
+    share, repeats = min(1.0, rows_done / rows) if rows else 0.0, any(each.repeats for each in shares)
+    return OutputState(name, rows, share, chunks, min(chunks, chunks_done), repeats=repeats)

@@ -1,7 +1,12 @@
 """A snapshot as one line of text: the heartbeat of a run without a terminal, and the closing line of any run."""
 
+from typing import TYPE_CHECKING
+
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.units import counted, human_time
+
+if TYPE_CHECKING:
+    from chunkvisor.observe.status import OutputStatus
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
 
@@ -16,7 +21,7 @@ def progress_line(snapshot: Snapshot) -> str:
     parts = [f"{stage(snapshot)}, {human_time(snapshot.elapsed_s)} so far"]
     if snapshot.chunks:
         parts.append(
-            f"{percent(snapshot.share)}, {snapshot.rows_done:,} of {snapshot.rows:,} rows, "
+            f"{percent(snapshot.share)}, {rows_in_words(snapshot)}, "
             f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks"
         )
     parts += rates(snapshot)
@@ -42,6 +47,11 @@ def closing_line(snapshot: Snapshot) -> str | None:
         snapshot.health.words,
     ]
     return ", ".join(parts)
+
+
+def rows_in_words(what: "Snapshot | OutputStatus") -> str:
+    """`about 2,997 of 3,010 rows`; without `about` where it is known to the row."""
+    return f"{'about ' * what.estimated}{what.rows_done:,} of {counted(what.rows, 'row')}"
 
 
 def rates(snapshot: Snapshot) -> list[str]:

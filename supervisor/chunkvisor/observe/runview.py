@@ -54,7 +54,6 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     ours = [output for output in state.outputs.values() if output.distinct]  # not complete before
     distinct = sum(output.distinct for output in ours)
     left = distinct - sum(output.texts_done + output.texts_saved for output in ours) - sum(under_way.values())
-    rows_per_text = sum(output.rows for output in ours) / max(1, distinct)
     endless = _searching(state) or state.doing == STOPPING  # it takes no one knows how long, or ends before its work
     eta_s = left / texts_per_s if texts_per_s and left > 0 else None
     if not state.chunks_here:  # the longest texts come first: their rate says little of the others
@@ -66,11 +65,17 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
         health=health_of(state, list(workers.values()), now_s, live=live),
         outputs=tuple(_output_state(name, output, under_way[name]) for name, output in state.outputs.items()),
         devices=_device_states(state, workers, readings) if live else (),
-        rows_per_s=texts_per_s and texts_per_s * rows_per_text,
+        rows_per_s=texts_per_s and texts_per_s * rows_per_text(state),
         tokens_per_s=tokens_per_s or None,
         eta_s=eta_s if live and not endless else None,
         chunks_here=state.chunks_here,
     )
+
+
+def rows_per_text(state: RunState) -> float:
+    """In how many rows a text stands, on average, of the outputs that the run works on."""
+    ours = [output for output in state.outputs.values() if output.distinct]
+    return sum(output.rows for output in ours) / sum(output.distinct for output in ours) if ours else 1.0
 
 
 def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, float]:
@@ -125,7 +130,8 @@ def _rates(
 def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputState:
     done = output.texts_done + output.texts_saved + under_way
     share = 1.0 if output.complete else min(1.0, done / max(1, output.distinct))
-    return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete)
+    repeats = output.distinct != output.rows
+    return OutputState(name, output.rows, share, output.chunks, output.chunks_done, output.complete, repeats)
 
 
 def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerState:

@@ -47,11 +47,18 @@ class OutputState:
     chunks_done: int
     complete: bool = False
     """It has its final file."""
+    repeats: bool = False
+    """Texts stand in several rows."""
 
     @property
     def rows_done(self) -> int:
-        """Rows whose text is encoded; estimated, since a text may stand in several rows."""
+        """Rows whose text is encoded."""
         return int(self.rows * self.share)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `rows_done` is an estimate: nobody counts in how many rows the texts stand that are encoded."""
+        return self.repeats and 0 < self.share < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,11 @@ class Snapshot:
     def rows_done(self) -> int:
         """Of all outputs."""
         return sum(output.rows_done for output in self.outputs)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `rows_done` is an estimate."""
+        return any(output.estimated for output in self.outputs)
 
     @property
     def chunks(self) -> int:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.badreasons import BadReason, reasons_of
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.progress import DeviceTimes
@@ -52,6 +53,13 @@ class OutputStatus:
     """It has its final file."""
     distinct_texts: int = 0
     """Texts that differ: each is encoded once, for all its rows."""
+    reasons: tuple[BadReason, ...] = ()
+    """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `rows_done` is an estimate."""
+        return not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +257,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         return OutputStatus(rows, distinct_texts=distinct)
     if manifest is not None:
         count = count_of(manifest)
-        return OutputStatus(rows, rows, plan.count, plan.count, count, complete=True, distinct_texts=distinct)
+        reasons = reasons_of(manifest["quarantined"])
+        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons)
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)

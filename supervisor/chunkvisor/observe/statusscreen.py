@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chunkvisor.assemble.badreasons import reasons_in_words
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.observe.progress import percent, rates, stage
+from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
 from chunkvisor.units import counted, human_time, listed
@@ -103,7 +104,7 @@ def _progress(output: OutputStatus) -> str:
     if not output.rows:
         return "its source has not been read yet"
     share = output.rows_done / output.rows
-    text = f"{percent(share)}, {output.rows_done:,} of {output.rows:,} rows"
+    text = f"{percent(share)}, {rows_in_words(output)}"
     text += f", {output.chunks_done:,} of {output.chunks:,} chunks" if output.chunks else ""
     return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 
@@ -123,7 +124,8 @@ def _device(name: str, device: DeviceTimes) -> str:
     if device.padding_share is not None:
         tokens += f", {100 * device.padding_share:.1f} % padding"
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
-    return f"  {name}: {device.texts_per_s or 0:,.0f} texts/s{tokens} while computing, idle {idle:.1f} % between chunks"
+    rate = f"{figure(device.texts_per_s or 0)} texts/s{tokens}"
+    return f"  {name}: {rate} while computing, idle {idle:.1f} % between chunks"
 
 
 def _complete(lines: list[str], status: Status, workdir: Path) -> list[str]:
@@ -132,9 +134,15 @@ def _complete(lines: list[str], status: Status, workdir: Path) -> list[str]:
         return [f"  nothing to do; the files are in {workdir}"]
     count = sum(bad.values())
     lines[0] += f", but {counted(count, 'row')} {'has' if count == 1 else 'have'} no vector"
+    reasons = [
+        f"  {f'{name}: ' * (len(bad) > 1)}{words}"
+        for name in bad
+        for words in reasons_in_words(status.outputs[name].reasons, bad[name])
+    ]
     lists = listed([str(workdir / f"{name}.json") for name in bad], 3)
     return [
-        f"  which and why: {lists}",
+        *reasons,
+        f"  which rows: {lists}",
         f"  to try {'it' if count == 1 else 'them'} again: chunkvisor retry {workdir}, then run again",
         "  see: chunkvisor explain quarantine",
     ]

@@ -15,6 +15,8 @@ from chunkvisor.events.output import Assembling, OutputComplete, OutputOpened, S
 from chunkvisor.events.run import Draining, Halted, Resolving, RunEnded, Waiting, WaitingForTurn
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.progress import figure
+from chunkvisor.observe.runview import rows_per_text
 from chunkvisor.units import human_time
 
 _STATUS_S = 5.0
@@ -67,13 +69,13 @@ class Systemd(Observer):
         self._alive_s = self._progress_s = float("-inf")
         self._begun = self._ready = False
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+    def event(self, event: Event, state: RunState) -> None:
         """Tell readiness, the end of it, and what is going on."""
         if isinstance(event, _READY):
             self._begun = True
             self._tell_readiness()
         if (words := _STATUS.get(type(event))) and not (isinstance(event, ChunkCommitted) and self._told_lately(event)):
-            status = words.format(event) + (_pace(event) if isinstance(event, ChunkCommitted) else "")
+            status = words.format(event) + (_pace(event, state) if isinstance(event, ChunkCommitted) else "")
             self._send(f"STATUS={' '.join(status.split())}")
         if isinstance(event, Draining):
             self._send("STOPPING=1")
@@ -107,6 +109,6 @@ class Systemd(Observer):
         return True
 
 
-def _pace(event: ChunkCommitted) -> str:
-    rate = f", {event.texts_per_s:,.0f} texts/s" if event.texts_per_s else ""
+def _pace(event: ChunkCommitted, state: RunState) -> str:
+    rate = f", {figure(event.texts_per_s * rows_per_text(state))} rows/s" if event.texts_per_s else ""
     return rate + (f", about {human_time(event.eta_s)} left" if event.eta_s else "")

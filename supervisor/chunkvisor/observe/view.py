@@ -6,14 +6,16 @@ from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
 from chunkvisor.events.state import COMPUTING
-from chunkvisor.observe.progress import percent, rates, stage
+from chunkvisor.observe.progress import percent, rates, rows_in_words, stage
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.units import counted, human_bytes, human_time
+from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
+_MOST_FOOT = 4
+"""Lines."""
 _AIRY = 12
 """With as many lines as this, one stays empty between the news and the view."""
 
@@ -35,17 +37,25 @@ def view(snapshot: Snapshot, room: Room) -> list[Text]:
     head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
     if snapshot.rows:
         head += [_overall(snapshot, room), _numbers(snapshot)]
-    foot = Text(plain(snapshot.health.marked), _STYLES[snapshot.health.severity])
-    free = room.lines - len(head) - 1
+    foot = _foot(snapshot, room)
+    free = room.lines - len(head) - len(foot)
     outputs = [_output(output, room) for output in snapshot.outputs] if len(snapshot.outputs) > 1 else []
     devices = [_device(device, snapshot, room) for device in snapshot.devices]
     ahead = [_ahead(device, snapshot) for device in snapshot.devices]
     body = _body(outputs, devices, ahead, free)
-    lines = [*head, *body, foot][: max(1, room.lines)]
+    lines = [*head, *body, *foot][: max(1, room.lines)]
     for line in lines:
         line.no_wrap = True
         line.truncate(room.columns, overflow="ellipsis" if not room.ascii_only else "crop")
     return lines
+
+
+def _foot(snapshot: Snapshot, room: Room) -> list[Text]:
+    """Whether to worry; what is waited for, and what to do about it, in several lines where there is room."""
+    words, style = plain(snapshot.health.marked), _STYLES[snapshot.health.severity]
+    if room.lines < _AIRY:
+        return [Text(words, style)]
+    return [Text(line, style) for line in wrapped(words, room.columns, len("note: ")).splitlines()[:_MOST_FOOT]]
 
 
 def _body(outputs: list[Text], devices: list[Text], ahead: list[Text | None], free: int) -> list[Text]:
@@ -80,7 +90,7 @@ def _overall(snapshot: Snapshot, room: Room) -> Text:
 
 
 def _numbers(snapshot: Snapshot) -> Text:
-    parts = [f"{snapshot.rows_done:,} of {snapshot.rows:,} rows", *rates(snapshot)]
+    parts = [rows_in_words(snapshot), *rates(snapshot)]
     if snapshot.chunks:
         parts.append(f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks")
     return Text(", ".join(parts))

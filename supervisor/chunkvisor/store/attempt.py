@@ -176,13 +176,17 @@ def gather(
 
 
 def drop_bulk(files: AttemptFiles) -> None:
-    """Remove the vectors of a failed attempt, and the texts of those before it; its own can be tried by hand."""
+    """Remove the vectors of a failed attempt, and the texts of failed ones before it; its own can be tried by hand.
+
+    Others before it may be under way: parts of a chunk are tried beside each other.
+    """
     with contextlib.suppress(OSError):
         for path in (files.vectors, files.partial):
             path.unlink(missing_ok=True)
         for folder in files.folder.parent.iterdir():
-            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name):
-                AttemptFiles(folder).texts.unlink(missing_ok=True)
+            other = AttemptFiles(folder)
+            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name) and other.verdict.exists():
+                other.texts.unlink(missing_ok=True)
 
 
 def _last_beat(files: AttemptFiles) -> Beat | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.decide.lastwords import last_remedy
 from chunkvisor.decide.outcome import Verdict
@@ -63,7 +64,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         f"finished, but {counted(count, 'row')} could not be encoded and {'have' if count > 1 else 'has'} no vector: "
         + ", ".join(rows)
         + more,
-        why=f"{first['outcome']}: {first['reason']}",
+        why="\n       ".join(reasons_in_words(reasons_of(row for _, row in listed), count)),  # below each other
         remedy=f"{', '.join(map(str, files[:_FILES]))} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"To try them again: chunkvisor retry {layout.workdir}, then run again. "
         "If you correct the source: run again with --update",

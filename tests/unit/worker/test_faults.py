@@ -1,7 +1,9 @@
 """The record of a fault, made of the strangest exceptions."""
 
+import errno
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,7 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Fault, Phase
 from chunkvisor_worker.contract.wire import from_json, to_json
-from chunkvisor_worker.faults import CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS, exit_code_of, fault_of
+from chunkvisor_worker.faults import CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS, exit_code_of, fault_of, recorded
 
 
 def raised(error: BaseException) -> BaseException:
@@ -113,6 +115,19 @@ def test_long_chain_is_cut() -> None:
     chain = fault_of(errors[0], Phase.FORWARD).chain
 
     assert [cause.message for cause in chain] == [str(number) for number in range(CHAIN_LIMIT)]
+
+
+def test_record_that_does_not_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the record cannot be written, the exit code and the log still tell what happened."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("os._exit", end)
+    for error, code in ((OSError(errno.ENOSPC, "full"), WorkerExit.DISK_FULL), (KeyError("x"), WorkerExit.UNKNOWN)):
+        with pytest.raises(SystemExit) as caught, recorded(tmp_path / "no_such_folder" / "fault.json", Phase.FORWARD):
+            raise error
+        assert caught.value.code == code
 
 
 def test_huge_message_is_cut() -> None:

@@ -25,8 +25,9 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.errors import Halt
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.firstrow import try_first_row
+from chunkvisor.ingest.sourcesize import measure_source
 from chunkvisor.observe.status import State, read_status
 from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
@@ -64,7 +65,7 @@ def read_job(
         rows=rows,
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
-        sources=tuple(_sources(config, say)),
+        sources=tuple(_sources(config, layout, say)),
         openvino=openvino_version(),
         uses_openvino=config.model.backend is Backend.OPENVINO,
     )
@@ -73,15 +74,22 @@ def read_job(
     return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
 
 
-def _sources(config: Config, say: Callable[[str], None]) -> Iterator[SourceReading]:
-    say("reading the first row of each output")
+def _sources(config: Config, layout: Layout, say: Callable[[str], None]) -> Iterator[SourceReading]:
+    say("reading the first rows of each output")
     for name in config.outputs:
+        size = None
         try:
-            try_first_row(request_of(config, name, None))
+            request = request_of(config, name, None)
+            with suppress(DamagedError, OSError):
+                size = measure_source(request) if read_staged(layout.output(name)) is None else None
+            if size is None:
+                try_first_row(request)
         except Halt as halt:
-            yield SourceReading(name, (f"{halt.what} {halt.why}".strip(), halt.remedy or "correct it in the config"))
-        else:
-            yield SourceReading(name)
+            if halt.code is ExitCode.CONFIG:
+                words = f"{halt.what} {halt.why}".strip()
+                yield SourceReading(name, (words, halt.remedy or "correct it in the config"))
+                continue
+        yield SourceReading(name, size=size)
 
 
 def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Whereabouts, ModelSource | None, str]:
@@ -101,9 +109,6 @@ def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Wh
         )
         if isinstance(found, ModelSource):
             return Whereabouts.CACHED, found, ""
-        if found.rule == "model-name-invalid":
-            problem = f"{model.name!r} is neither a folder beside the config nor a hub id, which is owner/name"
-            return Whereabouts.NOWHERE, None, problem
     return Whereabouts.HUB, None, ""
 
 

@@ -1,17 +1,19 @@
 """Findings on memory, disk, and limits of processes and files, and on the Ray cluster. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Wanted, Whereabouts
+from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor.store.disk import need_bytes
-from chunkvisor.units import human_bytes
+from chunkvisor.units import counted, human_bytes
 
 _LIBRARIES_BYTES = 1 << 30
 """About what torch and transformers take in a process, beside the weights."""
 _SMALL_SHM_BYTES = 64 << 20
 """Docker's default for /dev/shm (docker run --shm-size)."""
 _LITTLE_DISK_BYTES = 1 << 30
+_MORE_DISK = "free some space, move the workdir, or set encode.truncate_dim"
 _FEW_FREE_FILES = 1000
 _THREADS_OF_ITS_OWN = 32
 """Of a worker, beside one for every CPU in each of two pools: OpenMP's and the tokenizer's."""
@@ -83,19 +85,39 @@ def _check_disk(job: JobReading) -> Finding:
         return bad
     if folder.free_bytes is None:
         return Finding("disk", State.NOTE, f"the free space of {folder.path} is not known")
-    text = f"{human_bytes(folder.free_bytes)} free for the workdir"
+    free = folder.free_bytes
+    text = f"{human_bytes(free)} free for the workdir"
+    if job.rows == 0:
+        return Finding("disk", State.OK, f"{text}; all outputs are complete")
     dimension = max((sample.dimension for sample in job.samples), default=0) or job.dimension
     if job.rows is not None and dimension:
         need = need_bytes(job.rows, job.rows, dimension)
         text += f"; {job.rows:,} rows of {dimension} dimensions need up to {human_bytes(need)}"
-        if folder.free_bytes < need:
-            mend = "free some space, move the workdir, or set encode.truncate_dim"
-            return Finding("disk", State.FAULT, text, mend)
-    elif folder.free_bytes < _LITTLE_DISK_BYTES:
+        return Finding("disk", State.FAULT, text, _MORE_DISK) if free < need else Finding("disk", State.OK, text)
+    if job.rows is None and (sizes := [each.size for each in job.sources if each.size is not None]):
+        return _check_first_disk(free, text, sizes, dimension)
+    if free < _LITTLE_DISK_BYTES:
         return Finding("disk", State.WARNING, text, "free some space, or move the workdir")
+    return Finding("disk", State.OK, f"{text}; what is needed is known once the sources have been read")
+
+
+def _check_first_disk(free: int, text: str, sizes: Sequence[SourceSize], dimension: int) -> Finding:
+    """Of a job whose sources no run has read yet: what reading them takes, and then the vectors."""
+    rows, staged = sum(each.rows for each in sizes), sum(each.staged_bytes for each in sizes)
+    exact = all(each.exact for each in sizes)
+    told = counted(rows, "row") if exact else f"about {counted(round(rows, 2 - len(str(rows))), 'row')}"
+    text += f"; {told} need up to {human_bytes(staged)} for the copy of their texts"
+    need = staged
+    if dimension:
+        vectors = need_bytes(rows, rows, dimension)
+        need += vectors
+        text += f", and {human_bytes(vectors)} for vectors of {dimension} dimensions"
     else:
-        text += "; what is needed is known once the sources have been read"
-    return Finding("disk", State.OK, text)
+        text += ", and more for the vectors"
+    # Rows are estimated by the first ones, and texts that repeat are kept once: half of it may do.
+    if free < (need if exact else need // 2):
+        return Finding("disk", State.FAULT, text, _MORE_DISK)
+    return Finding("disk", State.WARNING, text, _MORE_DISK) if free < need else Finding("disk", State.OK, text)
 
 
 def _check_shm(host: HostReading, job: JobReading | None) -> Finding:

@@ -6,6 +6,7 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
+from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
@@ -79,8 +80,7 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
             meaning = f"{job.model} is not in the local cache: the first run downloads it"
             return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {fetch}")
         case Whereabouts.NOWHERE:
-            mend = "check model.name: the folder of a model (relative to the config file), or its hub id"
-            return Finding(check, State.FAULT, job.problem, mend, Blame.CONFIG)
+            return Finding(check, State.FAULT, job.problem, NAME_REMEDY, Blame.CONFIG)
 
 
 def _check_openvino(job: JobReading) -> Finding:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.ray.survey import Survey
+from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.contract.probe import ProbeReport
 
@@ -162,6 +163,8 @@ class SourceReading:
     output: str
     problem: tuple[str, str] | None = None
     """(what, mend) where it cannot be read."""
+    size: SourceSize | None = None
+    """None where it cannot be told, or need not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class JobReading:
     """Held in memory at once: at work and on standby."""
     workdir: FolderReading = FolderReading("")
     rows: int | None = None
-    """Of all outputs together that are not complete; None where they are not counted yet."""
+    """Of all outputs together that are not complete; None where no run has counted them yet."""
     dimension: int = 0
     """Of the vectors, from an earlier run; 0 = unknown."""
     busy_pid: int | None = None

@@ -7,10 +7,10 @@ from chunkvisor.commands.doctor.readings import Readings
 
 
 def check_sources(readings: Readings) -> Iterator[Finding]:
-    """A finding `source` for each output, by its first row."""
+    """A finding `source` for each output, by its first rows."""
     for source in readings.job.sources if readings.job is not None else ():
         if source.problem is None:
-            yield Finding("source", State.OK, f"{source.output}: the first row can be read")
+            yield Finding("source", State.OK, f"{source.output}: the first rows can be read")
         else:
             what, mend = source.problem
             yield Finding("source", State.FAULT, f"{source.output}: {what}", mend, Blame.CONFIG)

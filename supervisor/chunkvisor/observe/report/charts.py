@@ -74,10 +74,10 @@ class Charts:
             rates[start_s] = each.total / bins.width_s
             rates[start_s + bins.width_s] = 0.0
         mean = self._history.texts_done / running_s
-        words = f"texts per second, in steps of {human_time(bins.width_s)}"
+        words = f"distinct texts a second, in steps of {human_time(bins.width_s)}"
         lines = [
             Line("s1", words, staircase(self.timeline, list(rates.items())), area=True),
-            Line("s2", f"mean {mean:,.1f}", staircase(self.timeline, [(0.0, mean)])),
+            Line("s2", f"mean of the running time: {mean:,.1f}", staircase(self.timeline, [(0.0, mean)])),
         ]
         if len(rates) > 1:
             yield line_chart("Throughput", linear(highest(lines), "texts/s"), lines)

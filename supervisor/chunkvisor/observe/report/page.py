@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.badreasons import reasons_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events.journal import Entry, read_events
 from chunkvisor.ingest.peek import peek
@@ -31,7 +32,7 @@ from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import PRIVATE, read_bounded, write_atomic
 
-_ROWS, _RUNS, _NOTES, _CONFIG_CHARS, _TEXT_BYTES = 100, 25, 20, 20_000, 400
+_ROWS, _REASONS, _RUNS, _NOTES, _CONFIG_CHARS, _TEXT_BYTES = 100, 5, 25, 20, 20_000, 400
 
 
 def history_bytes(workdir: Path) -> int:
@@ -71,6 +72,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "live_runs": _live_runs(status, history),
         "status": status,
         "rows": sum(output.rows for output in status.outputs.values()),
+        "estimated": any(output.estimated for output in status.outputs.values()),
         "rows_done": sum(output.rows_done for output in status.outputs.values()),
         "quarantined": rows_without_vector(status, history),
         "committed": status.attempts.get(Outcome.COMMITTED, 0),
@@ -85,8 +87,10 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "costs": history.costs,
         "length_costs": list(cost_bars(history.costs.by_length)),
         "troubles": list(troubles(history, layout, status.outputs)),
+        "reasons": reasons_of(row for _, row in _recorded(layout, history, list(status.outputs))),
         "bad_rows": list(islice(_bad_rows(layout, history, list(status.outputs)), _ROWS + 1)),
         "bad_rows_shown": _ROWS,
+        "bad_reasons_shown": _REASONS,
         "notes": history.notes[-_NOTES:],
         "runs": history.runs[-_RUNS:],
         "runs_left_out": history.runs_left_out + max(0, len(history.runs) - _RUNS),
@@ -126,7 +130,13 @@ def rows_without_vector(status: Status, history: History) -> int:
 
 
 def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[dict[str, Any]]:
-    """Rows in quarantine: from the record of a finished output, else from the journal."""
+    """Rows in quarantine, each with its output and its text."""
+    for name, row in _recorded(layout, history, outputs):
+        yield {**row, "output": name, "text": _text_of(layout.output(name).table, row)}
+
+
+def _recorded(layout: Layout, history: History, outputs: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows in quarantine by output: from the record of a finished output, else from the journal."""
     for name in outputs:
         try:
             manifest = read_done_manifest(layout.output(name))
@@ -136,8 +146,7 @@ def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[
             found = manifest["quarantined"]
         else:
             found = [event.details() for event in history.quarantined.values() if event.output == name]
-        table = layout.output(name).table
-        yield from ({**row, "output": name, "text": _text_of(table, row)} for row in found)
+        yield from ((name, row) for row in found)
 
 
 def _text_of(table: Path, row: dict[str, Any]) -> str | None:
