@@ -135,16 +135,16 @@ def persistently(address: str, action: Callable[[], Answer], progress: Callable[
             raise error.error from None
         except Halt:
             raise
-        except Exception as met:
-            error = _behind(met)
-            if isinstance(error, _FINAL) or type(error).__name__ in _NO_RIGHTS:
-                raise _refused(address, error) from error
+        except Exception as error:
+            met = _behind(error)
+            if isinstance(met, _FINAL) or type(met).__name__ in _NO_RIGHTS:
+                raise _refused(address, met) from error
             failed, before = failed + 1 if progress() == before else 1, progress()
             if failed > len(_PAUSES_S):
                 raise Halt(
                     ExitCode.TRY_AGAIN,
                     f"{address} cannot be reached, in {failed} tries.",
-                    why=_in_words(error),
+                    why=_in_words(met),
                     remedy="Run again once it can be; what is staged and encoded is kept.",
                 ) from error
             time.sleep(_PAUSES_S[failed - 1])
