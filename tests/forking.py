@@ -3,7 +3,8 @@
 They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
 be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
 loader, limits. So does all of the soak, every worker of a real model, and what a test starts by itself.
-CHUNKVISOR_TEST_FORKS=no has it so for all.
+CHUNKVISOR_TEST_FORKS=no has it so for all. At its end a forked command joins its threads, runs what is registered with
+`atexit` and flushes, but leaves out the teardown of modules.
 """
 
 import array
@@ -76,6 +77,7 @@ class Zygote:
         program = [sys.executable, *unbuffered, "-P", zygote.__file__, kind, str(theirs.fileno())]
         path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # a child has none of its threads, and would wait for them at its end
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
         process = subprocess.Popen(

@@ -13,7 +13,9 @@ class Late:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        """Of the module."""
+        """Of the module. A private name is one that pytest looks for in all that a test's module has, and not there."""
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)
 
 

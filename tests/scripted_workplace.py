@@ -52,6 +52,10 @@ class ScriptedWorkplace(Workplace):
         """Take the fault back."""
         (self._faults / _script(text)).unlink()
 
+    def has_struck(self, text: str) -> bool:
+        """Whether the fault has begun and will not come again: a copy from now on is without it."""
+        return not (self._faults / _script(text)).exists()
+
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""
         return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []

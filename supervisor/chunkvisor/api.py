@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.model import Config, Long
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -131,10 +132,20 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    from_values(values, folder, overrides)
+    _refuse_other_rows(from_values(values, folder, overrides))
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
+
+
+def _refuse_other_rows(config: Config) -> None:
+    """Raises ChunkvisorError (78) for what makes row i of the array another one than text i."""
+    if config.effective_encode(_OUTPUT).long is not Long.CUT:
+        why = "a text may have several vectors then, and encode returns one for each text"
+        raise config_error("encode.long is for chunkvisor.run alone", why=why)
+    if config.outputs[_OUTPUT].where is not None:
+        why = "texts are left out then, and encode returns a vector for each"
+        raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
 
 
 _SAID_FOR_PYTHON = (

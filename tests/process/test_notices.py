@@ -63,8 +63,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A server on this machine."""
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A server on this machine, for which there is all the time that a busy one may need."""
+    monkeypatch.setattr(notices, "END_S", 60.0)
     server = Receiver()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -171,9 +172,8 @@ def test_a_dead_notifier_is_not_waited_for(tmp_path: Path, receiver: Receiver, m
     assert "not delivered" in (tmp_path / "notices.jsonl").read_text()
 
 
-def test_notices_arrive_in_order(tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_arrive_in_order(tmp_path: Path, receiver: Receiver) -> None:
     """The next notice is sent when the one before has been delivered, however long that takes."""
-    monkeypatch.setattr(notices, "END_S", 60.0)
     receiver.hold.clear()
     told = Notices([receiver.url], Layout(tmp_path), InvocationFiles(tmp_path))
     for code in (3, 69, 78):

@@ -144,6 +144,19 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
         encode(iter([object()]), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("encode.long=windows", r"^encode\.long is for chunkvisor\.run alone"),
+        ("outputs.embeddings.where=text<>''", r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
+    ],
+)
+def test_row_i_belongs_to_text_i(override: str, words: str) -> None:
+    """What would give a text several vectors, or none, is refused: nobody could tell whose they are."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words):
+        chunkvisor.encode(["one", "", "two"], model="m", device="cpu", set=[override])
+
+
 def test_log_of_a_temporary_folder() -> None:
     """Where the folder with the log is gone, its last lines go with the error."""
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
