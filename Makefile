@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS := .venv-docs
+PEERS := .venv-peers
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
@@ -23,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-scale docs build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-peers bench-scale docs build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +105,10 @@ bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jso
 	@if [ -z "$(BENCH_ARGS)" ]; then set -x; $(BIN)/python benchmarks/reuse.py $(if $(COMMITS),--commits $(COMMITS)); \
 	$(BIN)/python benchmarks/forms.py int8 parquet; fi
 
+bench-peers: $(READY) ## measure against other programs, the pool and bare loops, on the same texts in turn (half an hour); COMMITS=file.jsonl.gz
+	@$(MAKE) --silent $(PEERS)/.ready || echo "some peers cannot be installed here: they are left out"
+	$(BIN)/python benchmarks/peers.py $(if $(COMMITS),--commits $(COMMITS)) $(PEERS_ARGS)
+
 bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="chunks=5000" for one bench, smaller
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 	$(BIN)/python benchmarks/cluster.py $(CLUSTER_ARGS)
@@ -115,7 +120,7 @@ build: $(READY) ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
+	rm -rf $(VENV) $(DOCS) $(PEERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
 	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Some seconds, and nothing of what chunkvisor itself needs.
@@ -123,6 +128,15 @@ $(DOCS)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(DOCS)/bin/python -m pip install --quiet --group docs
+	@touch $@
+
+# 300 MB: all that is not of the peers' own comes from .venv, which pip leaves alone.
+$(PEERS)/.ready: pyproject.toml
+	rm -rf $(PEERS)
+	$(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --group peers
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@touch $@
 
 # pip 25.1 is the first that knows --group; the pip that comes with Python 3.11 to 3.13 may be older.

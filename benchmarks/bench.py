@@ -12,7 +12,6 @@ import platform
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
+from measured import took
 
 HERE = Path(__file__).parent
 FAKE_SMI = """#!/bin/sh
@@ -186,14 +186,7 @@ class Bench:
 
     def call(self, command: list[str], env: dict[str, str] | None = None) -> float:
         """Seconds of one command; it has to succeed."""
-        start = time.perf_counter()
-        done = subprocess.run(
-            command, cwd=self.folder, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
-        )
-        seconds = time.perf_counter() - start
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-        return seconds
+        return took(command, self.folder, env).seconds
 
     def alternate(self, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
         """Medians of both, measured in turn."""

@@ -7,7 +7,6 @@ It never downloads a model: one of Qwen2's shape is made on the spot. `--tiny --
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
+from measured import took
 
 HERE = Path(__file__).parent
 BATCH_SIZES = (32, 64, 128, 256)
@@ -123,11 +123,7 @@ def measure(folder: Path, texts: list[str], device: str, chunk: int, repeat: int
 
 def call(command: list[str], folder: Path) -> float:
     """Seconds of one command; it has to succeed."""
-    start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    return time.perf_counter() - start
+    return took(command, folder).seconds
 
 
 def matrix_peak(device: str) -> float:

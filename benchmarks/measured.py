@@ -3,11 +3,12 @@
 It never takes part in the work, and looks at /proc ten times a second.
 """
 
+import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,10 @@ import psutil
 
 CHUNKVISOR = [sys.executable, "-c", "from chunkvisor.cli import main; main()"]
 _LOOK_S = 0.1
+
+
+class FailedError(SystemExit):
+    """A command that had to succeed; the message has the end of what it said."""
 
 
 @dataclass
@@ -72,6 +77,17 @@ def succeed(arguments: list[str], folder: Path) -> Measured:
     found = measure(arguments, folder)
     if found.code:
         raise SystemExit(f"chunkvisor {' '.join(arguments)} ended with {found.code}:\n{_end(folder / 'last.log')}")
+    return found
+
+
+def took(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Measured:
+    """Wall and processor time of any command, which nobody looks at meanwhile. Raises FailedError where it fails."""
+    start_s, before_s = time.perf_counter(), _children_s()
+    env = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    found = Measured(time.perf_counter() - start_s, used_s=_children_s() - before_s, code=done.returncode)
+    if done.returncode:
+        raise FailedError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return found
 
 

@@ -1,6 +1,6 @@
 """What chunkvisor is measured against: one sentence-transformers process, or its own multi-process pool.
 
-python benchmarks/plain.py MODEL TEXTS.json OUT.npy [--pool WORKERS] [--device cpu] [--batch-size 32]
+python benchmarks/plain.py MODEL TEXTS.json OUT.npy [--pool WORKERS] [--device cpu] [--batch-size 32] [--backend torch]
 """
 
 import argparse
@@ -19,11 +19,12 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--backend", default="torch")
     options = parser.parse_args()
     from sentence_transformers import SentenceTransformer
 
     texts = json.loads(options.texts.read_text())
-    model = SentenceTransformer(options.model, device=options.device)
+    model = SentenceTransformer(options.model, device=options.device, backend=options.backend)
     if options.pool:
         pool = model.start_multi_process_pool([options.device] * options.pool)
         vectors = model.encode(texts, pool=pool, batch_size=options.batch_size)

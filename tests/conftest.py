@@ -1,6 +1,7 @@
 """What all tests share: a person's view of the command, a real model, and proof that no process is left behind."""
 
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import os
@@ -9,10 +10,11 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from local_cluster import local_cluster
 
 import forking
@@ -22,8 +24,10 @@ from chunkvisor.engine import fresh
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
-settings.register_profile("steady", derandomize=True)
-settings.register_profile("soak", database=None, deadline=None)
+# Nor is one that fails because the machine is slow just now.
+PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("steady", derandomize=True, **PATIENT)
+settings.register_profile("soak", database=None, **PATIENT)
 settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
@@ -121,6 +125,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector not look again and again through thousands of tests, which live to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,7 +3,8 @@
 They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
 be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
 loader, limits. So does all of the soak, every worker of a real model, and what a test starts by itself.
-CHUNKVISOR_TEST_FORKS=no has it so for all.
+CHUNKVISOR_TEST_FORKS=no has it so for all. At its end a forked command joins its threads, runs what is registered with
+`atexit` and flushes, but leaves out the teardown of modules.
 
 On a null GPU, where each import of torch's CUDA build takes seconds, the zygote has torch and sentence-transformers,
 too, and has called neither CUDA nor NVML: there templates and workers of real models are forked as well.
@@ -33,10 +34,8 @@ from drivers import zygote
 from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
 
 KILL_AT = "drivers.kill_at"
-_MODULES = [
-    *("chunkvisor_worker", "chunkvisor_worker.drill", "chunkvisor_worker.template"),
-    *("chunkvisor.ingest.stage", KILL_AT),
-]
+_WORKER = "chunkvisor_worker"
+_MODULES = (_WORKER, f"{_WORKER}.drill", f"{_WORKER}.template", "chunkvisor.ingest.stage", KILL_AT)
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""
 _SHADOWS = [

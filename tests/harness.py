@@ -42,6 +42,8 @@ SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
 ON_RAY = os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
 """Whether this is `make test-ray`."""
 
+_RUN_CHILD = child.run_child
+
 local_engine_only = pytest.mark.skipif(
     ON_RAY, reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself"
 )
@@ -169,7 +171,10 @@ class Workplace:
         return events_in(self.workdir / "events.jsonl")
 
 
-def _child_here(command: Sequence[str], log: Path, on_wait: Callable[[], None]) -> int:
+def _child_here(command: Sequence[str], log: Path, on_wait: Callable[[], None], *others: Any, **more: Any) -> int:
+    """Of `ask_child`. A module that is imported meanwhile may keep this as its `run_child`, for children of its own."""
+    if command[-1] != str(os.getpid()):
+        return _RUN_CHILD(command, log, on_wait, *others, **more)
     on_wait()
     *_, module, folder, _parent = command
     before = os.umask(0o077)  # which the child sets for itself

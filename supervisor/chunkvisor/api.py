@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.model import Config, Long
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -78,7 +79,7 @@ def run(
 def encode(
     texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
     *,
-    model: str,
+    model: StrPath,
     column: str | None = None,
     workdir: StrPath | None = None,
     chunk_size: int | str = 1000,
@@ -105,24 +106,25 @@ def encode(
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
     Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
-    an empty text. With `column`, that column is taken of rows that are mappings, or of a table: a `datasets.Dataset`, a
-    DataFrame of pandas or polars, a pyarrow.Table. With `workdir` the array is mapped from a file there, the
-    work survives any end, and the same call goes on with it; without, it is done in a temporary folder and the array is
-    in memory. The other arguments are the config's keys, and `set` has those that are not named here, such as
-    "recovery.attempts=5". `stop_after` is as in `run`. `progress` shows a bar, by default at a terminal and in a
-    notebook. What happens also goes to the logger "chunkvisor".
+    an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
+    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table. With `workdir`
+    the array is mapped from a file there, to be read only, the work survives any end, and the same call goes on with
+    it; without, it is done in a temporary folder and the array is in memory. The other arguments are the config's keys,
+    and `set` has those that are not named here, such as "recovery.attempts=5". `stop_after` is as in `run`. `progress`
+    shows a bar, by default at a terminal and in a notebook. What happens also goes to the logger "chunkvisor".
     Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
     no string is refused by its index (code 78).
     """
-    given = locals() | {"name": model, "kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
+    name = os.fspath(model) if isinstance(model, os.PathLike) else model
+    given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
     values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place:
         loaded = _loaded(values | {"workdir": str(place)}, overrides, lambda: write_texts(texts, column, place))
         request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
-        final = _run(request, on_event, progress).outputs[_OUTPUT]
+        final = _run(request, on_event, progress, kept=workdir is not None).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
 
 
@@ -130,10 +132,20 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    from_values(values, folder, overrides)
+    _refuse_other_rows(from_values(values, folder, overrides))
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
+
+
+def _refuse_other_rows(config: Config) -> None:
+    """Raises ChunkvisorError (78) for what makes row i of the array another one than text i."""
+    if config.effective_encode(_OUTPUT).long is not Long.CUT:
+        why = "a text may have several vectors then, and encode returns one for each text"
+        raise config_error("encode.long is for chunkvisor.run alone", why=why)
+    if config.outputs[_OUTPUT].where is not None:
+        why = "texts are left out then, and encode returns a vector for each"
+        raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
 
 
 _SAID_FOR_PYTHON = (
@@ -145,6 +157,7 @@ _SAID_FOR_PYTHON = (
     ("--from-scratch", "from_scratch=True"),
     ("--update", "update=True"),
     ("--set ", "set="),
+    ("relative to the config file", "relative to the current folder"),
     ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
 )
 
@@ -155,6 +168,9 @@ def _in_python(words: str) -> str:
         words = words.replace(command, python)
         words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
     return words
+
+
+_NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
 class _Listener(Observer):
@@ -168,7 +184,7 @@ class _Listener(Observer):
         self._on_event(event.name, event.details())
 
 
-def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> Report:
+def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, kept: bool = True) -> Report:
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
@@ -176,9 +192,12 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None) -> R
         run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt(f"{error.what}; {_in_python(error.remedy)}") from None
+            then = f"; {_in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
+            raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             error.remedy = _in_python(error.remedy)
+            if not kept:
+                error.remedy = error.remedy.replace("; finished work is kept", "")
             raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
     report = Report.of(request.loaded.config)
     if report.quarantined:
@@ -199,20 +218,27 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     """The folder to work in; a temporary one is removed, and what its log says at the end goes with the error."""
     if given is not None:
         place = Path(given).absolute()
+        ours = not place.exists()
         try:
             make_folders(place, mode=0o755)
         except OSError as error:
             raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
-        yield place
+        try:
+            yield place
+        except ChunkvisorError:
+            if ours:
+                with contextlib.suppress(OSError):  # there is something in it
+                    place.rmdir()
+            raise
         return
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
         try:
             yield Path(name)
         except ChunkvisorError as error:
-            error.add_note("The work was done in a temporary folder, which is removed; give a workdir to keep it.")
+            error.add_note(_NOT_KEPT)
             if error.log is not None:
                 with contextlib.suppress(OSError):
-                    lines = error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-                    error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
+                    if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
+                        error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
                 error.log = None
             raise

@@ -1,6 +1,7 @@
 """`model.backend: openvino` against plain `encode`, on small models that are made here."""
 
 import errno
+import functools
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,29 @@ def test_a_model_that_is_more_than_token_ids_is_refused(minilm_path: Path, tmp_p
         convert(ConvertRequest(ModelSpec("static", str(tmp_path / "m")), "test", str(files.folder)), files)
 
     assert not files.record.exists()
+
+
+def test_a_model_that_reads_long_texts_in_another_way_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code looks at the length, beyond all texts of the sample but the longest: the trace has one way for both."""
+    from transformers import BertModel
+
+    from chunkvisor_worker.convert import CannotConvertError, convert
+
+    short = BertModel.forward
+
+    @functools.wraps(short)
+    def forward(self: Any, input_ids: Any = None, **others: Any) -> Any:
+        found = short(self, input_ids=input_ids, **others)
+        if input_ids.shape[1] > 400:
+            found.last_hidden_state = found.last_hidden_state.flip(-1)
+        return found
+
+    monkeypatch.setattr(BertModel, "forward", forward)
+
+    with pytest.raises(CannotConvertError, match="the converted model's vectors differ from its own"):
+        convert(ConvertRequest(ModelSpec("tiny", str(tiny)), "test", str(tmp_path)), ConvertedFiles(tmp_path))
 
 
 def test_a_disk_without_room_for_the_converted_model(

@@ -144,6 +144,19 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
         encode(iter([object()]), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("encode.long=windows", r"^encode\.long is for chunkvisor\.run alone"),
+        ("outputs.embeddings.where=text<>''", r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
+    ],
+)
+def test_row_i_belongs_to_text_i(override: str, words: str) -> None:
+    """What would give a text several vectors, or none, is refused: nobody could tell whose they are."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words):
+        chunkvisor.encode(["one", "", "two"], model="m", device="cpu", set=[override])
+
+
 def test_log_of_a_temporary_folder() -> None:
     """Where the folder with the log is gone, its last lines go with the error."""
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
@@ -201,12 +214,46 @@ def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch
         assert caught.value.code is chunkvisor.ExitCode.CONFIG
 
 
+@pytest.mark.parametrize("workdir", ["w", None])
+def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir: str | None) -> None:
+    """Without a workdir no error and no interrupt says that finished work is kept; a folder without use is removed."""
+    code = chunkvisor.ExitCode.TRY_AGAIN
+
+    def run_session(_request: Request, _observer: object) -> None:
+        raise chunkvisor.ChunkvisorError(code, "stopped", remedy="run again to go on; finished work is kept")
+
+    monkeypatch.setattr("chunkvisor.api.run_session", run_session)
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a"], workdir=workdir)
+    removed = "done in a temporary folder, which is removed"
+    assert ("finished work is kept" in caught.value.remedy) == (workdir is not None)
+    assert (removed in str(getattr(caught.value, "__notes__", ""))) == (workdir is None)
+    code = chunkvisor.ExitCode.INTERRUPTED
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        encode(["a"], workdir=workdir)
+    assert ("finished work is kept" in str(interrupt.value)) == (workdir is not None)
+    assert (removed in str(interrupt.value)) == (workdir is None)
+    with pytest.raises(chunkvisor.ChunkvisorError):
+        encode([3], workdir="refused")
+    assert not Path("refused").exists()
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    """As `workdir` may; what is no model is refused in the words of the config."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=re.escape(str(tmp_path / "model"))):
+        chunkvisor.encode(["a"], model=tmp_path / "model", device="cpu")
+
+
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
-    """A bar counts the texts where it is wanted; nothing is drawn where nobody looks on."""
-    workplace.write_source(["one", "two", "three"])
+    """A bar counts rows where it is wanted, after it has told what comes first; nothing is drawn unasked."""
+    workplace.write_source(["one", "two", "three", "one"])
     workplace.write_config("good:make", chunk__size=1)
     chunkvisor.run(workplace.config_path, progress=True)
-    assert "3/3" in capfd.readouterr().err
+    drawn = capfd.readouterr().err
+    assert "4/4" in drawn
+    assert "rows" in drawn
+    chunkvisor.run(workplace.config_path, progress=True)
+    assert "4/4" in capfd.readouterr().err
     chunkvisor.run(workplace.config_path, from_scratch=True)
     assert capfd.readouterr().err == ""
 
@@ -277,7 +324,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False
     )
-    assert ended.stdout.startswith("interrupted: stopped by SIGINT"), ended.stderr
+    assert ended.stdout.startswith("interrupted: stopped by SIGINT; call it again to go on"), ended.stderr
     assert len(list((tmp_path / "w" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
 
 

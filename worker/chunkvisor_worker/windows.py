@@ -93,10 +93,12 @@ def cut_windows(texts: Sequence[str], limit: int, overlap: int, split: Split, co
         for each, window, size in zip(waiting, tried, read, strict=True):
             if window is None:
                 each.chars *= _GROWTH
-            elif size > limit and window.tokens > 1:  # cut off there, its last word has more tokens than before
-                each.most = max(1, window.tokens - (size - limit))
+            elif size > limit and each.most > 1:  # cut off there, its last word has more tokens than before
+                each.most = max(1, min(each.most, window.tokens) - (size - limit))
             else:
                 each.end = each.start + window.end
+                # As many as this one took will do for the next: a long blank is not tokenized with every window.
+                each.chars = max(CHARS_PER_TOKEN * limit, min(each.chars, _GROWTH * window.end))
                 if window.end:
                     found[each.number].append((each.start, each.end))
                 each.start = -1 if window.next_start is None else each.start + window.next_start
@@ -117,6 +119,8 @@ def _window(piece: str, tokens: Tokens, most: int, overlap: int, after: int, *, 
     stop = next(ends, most)
     while stop < len(spans) and not spans[stop - 1][1]:  # tokens that stand for no character
         stop += 1
+    if stop == len(spans):
+        return _Window(len(piece), stop, None) if is_last else None
     end = max(spans[stop - 1][1], 1)
     if is_last and not piece[end:].strip():
         return _Window(len(piece), stop, None)

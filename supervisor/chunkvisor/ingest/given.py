@@ -22,6 +22,11 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     """
     if isinstance(given, str | bytes):
         raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
+    if isinstance(given, set | frozenset):
+        raise config_error(
+            f"texts is a {type(given).__name__}, which has no order: no row would belong to a text",
+            remedy="give a list, such as sorted(texts)",
+        )
     names = _columns_of(given)
     if column is None and names is not None:
         kind = (
@@ -38,6 +43,8 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
         return _of_rows(_iterable(given), column)
     if column not in names:
         raise config_error(f"texts has no column {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
+    if names.count(column) > 1:  # in pandas, both of them are a table again, which gives their names
+        raise config_error(f"texts has {names.count(column)} columns {column!r}", remedy="rename all but one of them")
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
         return _of_rows(given.select_columns([column]), column)
     return _iterable(given[column])

@@ -23,6 +23,11 @@ _TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha25
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError, ValueError, NotImplementedError)
 _NO_RIGHTS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"})
 """Errors of botocore, by their names: nobody has said who we are."""
+_NO_RIGHTS_STATUS = (401, 403)
+_PASSING_STATUS = (408, 425, 429)
+"""Of http, beside those from 500 on."""
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+"""Of an address that we were sent on to, it may be a signature."""
 
 State = list[str | int]
 Answer = TypeVar("Answer")
@@ -131,17 +136,33 @@ def persistently(address: str, action: Callable[[], Answer], progress: Callable[
         except Halt:
             raise
         except Exception as error:
-            if isinstance(error, _FINAL) or type(error).__name__ in _NO_RIGHTS:
-                raise _refused(address, error) from error
+            met = _behind(error)
+            if isinstance(met, _FINAL) or type(met).__name__ in _NO_RIGHTS:
+                raise _refused(address, met) from error
             failed, before = failed + 1 if progress() == before else 1, progress()
             if failed > len(_PAUSES_S):
                 raise Halt(
                     ExitCode.TRY_AGAIN,
                     f"{address} cannot be reached, in {failed} tries.",
-                    why=_in_words(error),
+                    why=_in_words(met),
                     remedy="Run again once it can be; what is staged and encoded is kept.",
                 ) from error
             time.sleep(_PAUSES_S[failed - 1])
+
+
+def _behind(error: Exception) -> Exception:
+    """The error itself; or what is behind it, of an http address: fsspec calls a file missing whatever it has met.
+
+    See `_info` in its implementations/http.py.
+    """
+    cause = error.__cause__
+    of_http = isinstance(cause, TimeoutError) or type(cause).__module__.startswith("aiohttp")
+    if not (isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and of_http):
+        return error
+    status = getattr(cause, "status", None) or 0
+    if status in _NO_RIGHTS_STATUS:
+        return PermissionError(str(cause))
+    return error if 400 <= status < 500 and status not in _PASSING_STATUS else cause
 
 
 def _refused(address: str, error: Exception) -> Halt:
@@ -157,4 +178,5 @@ def _refused(address: str, error: Exception) -> Halt:
 
 
 def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:500]
+    words = _QUERY.sub(r"\1?…", f"{type(error).__name__}: {error}")
+    return words.split("\n", 1)[0][:500]

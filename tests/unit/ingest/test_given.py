@@ -46,6 +46,16 @@ class Frame:
         return iter(self.columns)
 
 
+class Twins(Frame):
+    """One with two columns of a name: asked for it, pandas gives both, as a table."""
+
+    columns = ("text", "text")
+
+    def __getitem__(self, column: str) -> Any:
+        """Both."""
+        return self
+
+
 class Scalar:
     """As pyarrow has it."""
 
@@ -107,6 +117,8 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
         (Frame(), None, "texts is a Frame, .*: 'id', 'text'"),
         ({"train": Dataset(), "test": Dataset()}, None, "a mapping, .*: 'train', 'test'"),
         ({"train": Dataset(), "test": Dataset()}, "text", r"no column 'text'\ndo:  it has train, test"),
+        (Twins(), "text", r"texts has 2 columns 'text'\ndo:  rename all but one of them"),
+        ({"one", "two"}, None, "texts is a set, which has no order"),
         (Dataset(), "txt", r"texts has no column 'txt'\ndo:  it has id, text"),
     ],
 )

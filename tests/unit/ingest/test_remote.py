@@ -155,6 +155,43 @@ def test_faults_that_stay(elsewhere: Elsewhere, tmp_path: Path, given: dict[str,
     assert "fetched" not in str(raised.value)
 
 
+class OfHttpError(Exception):
+    """As aiohttp has it; the address is the one that was answered, mostly signed."""
+
+    __module__ = "aiohttp.client_exceptions"
+
+    def __init__(self, status: int | None = None) -> None:
+        super().__init__(f"{status}, url='https://cdn/a.csv?X-Amz-Signature=abc&Expires=1'")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "words"),
+    [
+        (OfHttpError(503), 75, r"cannot be reached, in 5 tries.\nwhy: OfHttpError: 503, url='https://cdn/a.csv\?…'"),
+        (OfHttpError(429), 75, "cannot be reached"),
+        (OfHttpError(), 75, "cannot be reached"),
+        (TimeoutError(), 75, "cannot be reached"),
+        (OfHttpError(403), 78, r"may not be used.\nwhy: PermissionError: 403, url='https://cdn/a.csv\?…'"),
+        (OfHttpError(404), 78, "There is no http://h/a.csv"),
+        (RuntimeError("of another file system"), 78, "There is no http://h/a.csv"),
+        (None, 78, "There is no http://h/a.csv"),
+    ],
+)
+def test_what_fsspec_calls_missing(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception | None, code: int, words: str
+) -> None:
+    """A server that is down, or refuses, is told from a file that is not there; no signature is repeated."""
+    monkeypatch.setattr(remote, "_PAUSES_S", (0.0,) * 4)
+
+    def info() -> None:
+        raise FileNotFoundError("http://h/a.csv") from cause
+
+    with pytest.raises(Halt, match=words) as raised:
+        remote.persistently("http://h/a.csv", info)
+    assert raised.value.code == code
+
+
 def test_changed_while_it_is_read(elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is another one at the end is refused with 75, and so is one that comes short."""
     elsewhere.files["b/a.csv"] = ROWS

@@ -76,6 +76,41 @@ def test_random_texts() -> None:
         assert together == [windows_of(text, limit, overlap) for text in texts]
 
 
+def begun_by_an_empty_token(texts: Sequence[str]) -> list[Tokens]:
+    """As `split`, behind a token that stands for no character; each letter is four tokens."""
+    each = [[at for at, letter in enumerate(text) if not letter.isspace() for _ in range(4)] for text in texts]
+    return [Tokens([(0, 0), *((at, at + 1) for at in places)], [None, *places]) for places in each]
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("text", ["ab c", "ab" + " " * 400 + "cd e"])
+def test_letters_of_more_tokens_than_there_is_room(text: str, room: int) -> None:
+    """Each letter is in a window all the same, and that one is longer than it may be."""
+
+    def count(texts: list[str]) -> list[int]:
+        return [len(each.spans) for each in begun_by_an_empty_token(texts)]
+
+    ((*found,),) = cut_windows([text], 1 + room, 0, begun_by_an_empty_token, count)
+
+    covered = {at for start, end in found for at in range(start, end)}
+    assert all(at in covered or letter.isspace() for at, letter in enumerate(text))
+
+
+def test_a_long_blank_is_not_read_with_every_window_behind_it() -> None:
+    """What was tokenized to find the end of one window does not stay as much for the next."""
+    read = 0
+
+    def counted(texts: Sequence[str]) -> list[Tokens]:
+        nonlocal read
+        read += sum(map(len, texts))
+        return split(texts)
+
+    text = "abc def " * 100 + " " * 20_000 + "abc def " * 300
+    cut_windows([text], 32 + SPECIAL, 4, counted, count)
+
+    assert read < 10 * len(text)
+
+
 @pytest.mark.model
 def test_by_the_tokenizer_of_a_model(minilm_path: Path) -> None:
     """Prompt and special tokens take room; letters that become two in lower case move nothing; too much is refused."""

@@ -77,8 +77,9 @@ def read_job(
 def _sources(config: Config, layout: Layout, say: Callable[[str], None]) -> Iterator[SourceReading]:
     say("reading the first rows of each output")
     for name in config.outputs:
-        request, size = request_of(config, name, None), None
+        size = None
         try:
+            request = request_of(config, name, None)
             with suppress(DamagedError, OSError):
                 size = measure_source(request) if read_staged(layout.output(name)) is None else None
             if size is None:

@@ -102,7 +102,8 @@ class Drill:
                 ExitCode(done.code),
                 "the undisturbed run did not complete, so there is nothing to drill",
                 why=done.words,
-                remedy="correct this first; `chunkvisor doctor` may say more",
+                remedy="correct what made it fail (--keep keeps the folder named above, with its logs), or put an "
+                "output whose first rows are good first",
             )
         scratch.read_from(workdir)
         phases = [heard.event.phase_s for heard in done.heard if isinstance(heard.event, ChunkCommitted)]
@@ -227,5 +228,5 @@ class Drill:
         except Halt as halt:
             if halt.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
                 raise
-            code, words = halt.code, f"{halt.what}; {halt.why}" if halt.why else halt.what
+            code, words = halt.code, f"{halt.what}; {' '.join(halt.why.split())}" if halt.why else halt.what
         return Run(int(code), words, witness.heard)

@@ -119,13 +119,16 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
 def _model_at_hand(config: Config) -> ModelSource:
     if config.model.is_plugin:
-        raise config_error("a plug-in encoder has settings of its own; there is nothing here to tune")
+        raise config_error(
+            "tune compares dtypes and batches of a sentence-transformers model; this config has a plug-in encoder",
+            remedy="compare its own settings by trials: chunkvisor run CONFIG --max-rows 1000 tells rows/s at its end",
+        )
     source = source_at_hand(config.model, Layout(config.workdir).model)
     if source is None:
         raise config_error(
             f"the model {config.model.name} is not here yet",
-            remedy="a trial fetches it, into a workdir of its own: chunkvisor run CONFIG --max-rows 100; "
-            "then give tune the folder, or run tune once the workdir has its model",
+            remedy=f"fetch it into a folder: hf download {config.model.name} --local-dir MODEL; then give tune that "
+            "folder: chunkvisor tune CONFIG --set model.name=MODEL",
         )
     return source
 
