@@ -160,6 +160,11 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert found["host_memory_bytes"] == 2 * (found["weights_bytes"] + (1 << 30)) + batch
     assert found["final_disk_bytes"] == 51 * 384 * 4 + 128
     assert found["peak_disk_bytes"] > 2 * 51 * 384 * 4
+    assert found["notes"] == []
+    windows = plan_of(workplace, "--set", "encode.long=windows")
+    assert windows["outputs"]["out"]["rows"] > 51 + 2
+    assert windows["outputs"]["out"]["lengths"]["longest"] == 256
+    assert windows["notes"] == ["out: its rows are windows of the texts; out.rows.parquet says of which row"]
 
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

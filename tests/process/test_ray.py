@@ -93,13 +93,14 @@ def test_same_bytes_as_on_this_machine(place: Workplace, cluster: LocalCluster, 
     assert not agents()
 
 
+@pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
 def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     """A crash, a fault of memory, a hang and a NaN on a node get the outcomes and the mending that they get here."""
     plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "sleep@encode", "out/3": "nan@encode"}
     changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 3}
     configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, **changes)
 
-    ended = place.run()
+    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
 
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

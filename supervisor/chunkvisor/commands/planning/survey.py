@@ -25,7 +25,7 @@ from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, Long
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
@@ -166,6 +166,8 @@ class _Survey:
         if count < plan.distinct:
             which = f"those of every {sample.every:,}th chunk"
             self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
+        if self._config.effective_encode(name).long is Long.WINDOWS:
+            self._notes.append(f"{name}: its rows are windows of the texts; {name}.rows.parquet says of which row")
         max_length = report.max_length if report else None
         disk, form = 0 if not texts_left else None, asked_form(self._config.outputs[name])
         row_bytes = Numbers(form.dtype, dimension or 0).row_bytes
