@@ -79,7 +79,7 @@ def _make(folder: Path, python: Path, torch: str, wanted: list[str], constraints
     if not _works(python):
         shutil.rmtree(folder, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free / 1e9
-        print(f"making {folder}: torch {torch} for CUDA, 5 GB, 2 minutes or more; {free:.0f} GB are free", file=sys.stderr)
+        print(f"making {folder}: torch {torch} for CUDA, 5 GB, some minutes; {free:.0f} GB are free", file=sys.stderr)
         if free < 12:
             raise SystemExit(f"{folder.parent} has {free:.1f} GB free; 5 GB are needed, and by pip as much again")
         _run([sys.executable, "-m", "venv", str(folder)])
