@@ -82,25 +82,33 @@ def fork_sibling() -> int:
     return int(pid)
 
 
-def serve(orders: socket.socket) -> dict[str, Any]:
-    """Fork for each order; ends with the socket. Returns in the forked processes only, with their order."""
-    path = [each for each in sys.path if each not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    while True:
-        size, descriptors = array.array("i"), array.array("i")
+def next_order(orders: socket.socket) -> tuple[bytes, list[int]]:
+    """The next order and its streams; ends the process where none will come."""
+    size = array.array("i")
+    try:
         head, fds, _, _ = socket.recv_fds(orders, size.itemsize, 3)
-        descriptors.extend(fds)
-        if not head:
-            os._exit(0)
         size.frombytes(head)
         text = b""
-        while len(text) < size[0]:
+        while size and len(text) < size[0]:
             part = orders.recv(size[0] - len(text))
             if not part:
                 os._exit(0)  # whoever sent it was killed in the middle
             text += part
+    except ConnectionResetError:  # or before it had read the answer to the last one
+        os._exit(0)
+    if not size:
+        os._exit(0)
+    return text, fds
+
+
+def serve(orders: socket.socket) -> dict[str, Any]:
+    """Fork for each order; ends with the socket. Returns in the forked processes only, with their order."""
+    path = [each for each in sys.path if each not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    while True:
+        text, descriptors = next_order(orders)
         if fork_sibling() == 0:
             order: dict[str, Any] = json.loads(text)
-            become(order, path, descriptors.tolist())
+            become(order, path, descriptors)
             orders.sendall(os.getpid().to_bytes(8, "little"))
             orders.close()
             return order
