@@ -70,6 +70,18 @@ def parquet_relation(
     return _relation(link, rows_in_file if limit is None else min(limit, rows_in_file)), list(columns)
 
 
+def rows_in(connection: duckdb.DuckDBPyConnection, file: SourceFile, folder: Path) -> int:
+    """Rows of the file, as its footer has them; `folder` is for a link to it. Raises duckdb.Error."""
+    return _count(connection, _link(file, folder))
+
+
+def _count(connection: duckdb.DuckDBPyConnection, link: Path) -> int:
+    ((rows,),) = connection.execute(
+        f"SELECT num_rows FROM parquet_file_metadata({literal(str(link))})"  # noqa: S608 - a quoted literal
+    ).fetchall()
+    return int(rows)
+
+
 def _link(file: SourceFile, folder: Path) -> Path:
     """A name for the file without any glob character: read_parquet takes every name for a pattern."""
     link = folder / "source.parquet"
@@ -86,8 +98,8 @@ def _open(
         raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
     path = literal(str(link))
     try:
-        ((rows,),) = connection.execute(f"SELECT num_rows FROM parquet_file_metadata({path})").fetchall()  # noqa: S608 - a quoted literal
-        schema = connection.execute(f"SELECT name, num_children FROM parquet_schema({path})").fetchall()  # noqa: S608 - as above
+        rows = _count(connection, link)
+        schema = connection.execute(f"SELECT name, num_children FROM parquet_schema({path})").fetchall()  # noqa: S608 - a quoted literal
         described = connection.execute(f"DESCRIBE SELECT * FROM {_read(link)}").fetchall()  # noqa: S608 - as above
     except duckdb.Error as error:
         if isinstance(error, duckdb.OutOfMemoryException):

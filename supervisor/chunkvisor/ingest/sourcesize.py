@@ -34,11 +34,11 @@ def measure_source(request: IngestRequest) -> SourceSize | None:
     That is so of databases, of files elsewhere, and of compressed ones. Raises Halt where they cannot be read, OSError.
     """
     files = resolve(request.sources, request.query)
-    counted = _rows_of(files, skip_blank=request.skip_blank)
-    if counted is None:
-        return None
-    rows, read, exact = counted
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
+        counted = _rows_of(files, Path(scratch), skip_blank=request.skip_blank)
+        if counted is None:
+            return None
+        rows, read, exact = counted
         table = stage_table(replace(request, max_rows=read), Path(scratch) / "table", lambda: None)
         sample_bytes = sum(path.stat().st_size for path in table.folder.iterdir())
     if not table.rows:
@@ -51,13 +51,13 @@ def measure_source(request: IngestRequest) -> SourceSize | None:
     )
 
 
-def _rows_of(files: Sequence[SourceFile], *, skip_blank: bool) -> tuple[float, int, bool] | None:
+def _rows_of(files: Sequence[SourceFile], scratch: Path, *, skip_blank: bool) -> tuple[float, int, bool] | None:
     """(rows of all files, how many of them a sample has, whether they are counted); None where it cannot be told."""
     if not files or any(file.address or file.compression is not Compression.NONE for file in files):
         return None
     formats = {file.format for file in files}
     if formats == {Format.PARQUET}:
-        rows = _rows_of_parquet(files)
+        rows = _rows_of_parquet(files, scratch)
         return (rows, min(rows, SAMPLE_ROWS), True) if rows else None
     if not all(form.has_lines for form in formats):
         return None
@@ -74,13 +74,13 @@ def _rows_of(files: Sequence[SourceFile], *, skip_blank: bool) -> tuple[float, i
     return SAMPLE_ROWS * sum(sizes) / read_bytes, SAMPLE_ROWS, False
 
 
-def _rows_of_parquet(files: Sequence[SourceFile]) -> int:
+def _rows_of_parquet(files: Sequence[SourceFile], scratch: Path) -> int:
     import duckdb  # late: most configs have another source
 
-    paths = [str(file.path) for file in files]
+    from chunkvisor.ingest.parquet import rows_in
+
     try:
         with duckdb.connect() as connection:
-            found = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [paths]).fetchone()
+            return sum(rows_in(connection, file, scratch) for file in files)
     except duckdb.Error:  # whoever reads the rows says it better
         return 0
-    return int(found[0]) if found and found[0] else 0

@@ -67,6 +67,17 @@ def test_a_condition_counts(measure: Any, tmp_path: Path) -> None:
     assert (size.rows, size.exact) == (ROWS // 10, False)
 
 
+def test_a_name_is_no_pattern(measure: Any, tmp_path: Path) -> None:
+    """Of a parquet file whose name a pattern could be, its own rows are counted."""
+    given = make(tmp_path, "parquet")
+    (tmp_path / "rows.parquet").rename(tmp_path / "rows[1].parquet")
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY (SELECT 'another' AS text) TO '{tmp_path / 'rows1.parquet'}'")
+    size = measure("rows[1].parquet", **given)
+    assert size is not None
+    assert (size.rows, size.exact) == (ROWS, True)
+
+
 def test_a_small_source_is_counted(measure: Any, tmp_path: Path) -> None:
     """Where the sample has all rows, nothing is estimated."""
     (tmp_path / "rows.txt").write_text("a\nb\nc\n")
