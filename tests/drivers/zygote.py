@@ -84,20 +84,15 @@ def fork_sibling() -> int:
 
 def next_order(orders: socket.socket) -> tuple[bytes, list[int]]:
     """The next order and its streams; ends the process where none will come."""
-    size = array.array("i")
     try:
-        head, fds, _, _ = socket.recv_fds(orders, size.itemsize, 3)
-        size.frombytes(head)
-        text = b""
-        while size and len(text) < size[0]:
-            part = orders.recv(size[0] - len(text))
-            if not part:
-                os._exit(0)  # whoever sent it was killed in the middle
+        head, fds, _, _ = socket.recv_fds(orders, array.array("i").itemsize, 3)
+        size, text = int.from_bytes(head, sys.byteorder), b""
+        while len(text) < size and (part := orders.recv(size - len(text))):
             text += part
-    except ConnectionResetError:  # or before it had read the answer to the last one
+    except ConnectionResetError:  # whoever sent one was killed before it had read the answer
         os._exit(0)
-    if not size:
-        os._exit(0)
+    if not text or len(text) < size:
+        os._exit(0)  # there is no other, or who sent it was killed in the middle
     return text, fds
 
 
