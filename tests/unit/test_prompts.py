@@ -59,7 +59,7 @@ def test_before_anything_is_read(tmp_path: Path) -> None:
     config.write_text(
         "workdir: w\nmodel: {name: m}\ndevice: cpu\nencode: {prompt_name: passages}\noutputs: {out: {source: s.txt}}\n"
     )
-    with pytest.raises(chunkvisor.ChunkvisorError, match="no prompt named .passages."):
+    with pytest.raises(chunkvisor.ChunkvisorError, match="no prompt named 'passages'"):
         chunkvisor.run(config)
     assert not list((tmp_path / "w").rglob("attempts/*"))
     assert not list((tmp_path / "w").rglob("texts*"))
