@@ -10,6 +10,7 @@ Nothing is created, read or deleted here.
       fetch/                            where the child that asks the hub leaves its result or fault
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say
+      .upload/                          what the process that uploads is asked, and its log
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
