@@ -59,7 +59,7 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.staging import request_of
-from chunkvisor.supervise.uploading import upload_finals
+from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -136,6 +136,7 @@ class Work:
         )
         with self._turn():
             source, outputs = self._open(of_slice)
+        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, self._on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:
