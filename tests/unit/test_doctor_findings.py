@@ -411,7 +411,7 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "plug-in",
     ),
     "no shm": (with_host(shm_bytes=None), "shm", NOTE, "no /dev/shm"),
-    "low fds": (with_host(files=256), "files", WARNING, "256 open files"),
+    "low fds": (with_host(files=256), "files", WARNING, "a process may open 256 files, perhaps too few"),
     "very low fds": (with_host(files=64), "files", FAULT, "too few"),
     "no fd limit": (with_host(files=None), "files", OK, "no limit"),
     "low pids": (with_host(tasks_left=100, tasks_limit="ulimit -u"), "processes", WARNING, "ulimit -u"),
