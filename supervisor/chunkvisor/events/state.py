@@ -29,6 +29,7 @@ _STAGES: dict[type[Event], str] = {
     of_run.CheckingModel: "reading the files of the model",
     of_run.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
+    of_run.WorkPlanned: STARTING,
     of_output.Staging: "reading the source of {0.output}",
     of_device.TemplateStarted: "loading the model, once for all workers",
     of_attempt.Go: COMPUTING,
@@ -91,6 +92,8 @@ class RunState:
     workers: dict[str, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     """Names by number."""
+    on_cluster: bool = False
+    """Its devices come with the nodes of a cluster."""
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Numbers of each node's devices."""
     split: dict[str, bool] = field(default_factory=dict)
@@ -165,7 +168,8 @@ class RunState:
             case of_run.RunStarted():
                 self.started, self.wanted = True, event.outputs
                 self.shares, self.device_times, self.texts_per_s, self.eta_s = {}, {}, None, None
-                self.devices = {} if event.engine == "ray" else labels_of(event.device)
+                self.on_cluster = event.engine == "ray"
+                self.devices = {} if self.on_cluster else labels_of(event.device)
             case of_device.NodeJoined():
                 joined = labels_of(event.device, event.node, event.first)
                 self.devices |= joined

@@ -24,6 +24,7 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode, config_error
@@ -58,7 +59,7 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.staging import request_of
-from chunkvisor.supervise.uploading import upload_finals
+from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -135,6 +136,7 @@ class Work:
         )
         with self._turn():
             source, outputs = self._open(of_slice)
+        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, self._on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:
@@ -159,6 +161,7 @@ class Work:
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source = self._resolve_model(anew=from_scratch)
+        refuse_unknown_prompts(config, source.path)
         opening = Opening(
             self._request.loaded,
             source,

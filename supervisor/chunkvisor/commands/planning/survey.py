@@ -29,6 +29,7 @@ from chunkvisor.config.model import Config, Long
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
@@ -53,7 +54,7 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
         scratch = Path(name)
         samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}
         refuse_unequal(config.combine, {output: sample.table.rows for output, sample in samples.items()})
-        return _Survey(config, samples, scratch).forecast(say)
+        return _Survey(config, samples, scratch, whole=max_rows is None).forecast(say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,13 @@ class _Measured:
 class _Survey:
     """The tables are there; the rest follows from them."""
 
-    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path) -> None:
+    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path, *, whole: bool) -> None:
         self._config = config
         self._layout = Layout(config.workdir)
         self._samples = samples
         self._scratch = scratch
+        self._whole = whole
+        """All rows are looked at, and not the first ones alone."""
         self._notes: list[str] = []
         self._known: dict[str, Known] = {}
         """Texts that have a vector already, by output."""
@@ -125,6 +128,7 @@ class _Survey:
             self._notes.append(f"lengths are in characters, tokens could not be counted: {error}")
             known = Path(spec.path) if spec.path else None
             return known, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
+        refuse_unknown_prompts(self._config, answer.path)
         if any(report.estimated for report in answer.reports):
             self._notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
         found = [
@@ -216,9 +220,9 @@ class _Survey:
     def _done(self, name: str, work: Plan) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
-        if sample.begun is not None and not sample.ours:
+        if self._whole and sample.begun is not None and not sample.ours:
             what = "on another source or other rows" if sample.same_shape else "with another truncate_dim or normalize"
-            self._notes.append(f"{name}: the workdir holds work {what}: a run wants --update")
+            self._notes.append(f"{name}: the workdir holds work {what}, which a run accepts with --update")
         if not sample.ours:
             return bytearray(work.count)
         try:
