@@ -148,6 +148,7 @@ def _refuse_other_rows(config: Config) -> None:
         raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
 
 
+# The sentences come from a dozen places in other rooms, which do not know who asks, and need not.
 _SAID_FOR_PYTHON = (
     ("run the same command again", "call it again"),
     ("run again", "call it again"),
@@ -197,12 +198,23 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
         if error.code is not ExitCode.QUARANTINED:
             error.remedy = _in_python(error.remedy)
             if not kept:
-                error.remedy = error.remedy.replace("; finished work is kept", "")
+                _part_with_the_folder(error)
             raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
     report = Report.of(request.loaded.config)
     if report.quarantined:
         warnings.warn(loss_in_words(report), QuarantineWarning, stacklevel=3)
     return report
+
+
+def _part_with_the_folder(error: ChunkvisorError) -> None:
+    """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
+    error.remedy = error.remedy.replace("; finished work is kept", "")
+    error.add_note(_NOT_KEPT)
+    if error.log is not None:
+        with contextlib.suppress(OSError):
+            if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
+                error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
+        error.log = None
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
@@ -215,7 +227,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """The folder to work in; a temporary one is removed, and what its log says at the end goes with the error."""
+    """The folder to work in; a temporary one is removed."""
     if given is not None:
         place = Path(given).absolute()
         ours = not place.exists()
@@ -232,13 +244,4 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
             raise
         return
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
-        try:
-            yield Path(name)
-        except ChunkvisorError as error:
-            error.add_note(_NOT_KEPT)
-            if error.log is not None:
-                with contextlib.suppress(OSError):
-                    if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
-                        error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
-                error.log = None
-            raise
+        yield Path(name)

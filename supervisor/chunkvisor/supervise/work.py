@@ -212,7 +212,7 @@ class Work:
             budget=self._budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
-        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        patience = Patience.of(config)
         if outputs and outputs[0].job.model.converted is not None:
             self._convert(source, outputs[0].job.model)
         lessons, engine = self._lessons(source), self._engine(outputs)

@@ -145,7 +145,7 @@ def _samples(
             verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
             yield SampleReading(verdict)
             return
-    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+    patience = Patience.of(config)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)

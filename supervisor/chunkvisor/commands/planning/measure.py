@@ -8,12 +8,11 @@ import numpy as np
 
 from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.samples import Sample
-from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.observe.histogram import Lengths
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.childend import verdict_of_child
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import Fault, ModelSpec
+from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 _BLOCK_TEXTS = 1024
@@ -42,9 +41,7 @@ def count_tokens(model: ModelSpec, samples: Sequence[Sample], folder: Path) -> t
     returncode = _run(files)
     answer = read_message(LengthsAnswer, files.answer)
     if answer is None or len(answer.reports) != len(tasks):
-        verdict = judge(
-            Evidence(returncode or 1, fault=read_message(Fault, files.fault), log_tail=read_tail(files.log))
-        )
+        verdict = verdict_of_child(returncode, files.fault, files.log)
         raise UncountableError(f"{verdict.reason} {verdict.remedy}".strip())
     try:
         lengths = [np.load(files.lengths(number), allow_pickle=False) for number in range(len(tasks))]

@@ -195,7 +195,7 @@ class _Bench:
         folder.mkdir(mode=0o700)
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
-        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        patience = Patience.of(config)
         conditions = Conditions(self._device.kind, environment, place, patience)
         encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
         limits = resolve_limits(encode, self._device.kind, plugin=False)
