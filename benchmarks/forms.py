@@ -20,7 +20,7 @@ from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.manifest import describe_files, publish_manifest
-from chunkvisor.config.model import FinalDtype, FinalFormat
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {

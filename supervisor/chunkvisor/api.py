@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event

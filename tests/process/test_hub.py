@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local

@@ -16,7 +16,7 @@ from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.join import Final
 from chunkvisor.assemble.sides import describe_ranges, ranges_of
-from chunkvisor.config.model import FinalDtype, FinalFormat
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.layout import OutputLayout

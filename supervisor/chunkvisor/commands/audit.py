@@ -21,7 +21,8 @@ from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.commands.trial import Conditions, try_texts
-from chunkvisor.config.model import FinalDtype, ModelConfig
+from chunkvisor.config.choices import FinalDtype
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt, config_error

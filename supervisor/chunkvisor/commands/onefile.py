@@ -15,8 +15,9 @@ from typing import Any
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
+from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete

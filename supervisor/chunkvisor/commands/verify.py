@@ -20,7 +20,7 @@ from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
-from chunkvisor.config.model import FinalDtype
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.observe.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect

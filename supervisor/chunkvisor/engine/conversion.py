@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.child import run_child
-from chunkvisor.config.model import Backend
+from chunkvisor.config.choices import Backend
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.seal import digest_of

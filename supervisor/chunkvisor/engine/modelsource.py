@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.child import run_child
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget, History
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import decide

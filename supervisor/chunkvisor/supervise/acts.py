@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from chunkvisor.config.model import Start as StartKind
+from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows, too_bad
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.watch import Pulse

@@ -11,7 +11,7 @@ from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.config.model import Strictness
+from chunkvisor.config.choices import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.conversion import with_place
 from chunkvisor.engine.environment import thread_count

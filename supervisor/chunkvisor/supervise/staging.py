@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.choices import Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import config_error

@@ -11,8 +11,8 @@ from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.config.choices import Backend, EngineKind, OnBadRow, Start, Strictness
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, EngineKind, OnBadRow, Start, Strictness
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience

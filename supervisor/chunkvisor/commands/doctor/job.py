@@ -16,8 +16,10 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
+from chunkvisor.config.choices import Backend
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, Config, ModelConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.watch import Patience

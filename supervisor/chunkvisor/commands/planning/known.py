@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.commands.planning.samples import Sample
-from chunkvisor.config.model import Config, EngineKind
+from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.model import Config
 from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import TableFiles
 from chunkvisor.ingest.textindex import matches

@@ -24,8 +24,9 @@ from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputFore
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.config.choices import Long
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand

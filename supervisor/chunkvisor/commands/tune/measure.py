@@ -13,8 +13,10 @@ from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
+from chunkvisor.config.choices import Backend
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, Config, EncodeConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Start
+from chunkvisor.config.choices import Start
 from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
 from chunkvisor.devices.gate import SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device
