@@ -21,7 +21,8 @@ from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.manifest import describe_files, publish_manifest
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 
 FORMS = {
     "float16": Form(dtype=FinalDtype.FLOAT16),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.observe.status import committed_chunks
+from chunkvisor.observe.outputstatus import committed_chunks
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
 from chunkvisor.store.fixed import Plan

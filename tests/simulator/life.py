@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do

@@ -8,7 +8,8 @@ import re
 
 from chunkvisor.decide.history import Budget, Company
 from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do

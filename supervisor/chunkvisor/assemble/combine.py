@@ -20,7 +20,7 @@ from chunkvisor.assemble.reform import Source, rows_of_parts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
 from chunkvisor.store.fixed import make_state
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__

@@ -19,7 +19,7 @@ from chunkvisor.assemble.sides import describe_ranges, ranges_of
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.fixed import read_fixed
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
 from chunkvisor.version import __version__

@@ -29,9 +29,10 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 

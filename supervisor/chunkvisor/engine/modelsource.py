@@ -14,9 +14,9 @@ from pathlib import Path
 from chunkvisor.child import run_child
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget, History
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Wait
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.localmodel import LocalModel, require_model
 from chunkvisor.engine.modelname import NAME_REMEDY, name_problem
 from chunkvisor.errors import ExitCode, Halt, config_error

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from chunkvisor.decide.outcome import Evidence, Verdict, judge
+from chunkvisor.decide.outcome import Evidence, judge
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.wire import read_message

@@ -10,7 +10,7 @@ from pathlib import Path
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import chunk_key
 from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, write_facts
-from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
+from chunkvisor.store.outputlayout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.slices import Slice

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows, too_bad
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Pulse
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Engine

@@ -28,7 +28,8 @@ from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slices import Slice

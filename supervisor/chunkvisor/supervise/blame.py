@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chunkvisor.decide import lastwords
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
 from chunkvisor.supervise.fleet import Fleet

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from chunkvisor.decide.lessons import learn
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, judge
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience, gap
 from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import Opinion

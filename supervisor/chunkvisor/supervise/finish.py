@@ -21,8 +21,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, Reuse
 from chunkvisor.store.versions import read_stretches
 from chunkvisor.supervise.begin import Begun, Opening

@@ -13,7 +13,8 @@ from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import SourceFile, resolve, signature
 from chunkvisor.store.fixed import Staged, read_staged
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of
 from chunkvisor_worker.contract.windows import WindowsRequest
 

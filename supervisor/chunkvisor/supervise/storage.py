@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit

@@ -13,7 +13,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Uploaded, Uploading
 from chunkvisor.ingest.remote import State, state_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import remove_folder

@@ -21,7 +21,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place

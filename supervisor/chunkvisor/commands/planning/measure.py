@@ -8,7 +8,7 @@ import numpy as np
 
 from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.samples import Sample
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.observe.histogram import Lengths
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsRequest, LengthsTask

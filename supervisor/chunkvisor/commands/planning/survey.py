@@ -12,14 +12,7 @@ from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.commands.planning.activations import activation_bytes
-from chunkvisor.commands.planning.estimate import (
-    disk_bytes,
-    final_bytes,
-    gpu_bytes,
-    last_rate,
-    memory_bytes,
-    scaled,
-)
+from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, gpu_bytes, last_rate, memory_bytes, scaled
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
@@ -34,7 +27,7 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
-from chunkvisor.observe.status import committed_chunks
+from chunkvisor.observe.outputstatus import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
