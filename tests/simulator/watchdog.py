@@ -10,7 +10,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 

@@ -16,11 +16,12 @@ from chunkvisor.observe.readings import GpuReading, HostReading, ProcessReading,
 from chunkvisor.observe.report.attempts import AttemptSpan, Kind, kind_of, thinned
 from chunkvisor.observe.report.bars import cost_bars
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.ceiling import Ceiling
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH, Chart, in_bytes, linear, powers_of_two
 from chunkvisor.observe.report.charts import Charts
 from chunkvisor.observe.report.costs import Costs
 from chunkvisor.observe.report.headline import Mood, headline
-from chunkvisor.observe.report.history import Ceiling, Failure, History, Run, read_history
+from chunkvisor.observe.report.history import Failure, History, Run, read_history
 from chunkvisor.observe.report.page import rows_without_vector
 from chunkvisor.observe.report.sensorcurves import SensorCurves
 from chunkvisor.observe.report.timeline import Span, Timeline

@@ -14,7 +14,8 @@ from chunkvisor.assemble.badrows import every_row, record
 from chunkvisor.assemble.finalfiles import is_ours
 from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
 from chunkvisor.assemble.form import Form, form_of
-from chunkvisor.assemble.manifest import describe_files, publish_manifest, read_finished, recorded_parts
+from chunkvisor.assemble.manifest import publish_manifest, read_finished, recorded_parts
+from chunkvisor.assemble.newmanifest import describe_files
 from chunkvisor.assemble.numbers import Stored
 from chunkvisor.assemble.reform import Source, rows_of_parts
 from chunkvisor.errors import ExitCode, Halt, config_error

@@ -13,14 +13,13 @@ from chunkvisor.assemble.finalfiles import all_places, is_ours, place_of, remove
 from chunkvisor.assemble.finalwriter import clear_partial, remove_replaced
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import (
-    FILE_KEYS,
-    describe_files,
     publish_manifest,
     read_finished,
     read_recorded,
     recorded_parts,
     replaces_another,
 )
+from chunkvisor.assemble.newmanifest import FILE_KEYS, describe_files
 from chunkvisor.assemble.reform import Source, reform, rows_of_parts
 from chunkvisor.assemble.sides import damaged_sides, find_rows_table, ranges_of, remove_sides, side_files, write_sides
 from chunkvisor.config.choices import FinalFormat

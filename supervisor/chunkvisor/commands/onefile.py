@@ -22,7 +22,8 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import resolve
 from chunkvisor.observe.nextsteps import how_to_read
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.store.arithmetic import arithmetic_variables

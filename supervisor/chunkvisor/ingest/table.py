@@ -17,7 +17,8 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.remote import shown
-from chunkvisor.ingest.sources import Signature, resolve, signature
+from chunkvisor.ingest.signature import Signature, signature
+from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.tablefiles import TableFiles, TableSource, restamp
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, read_sealed

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.ingest.remote import shown
-from chunkvisor.ingest.sources import Signature
+from chunkvisor.ingest.signature import Signature
 from chunkvisor.store.entry import Entry
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file

@@ -33,12 +33,12 @@ from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.endings import GivenUp, texts_damaged
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
+from chunkvisor.supervise.task import Task
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits

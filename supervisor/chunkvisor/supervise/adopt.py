@@ -10,9 +10,9 @@ from chunkvisor.decide.steps import Retry
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.salvage import Salvage, look
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Spec, Tier

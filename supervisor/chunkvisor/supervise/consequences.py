@@ -16,13 +16,15 @@ from chunkvisor.decide.steps import EndRun, Isolate, Quarantine, Retry, SetAside
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task, TaskKey, left_of
+from chunkvisor.supervise.backlog import Backlog, left_of
 from chunkvisor.supervise.blame import Accused, Blame
 from chunkvisor.supervise.fleet import Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.progress import Progress
 from chunkvisor.supervise.runhistory import AttemptEnd, RunHistory
+from chunkvisor.supervise.task import NOW, Task, TaskKey
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Tier
 

@@ -7,7 +7,7 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.supervise.begin import Opening
+from chunkvisor.supervise.opening import Opening
 from chunkvisor_worker.contract.files import remove_folder
 
 

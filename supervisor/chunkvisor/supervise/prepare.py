@@ -23,8 +23,9 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes
-from chunkvisor.supervise.begin import Begun, Opening, open_table
+from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
 from chunkvisor.supervise.versionwatch import VersionWatch

@@ -13,9 +13,10 @@ from chunkvisor.decide.steps import SetAside, Step
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.waits import Cause, Waits
-from chunkvisor.supervise.backlog import Progress, Seat, Task, TaskKey
 from chunkvisor.supervise.fleet import Device, Fleet
+from chunkvisor.supervise.progress import Progress
 from chunkvisor.supervise.suspects import Guilty, Suspects
+from chunkvisor.supervise.task import Seat, Task, TaskKey
 from chunkvisor_worker.contract.exits import Outcome
 
 

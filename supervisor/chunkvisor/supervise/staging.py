@@ -11,7 +11,8 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import SourceFile, resolve, signature
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import SourceFile, resolve
 from chunkvisor.store.fixed import Staged, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout

@@ -10,7 +10,7 @@ from chunkvisor.decide.history import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import Halt
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 
 
 @dataclass(frozen=True, slots=True)

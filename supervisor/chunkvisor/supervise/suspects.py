@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chunkvisor.decide.starts import Chunk, FailedStart, Starts
 from chunkvisor.decide.suspicion import Charge, Place, Suspicion
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.supervise.backlog import Seat
+from chunkvisor.supervise.task import Seat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import LOAD
 

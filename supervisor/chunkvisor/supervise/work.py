@@ -30,14 +30,7 @@ from chunkvisor.errors import ExitCode, config_error
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OutputAlreadyComplete
-from chunkvisor.events.run import (
-    CheckingModel,
-    ConvertingModel,
-    Resolving,
-    RunStarted,
-    WaitingForTurn,
-    WorkPlanned,
-)
+from chunkvisor.events.run import CheckingModel, ConvertingModel, Resolving, RunStarted, WaitingForTurn, WorkPlanned
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.layout import Layout
@@ -45,12 +38,13 @@ from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
-from chunkvisor.supervise.begin import Opening, begin_output
+from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output

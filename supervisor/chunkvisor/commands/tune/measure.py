@@ -13,6 +13,7 @@ from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
+from chunkvisor.commands.tune.tuning import Tuning
 from chunkvisor.config.choices import Backend
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
@@ -35,36 +36,6 @@ _EACH_S = 6.0
 _MOST_TEXTS = 2000
 _LOOKED_AT = 20_000
 """Texts of an output, evenly spread, among which the sample is chosen by length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """All that was tried."""
-
-    measured: tuple[Measured, ...]
-    """In the order in which it was tried; the first is float32."""
-    best: Measured | None
-    sample: int
-    """Texts that each was tried on."""
-    texts: int
-    """Distinct texts of the whole job."""
-    devices: int
-    configured: Candidate
-    """What the config asks for now."""
-    note: str = ""
-
-    @property
-    def changes(self) -> dict[tuple[str, str], int | str]:
-        """Section and key -> the recommended value, where the config has another."""
-        if self.best is None:
-            return {}
-        now = self.configured.values()
-        return {place: value for place, value in self.best.candidate.values().items() if now[place] != value}
-
-    def hours(self, measured: Measured) -> float | None:
-        """What the whole job would take at that rate."""
-        rate = measured.texts_per_s * self.devices
-        return self.texts / rate / 3600 if rate else None
 
 
 def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
