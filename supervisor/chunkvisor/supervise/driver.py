@@ -180,7 +180,7 @@ class Driver:
             self._tell(stimulus)
         self._tick()
         self._tell(on.TimePassed())
-        self._acts.forget_ended()
+        self._acts.ended.forget()
 
     def _heed_signals(self) -> None:
         signals = self._signals
@@ -250,7 +250,7 @@ class Driver:
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
         del self._acts.running[slot.number]
-        self._acts.ended[slot.number] = slot
+        self._acts.ended.add(slot)
         keep_log_end(slot.files.log)
         slot.freed(now_s)
         self._emit(WorkerEnded(slot.spec.output, slot.task.chunk, slot.attempt, returncode, **slot.figures(now_s)))
