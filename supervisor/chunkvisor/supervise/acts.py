@@ -3,15 +3,18 @@
 It decides nothing; what came of an instruction is handed back as a stimulus.
 """
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.outcome import EndedBy
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Pulse
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Engine
+from chunkvisor.errors import Halt
 from chunkvisor.events.attempt import (
     AttemptRefused,
     AttemptStarted,
@@ -66,6 +69,32 @@ class Acts:
         """Workers, by number."""
         self.ended = EndedAttempts(outputs, stations, storage, bad_rows, emit)
         self.given_up: list[GivenUp] = []
+
+    def pids(self) -> dict[int, frozenset[int]]:
+        """Of the workers that have each device, or have just given it back."""
+        found: dict[int, set[int]] = {}
+        for slot in self.running.values():
+            if slot.had_device:
+                found.setdefault(slot.station.number, set()).add(slot.worker.pid)
+        return {number: frozenset(pids) for number, pids in found.items()}
+
+    def end_all(self, sleep: Callable[[], None]) -> None:
+        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel.
+
+        `sleep` waits until one of them stirs.
+        """
+        running = self.running
+        while running and not all(slot.stuck(time.monotonic()) for slot in running.values()):
+            now_s = time.monotonic()
+            for slot in list(running.values()):
+                if slot.worker.poll() is None:
+                    slot.end(EndedBy.STOP, "the run has ended", now_s)
+                else:
+                    del running[slot.number]  # if it got done after all, the next run finds its result
+            if running:
+                sleep()
+                with contextlib.suppress(Halt):
+                    self._engine.attend()
 
     def carry_out(self, instruction: do.Instruction) -> on.Stimulus | None:
         """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""

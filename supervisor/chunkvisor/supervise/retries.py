@@ -54,10 +54,6 @@ class Retries:
             fresh=task.fresh or end.verdict.outcome is not Outcome.LOST,
         )
 
-    def _tell(self, instruction: do.Instruction | None) -> None:
-        if instruction is not None:
-            self._say(instruction)
-
     def start_again(self, step: StartAgain, end: AttemptEnd) -> None:
         """Give the device a rest after a worker that did not start, and the texts to others first."""
         self._history.did_not_start(end)
@@ -74,3 +70,7 @@ class Retries:
         waits = self._fleet if number is None or end.device is None else end.device
         waits.pause(end.now_s + step.delay_s)
         self._say(do.TellWaiting(number, step.delay_s, end.verdict, waited_s))
+
+    def _tell(self, instruction: do.Instruction | None) -> None:
+        if instruction is not None:
+            self._say(instruction)
