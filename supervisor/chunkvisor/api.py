@@ -27,8 +27,8 @@ from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.results import Report, loss_in_words
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
-from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer

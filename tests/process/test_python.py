@@ -15,7 +15,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.observe.console import Console
-from chunkvisor.supervise.work import Request
+from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]

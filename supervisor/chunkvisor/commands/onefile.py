@@ -19,8 +19,8 @@ from chunkvisor.events.state import RunState
 from chunkvisor.observe.nextsteps import how_to_read
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.store.target import check_target
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
-from chunkvisor.supervise.work import Request
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folders
 
