@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.calls import called_from_python, in_python, named_as_arguments
 from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config
@@ -47,6 +48,7 @@ class QuarantineWarning(UserWarning):
     """Some rows could not be encoded; they are NaN, or what the form of the final has instead."""
 
 
+@called_from_python
 def run(
     config_path: StrPath,
     *,
@@ -77,6 +79,7 @@ def run(
     return _run(request, on_event, progress)
 
 
+@called_from_python
 def encode(
     texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
     *,
@@ -133,7 +136,11 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    _refuse_other_rows(from_values(values, folder, overrides))
+    try:
+        _refuse_other_rows(from_values(values, folder, overrides))
+    except ChunkvisorError as error:
+        error.what = named_as_arguments(error.what)
+        raise
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
@@ -147,29 +154,6 @@ def _refuse_other_rows(config: Config) -> None:
     if config.outputs[_OUTPUT].where is not None:
         why = "texts are left out then, and encode returns a vector for each"
         raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
-
-
-# The sentences come from a dozen places in other rooms, which do not know who asks, and need not.
-_SAID_FOR_PYTHON = (
-    ("run the same command again", "call it again"),
-    ("run again", "call it again"),
-    ("adding --from-scratch", "from_scratch=True"),
-    ("add --from-scratch", "give from_scratch=True"),
-    ("add --update", "give update=True"),
-    ("--from-scratch", "from_scratch=True"),
-    ("--update", "update=True"),
-    ("--set ", "set="),
-    ("relative to the config file", "relative to the current folder"),
-    ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
-)
-
-
-def _in_python(words: str) -> str:
-    """What to do, with arguments in place of the command's options."""
-    for command, python in _SAID_FOR_PYTHON:
-        words = words.replace(command, python)
-        words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
-    return words
 
 
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
@@ -194,16 +178,16 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
         run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            then = f"; {_in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
+            then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
-            error.remedy = _in_python(error.remedy)
             if not kept:
                 _part_with_the_folder(error)
-            raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
+            raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        warnings.warn(loss_in_words(report), QuarantineWarning, stacklevel=3)
+        words = loss_in_words(report, kept=kept)
+        warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
 
 

@@ -25,6 +25,7 @@ ROOMS = (
         "cli",
         "testing",
         "api",
+        "calls",
         "results",
         "commands",
         "supervise",

@@ -61,6 +61,11 @@ def count_of(manifest: dict[str, Any]) -> int:
     return int(manifest.get("quarantined_rows", len(manifest["quarantined"])))
 
 
+def where_listed(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
+    """The file for people that has all of them."""
+    return layout.quarantined if "quarantined_in" in manifest else layout.manifest
+
+
 def every_row(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """All of them, as they are recorded, in order. Raises DamagedError where the file is not what was written."""
     if "quarantined_in" not in manifest:

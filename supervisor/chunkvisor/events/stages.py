@@ -20,6 +20,7 @@ STAGES: dict[type[Event], str] = {
     of_run.CheckingModel: "reading the files of the model",
     of_run.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
+    of_run.WorkPlanned: STARTING,
     of_output.Staging: "reading the source of {0.output}",
     of_device.TemplateStarted: "loading the model, once for all workers",
     of_attempt.Go: COMPUTING,

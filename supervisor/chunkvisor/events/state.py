@@ -63,6 +63,8 @@ class RunState:
     workers: dict[str, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     """Names by number."""
+    on_cluster: bool = False
+    """Its devices come with the nodes of a cluster."""
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Numbers of each node's devices."""
     split: dict[str, bool] = field(default_factory=dict)
@@ -137,7 +139,8 @@ class RunState:
             case of_run.RunStarted():
                 self.started, self.wanted = True, event.outputs
                 self.shares, self.device_times, self.texts_per_s, self.eta_s = {}, {}, None, None
-                self.devices = {} if event.engine == "ray" else labels_of(event.device)
+                self.on_cluster = event.engine == "ray"
+                self.devices = {} if self.on_cluster else labels_of(event.device)
             case of_device.NodeJoined():
                 joined = labels_of(event.device, event.node, event.first)
                 self.devices |= joined

@@ -70,6 +70,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
         tokens_per_s=tokens_per_s or None,
         eta_s=eta_s if live and not endless else None,
         chunks_here=state.chunks_here,
+        waits_for=state.waits_for if live else "",
     )
 
 
@@ -83,6 +84,8 @@ def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, floa
     """(what the run is at, for how many seconds where that is worth telling)."""
     if state.doing == COMPUTING and _searching(state):
         return "looking for the texts that fail", 0.0
+    if state.doing in (STARTING, COMPUTING) and state.on_cluster and not state.nodes:
+        return "waiting for a node of the Ray cluster", 0.0
     if state.doing in (STARTING, COMPUTING) and not state.chunks_here and readings.beats:
         steps = list(Phase)
         beat, silent_s = max(readings.beats.values(), key=lambda each: steps.index(each[0].phase))

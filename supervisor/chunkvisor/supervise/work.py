@@ -20,6 +20,7 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
+from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.engine.ray.create import cluster_devices, ray_engine
 from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.errors import ExitCode
@@ -112,6 +113,7 @@ class Work:
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source = self._model.resolve(anew=from_scratch)
+        refuse_unknown_prompts(config, source.path)
         opening = Opening(
             self._request.loaded,
             source,

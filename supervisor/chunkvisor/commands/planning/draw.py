@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.observe.histogram import Bin
+from chunkvisor.observe.progress import figure
 from chunkvisor.units import counted, human_bytes, human_time
 
 WIDTH = 80
@@ -121,7 +122,12 @@ def _time(forecast: Forecast) -> str:
         return "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"
     if not forecast.time_s:
         return "nothing is left to be done"
-    return f"about {human_time(forecast.time_s)} at the {forecast.texts_per_s or 0:,.1f} texts/s of the last run"
+    outputs, rate = forecast.outputs.values(), figure(forecast.texts_per_s or 0)
+    texts = counted(sum(output.texts_left for output in outputs), "text")
+    rows_per_text = sum(output.rows for output in outputs) / sum(output.distinct_texts for output in outputs)
+    # A run tells its speed in rows.
+    rows = f" ({figure((forecast.texts_per_s or 0) * rows_per_text)} rows/s)" if rows_per_text > 1 else ""
+    return f"about {human_time(forecast.time_s)}: {texts} at the {rate} texts/s{rows} of the last run"
 
 
 def _end_of(place: str, width: int) -> str:

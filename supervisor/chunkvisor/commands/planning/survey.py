@@ -23,6 +23,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
@@ -119,6 +120,7 @@ class _Survey:
             self._notes.append(f"lengths are in characters, tokens could not be counted: {error}")
             known = Path(spec.path) if spec.path else None
             return known, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
+        refuse_unknown_prompts(self._config, answer.path)
         if any(report.estimated for report in answer.reports):
             self._notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
         found = [
