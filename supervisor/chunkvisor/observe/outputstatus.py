@@ -1,14 +1,14 @@
 """How far one output is, by its records and the names of its chunks."""
 
-import os
 from dataclasses import dataclass, replace
 
 from chunkvisor.assemble.badreasons import BadReason, reasons_of
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.observe.snapshot import OutputState
+from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
-from chunkvisor.store.outputlayout import OutputLayout, parse_chunk_name
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import Parts
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.seal import DamagedError
@@ -75,13 +75,3 @@ def saved_texts(layout: OutputLayout, plan: Plan, fingerprint: str, committed: b
     chunks = [int(name) for name in names if name.isdecimal() and int(name) < plan.count and not committed[int(name)]]
     missing = (Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing() for chunk in chunks)
     return sum(map(plan.size, chunks)) - sum(stop - start for ranges in missing for start, stop in ranges)
-
-
-def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """One byte a chunk: 1 where it has a file, by the names alone."""
-    found = bytearray(plan.count)
-    for folder in layout.chunks.iterdir() if layout.chunks.is_dir() else ():
-        for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
-            if (parsed := parse_chunk_name(name)) and parsed[0] < len(found):
-                found[parsed[0]] = 1
-    return found
