@@ -40,11 +40,13 @@ class TokenizedTexts:
 
 def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progress) -> TokenizedTexts:
     """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
-    texts = _shortened(model, texts)
+    sizes = [len(text.encode()) for text in texts]
+    if (shortened := _shortened(model, texts)) is not texts:
+        texts, sizes = shortened, [len(text.encode()) for text in shortened]
     # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
     unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
-    for part in slices([len(text.encode()) for text in texts]):
+    for part in slices(sizes):
         progress.tick()
         with unflattened(model):
             features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded)
@@ -53,9 +55,8 @@ def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progres
         for row in zip(*columns.values(), strict=True):
             # 8 bytes for a token; a list of Python integers takes 36.
             rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
-    check_ids(
-        max((int(row["input_ids"].max(initial=0)) for row in rows), default=0), table_rows(model.transformers_model)
-    )
+    largest = max((int(row["input_ids"].max(initial=0)) for row in rows), default=0)
+    check_ids(largest, table_rows(model.transformers_model))
     return TokenizedTexts(rows, extras, is_flattened(model))
 
 
