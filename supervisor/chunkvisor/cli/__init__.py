@@ -81,7 +81,7 @@ def _with_marks(command: _Command) -> _Command:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkvisor")
 def cli() -> None:
-    r"""Bulk text embedding that always finishes: every chunk in a worker process of its own.
+    r"""Embed the texts of large files, and finish the job: after a crash or a kill the same command goes on.
 
     \b
     chunkvisor init               write a starter config

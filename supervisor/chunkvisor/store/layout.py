@@ -10,6 +10,7 @@ Nothing is created, read or deleted here.
       fetch/                            where the child that asks the hub leaves its result or fault
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say
+      .upload/                          what the process that uploads is asked, and its log
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
@@ -25,6 +26,7 @@ Nothing is created, read or deleted here.
       <output>.ranges.npy               beside an int8 final: least and greatest value of each dimension
       <output>.rows.parquet             beside an array: the columns that are carried along
       .<output>.before/                 what was there before --from-scratch or --update, until the new final file is
+      .<output>.uploaded.json           what was uploaded where, and its state there
       .<output>.next/                   the state of the next generation while --update prepares it
       combined/<name>/                  of finals put side by side: published.json and done.json, as of an output
       outputs/<output>/
@@ -43,7 +45,6 @@ Nothing is created, read or deleted here.
         published.json                  how to know a final file of ours again, written just before it appears
         publishing.json                 the manifest of a final file that is about to appear
         again                           `retry` has asked for the rows without a vector
-        uploaded.json                   what was uploaded where, and its state there; upload/ while that goes on
         done.json                       the final file's stamp and the manifest once more
         quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
@@ -108,6 +109,7 @@ class Layout:
     fetch = Entry("run", "fetch")
     template = Entry("run", "template")
     ray = Entry("run", "ray")
+    upload = Entry("run", ".upload")
     invocations = Entry("run", "invocations")
     latest = Entry("invocations", "latest")
 

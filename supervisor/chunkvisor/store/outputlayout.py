@@ -49,7 +49,6 @@ class OutputLayout:
     exact_rows = Entry("state", "rows.npy")
     """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""
     exact_stamp = Entry("state", "rows.json")
-    uploaded = Entry("state", "uploaded.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")
 
@@ -114,6 +113,11 @@ class OutputLayout:
     def replaced(self, place: Path) -> Path:
         """The final file, or the folder of shards, while another form of the same rows takes its place."""
         return self.workdir / f".{place.name}.replaced"
+
+    @property
+    def uploaded(self) -> Path:
+        """What was uploaded where, of this generation and of those before; combined finals have one as well."""
+        return self.workdir / f".{self.name}.uploaded.json"
 
     @property
     def before(self) -> Path:

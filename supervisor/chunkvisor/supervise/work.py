@@ -45,7 +45,7 @@ from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
-from chunkvisor.supervise.uploading import upload_finals
+from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
 
@@ -89,6 +89,7 @@ class Work:
         )
         with self._turn():
             source, outputs = self._open(of_slice)
+        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, self._on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:

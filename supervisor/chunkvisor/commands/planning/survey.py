@@ -43,17 +43,19 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
         scratch = Path(name)
         samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}
         refuse_unequal(config.combine, {output: sample.table.rows for output, sample in samples.items()})
-        return _Survey(config, samples, scratch).forecast(say)
+        return _Survey(config, samples, scratch, whole=max_rows is None).forecast(say)
 
 
 class _Survey:
     """The tables are there; the rest follows from them."""
 
-    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path) -> None:
+    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path, *, whole: bool) -> None:
         self._config = config
         self._layout = Layout(config.workdir)
         self._samples = samples
         self._scratch = scratch
+        self._whole = whole
+        """All rows are looked at, and not the first ones alone."""
         self._notes: list[str] = []
         self._known: dict[str, Known] = {}
         """Texts that have a vector already, by output."""
@@ -170,9 +172,9 @@ class _Survey:
     def _done(self, name: str, work: Plan) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
-        if sample.begun is not None and not sample.ours:
+        if self._whole and sample.begun is not None and not sample.ours:
             what = "on another source or other rows" if sample.same_shape else "with another truncate_dim or normalize"
-            self._notes.append(f"{name}: the workdir holds work {what}: a run wants --update")
+            self._notes.append(f"{name}: the workdir holds work {what}, which a run accepts with --update")
         if not sample.ours:
             return bytearray(work.count)
         try:
