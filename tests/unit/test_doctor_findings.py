@@ -25,7 +25,7 @@ from chunkvisor.commands.doctor.readings import (
     Whereabouts,
 )
 from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.ingest.sourcesize import SourceSize

@@ -67,7 +67,8 @@ def encode(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.commands.onefile import OUTPUT, OneFile, encode, state_beside
+    from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
+    from chunkvisor.commands.onefile import encode
     from chunkvisor.config.load import in_sections
     from chunkvisor.observe.terminal import shown
 

@@ -14,7 +14,7 @@ from chunkvisor.printing import confirmed, may_ask
 if TYPE_CHECKING:
     from chunkvisor.observe.observer import Observer
     from chunkvisor.store.slices import Slice
-    from chunkvisor.supervise.work import Request
+    from chunkvisor.supervise.request import Request
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "Slice | None":
@@ -70,7 +70,7 @@ def run(
     """
     from chunkvisor.config.load import load
     from chunkvisor.observe.terminal import shown
-    from chunkvisor.supervise.work import Request
+    from chunkvisor.supervise.request import Request
 
     if of_slice is not None and from_scratch:
         raise click.UsageError(

@@ -12,7 +12,7 @@ from chunkvisor.printing import say
 from chunkvisor.units import counted
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.status import OutputStatus
+    from chunkvisor.observe.outputstatus import OutputStatus
 
 
 @click.command("status")

@@ -6,7 +6,7 @@ from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.units import counted, human_time
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.status import OutputStatus
+    from chunkvisor.observe.outputstatus import OutputStatus
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
 
