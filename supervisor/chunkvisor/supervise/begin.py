@@ -60,6 +60,8 @@ class Opening:
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
     planner: Planner
+    load_ahead: Callable[[], None]
+    """Called before a source is read: what workers need can be loaded beside that."""
     computes_in: str | None = None
     """The dtype in which the model computes; None where its files do not tell."""
     update: bool = False
@@ -222,6 +224,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
 
     Raises Halt where the source is wrong, OSError.
     """
+    opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)

@@ -13,11 +13,12 @@ from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Backend, EngineKind, OnBadRow, Start, Strictness
+from chunkvisor.config.specs import model_spec
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.engine.conversion import ensure_converted
+from chunkvisor.engine.conversion import ensure_converted, with_place
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.engine.fresh import worker_command
@@ -117,9 +118,18 @@ class Work:
         if guessed := sum(map(is_guessed, self._devices)):
             self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+        self._engine: Engine | None = None
+        """Of the chunks that come next."""
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
+        try:
+            return self._do()
+        finally:
+            if self._engine is not None:
+                self._engine.close()
+
+    def _do(self) -> ExitCode:
         config, of_slice = self._config, self._request.slice
         self._emit(
             RunStarted(
@@ -172,6 +182,7 @@ class Work:
             self._emit,
             self._on_wait,
             Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            lambda: self._load_ahead(source),
             computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
@@ -215,8 +226,8 @@ class Work:
         patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
         if outputs and outputs[0].job.model.converted is not None:
             self._convert(source, outputs[0].job.model)
-        lessons, engine = self._lessons(source), self._engine(outputs)
-        need_bytes = gpu_need_bytes(config.model, source.path)
+        lessons, engine = self._lessons(source), self._engine or self._new_engine(source, outputs)
+        need_bytes, self._engine = gpu_need_bytes(config.model, source.path), None  # the driver closes it
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
@@ -224,27 +235,35 @@ class Work:
         if given_up:
             raise gave_up(given_up)
 
-    def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
-        config, job = self._config, outputs[0].job if outputs else None
-        match config.engine.kind:
-            case EngineKind.LOCAL:
-                return self._local_engine(outputs)
-            case EngineKind.RAY:
-                return ray_engine(config, self._layout, job, self._run.run_id, self._emit)
+    def _load_ahead(self, source: ModelSource) -> None:
+        """A source is about to be read: have a template load meanwhile, where there is to be one or it takes seconds."""
+        model = self._config.model
+        slow = not model.is_plugin and model.backend is Backend.TORCH
+        wanted = slow or (model.is_plugin and self._config.workers.start is Start.WARM)
+        if wanted and self._engine is None and not self._on_ray:
+            self._engine = engine = self._local_engine(source)
+            engine.expect_any()
 
-    def _local_engine(self, outputs: Sequence[OutputRun]) -> LocalEngine:
-        config, run_id = self._config, self._run.run_id
-        device, command = self._devices[0], self._request.command
-        # All outputs have the same model; without an output nothing is started.
-        model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
+    def _new_engine(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+        match self._config.engine.kind:
+            case EngineKind.LOCAL:
+                return self._local_engine(source)
+            case EngineKind.RAY:
+                job = outputs[0].job if outputs else None
+                return ray_engine(self._config, self._layout, job, self._run.run_id, self._emit)
+
+    def _local_engine(self, source: ModelSource) -> LocalEngine:
+        config, device, command = self._config, self._devices[0], self._request.command
+        # All outputs have the same model.
+        model = with_place(model_spec(config.model, source.path, source.revision), self._layout.converted)
         settings = WorkerSettings(
             # A command line of somebody else's can only be started afresh.
             config.workers.start if command is worker_command else Start.FRESH,
-            run_id,
+            self._run.run_id,
             os.environ,
             config.env,
             device,
-            TemplateSpec(model, device.kind, path),
+            TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
             self._layout.template,
             config.recovery.startup_timeout,
             command,
