@@ -236,7 +236,7 @@ class Work:
             raise gave_up(given_up)
 
     def _load_ahead(self, source: ModelSource) -> None:
-        """A source is about to be read: have a template load meanwhile, where there is to be one or it takes seconds."""
+        """Before a source is read: have a template load meanwhile, where there is to be one or it takes seconds."""
         model = self._config.model
         slow = not model.is_plugin and model.backend is Backend.TORCH
         wanted = slow or (model.is_plugin and self._config.workers.start is Start.WARM)

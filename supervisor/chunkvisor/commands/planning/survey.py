@@ -25,8 +25,9 @@ from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
 from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config, Dtype, Long
 from chunkvisor.config.specs import model_spec
+from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.events.journal import read_with_trials
@@ -91,6 +92,8 @@ class _Survey:
         activations = self._activations(outputs.values())
         nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
         computing = config.workers.per_device if on_cpu else 0
+        if on_cpu and dtype == Dtype.BFLOAT16 and not has_bfloat16(processor_flags()):
+            self._notes.append(SLOW_BFLOAT16)
         on_gpu = None
         if weights is not None and activations is not None and not on_cpu:
             on_gpu = gpu_bytes(weights, activations, config.workers.per_device)
