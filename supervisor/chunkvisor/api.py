@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.calls import called_from_python, in_python, named_as_arguments
+from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -26,8 +28,8 @@ from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.results import Report, loss_in_words
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
-from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
@@ -46,6 +48,7 @@ class QuarantineWarning(UserWarning):
     """Some rows could not be encoded; they are NaN, or what the form of the final has instead."""
 
 
+@called_from_python
 def run(
     config_path: StrPath,
     *,
@@ -76,6 +79,7 @@ def run(
     return _run(request, on_event, progress)
 
 
+@called_from_python
 def encode(
     texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
     *,
@@ -132,7 +136,11 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    _refuse_other_rows(from_values(values, folder, overrides))
+    try:
+        _refuse_other_rows(from_values(values, folder, overrides))
+    except ChunkvisorError as error:
+        error.what = named_as_arguments(error.what)
+        raise
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
@@ -146,28 +154,6 @@ def _refuse_other_rows(config: Config) -> None:
     if config.outputs[_OUTPUT].where is not None:
         why = "texts are left out then, and encode returns a vector for each"
         raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
-
-
-_SAID_FOR_PYTHON = (
-    ("run the same command again", "call it again"),
-    ("run again", "call it again"),
-    ("adding --from-scratch", "from_scratch=True"),
-    ("add --from-scratch", "give from_scratch=True"),
-    ("add --update", "give update=True"),
-    ("--from-scratch", "from_scratch=True"),
-    ("--update", "update=True"),
-    ("--set ", "set="),
-    ("relative to the config file", "relative to the current folder"),
-    ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
-)
-
-
-def _in_python(words: str) -> str:
-    """What to do, with arguments in place of the command's options."""
-    for command, python in _SAID_FOR_PYTHON:
-        words = words.replace(command, python)
-        words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
-    return words
 
 
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
@@ -192,17 +178,28 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
         run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            then = f"; {_in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
+            then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
-            error.remedy = _in_python(error.remedy)
             if not kept:
-                error.remedy = error.remedy.replace("; finished work is kept", "")
-            raise error.with_traceback(None) from None  # where it was noticed is no matter of the caller's
+                _part_with_the_folder(error)
+            raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        warnings.warn(loss_in_words(report), QuarantineWarning, stacklevel=3)
+        words = loss_in_words(report, kept=kept)
+        warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
+
+
+def _part_with_the_folder(error: ChunkvisorError) -> None:
+    """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
+    error.remedy = error.remedy.replace("; finished work is kept", "")
+    error.add_note(_NOT_KEPT)
+    if error.log is not None:
+        with contextlib.suppress(OSError):
+            if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
+                error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
+        error.log = None
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
@@ -215,7 +212,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """The folder to work in; a temporary one is removed, and what its log says at the end goes with the error."""
+    """The folder to work in; a temporary one is removed."""
     if given is not None:
         place = Path(given).absolute()
         ours = not place.exists()
@@ -232,13 +229,4 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
             raise
         return
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
-        try:
-            yield Path(name)
-        except ChunkvisorError as error:
-            error.add_note(_NOT_KEPT)
-            if error.log is not None:
-                with contextlib.suppress(OSError):
-                    if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
-                        error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
-                error.log = None
-            raise
+        yield Path(name)

@@ -1,22 +1,26 @@
 """What `chunkvisor.run` hands back: the final files of a finished run, and the rows that have no vector."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
+from chunkvisor.assemble.badrows import every_row, where_listed
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.config.model import Config, FinalFormat
+from chunkvisor.config.choices import FinalFormat
+from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.units import listed
+
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,17 @@ class Report:
         return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
 
 
-def loss_in_words(report: Report) -> str:
-    """How many rows have no vector, and the first of them with the reasons."""
+def loss_in_words(report: Report, *, kept: bool = True) -> str:
+    """How many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`."""
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    words = [f"{name} row {each.row} ({each.outcome}: {each.reason})" for name, each in rows]
+    first = listed([f"{name} row {each.row}" for name, each in rows], _SHOWN)
+    reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows), len(rows))
     have = "row has" if len(rows) == 1 else "rows have"
-    return f"{len(rows):,} {have} no vector (NaN in an array of floats): {listed(words, 3)}"
+    layout = Layout(report.workdir)
+    files = [str(where_listed(layout.output(name), each.manifest)) for name, each in own.items() if each.quarantined]
+    where = f"listed in {listed(files, _SHOWN)}" if kept else "numpy.isnan(vectors).any(axis=1) tells which they are"
+    return f"{len(rows):,} {have} no vector (NaN in an array of floats): " + "; ".join([first, *reasons, where])
 
 
 def _final_file(layout: Layout, name: str) -> FinalFile:

@@ -15,7 +15,9 @@ import pytest
 
 import chunkvisor
 from chunkvisor.observe.console import Console
-from chunkvisor.supervise.work import Request
+from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -131,9 +133,10 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, "encode.batch_size: 0 is not"),
-        ({"set": ("chunk.sise=3",)}, "chunk.sise: unknown key"),
-        ({"encoder": "good"}, "model.encoder"),
+        ({"batch_size": 0}, r"^batch_size: 0 is not .*\ndo:  correct this, then call it again$"),
+        ({"chunk_size": 0}, "^chunk_size: 0 is not"),
+        ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
+        ({"encoder": "good"}, '^encoder: "good" is not'),
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
     ],
     ids=str,
@@ -142,6 +145,61 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
     """Arguments are checked as the config's keys are, before a text is looked at."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words):
         encode(iter([object()]), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"normalize_embeddings": True}, "encode has no argument normalize_embeddings: write normalize=True"),
+        ({"show_progress_bar": False}, "encode has no argument show_progress_bar: write progress=False"),
+        (
+            {"convert_to_tensor": True},
+            "convert_to_tensor: leave it out: a NumPy array comes back, and torch.from_numpy",
+        ),
+        ({"norm": True}, "norm: did you mean normalize?"),
+        ({"stall_timeout": 5}, 'stall_timeout: write set=["recovery.stall_timeout=…"]'),
+        ({"quux": 5}, r"quux: help(chunkvisor.encode) shows those it has"),
+        ({"precision": "int8", "resume": True}, "resume: leave it out: the same call goes on"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_name(arguments: dict[str, Any], words: str) -> None:
+    """Arguments that sentence-transformers or habit suggests are answered by what to write, all of them at once."""
+    with pytest.raises(TypeError, match=re.escape(words)) as caught:
+        chunkvisor.encode(["a"], model="m", device="cpu", **arguments)
+    assert str(caught.value).count(" has no argument ") == len(arguments)
+
+
+def test_arguments_that_are_missing() -> None:
+    """What a call needs is named, with what it may be; the model has to be given by name."""
+    call: Any = chunkvisor.encode
+    with pytest.raises(TypeError, match=r"^chunkvisor.encode needs model=…: the name of a model on the hub"):
+        call(["a"])
+    with pytest.raises(TypeError, match=r"^chunkvisor.encode takes only texts without a name"):
+        call(["a"], "m")
+    call = chunkvisor.run
+    with pytest.raises(TypeError, match=r"^chunkvisor.run needs config_path=…: the path of a YAML config"):
+        call()
+    with pytest.raises(TypeError, match=r"resume: leave it out: the same call goes on"):
+        call("config.yaml", resume=True)
+
+
+def test_short_tracebacks(tmp_path: Path) -> None:
+    """Two frames at most stand above a message: the caller's line and the edge, whose signature is short."""
+    (tmp_path / "config.yaml").write_text("modell: m\n")
+    calls: list[Any] = [
+        lambda: encode(["a"], dtype="fp16"),
+        lambda: encode(["a", 3]),
+        lambda: chunkvisor.run("config.yaml"),
+        lambda: chunkvisor.run("nowhere.yaml"),
+    ]
+    for call in calls:
+        with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+            call()
+        inside = [entry for entry in caught.traceback if "supervisor" in str(entry.path)]
+        assert [entry.name for entry in inside] == ["call"]
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(
@@ -173,7 +231,23 @@ def test_quarantined_texts_warn() -> None:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()
     np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
-    assert seen[0].filename == chunkvisor.api.__file__ or seen[0].filename == __file__
+    assert seen[0].filename == __file__
+    assert "numpy.isnan(vectors).any(axis=1) tells which" in str(seen[0].message)
+
+
+def test_many_rows_are_one_warning(tmp_path: Path) -> None:
+    """However many rows have no vector: how many, the first, each reason once, and where all are listed."""
+    rows = tuple(QuarantinedRow(row, "bad_output", f"text {row} has no finite vector", "") for row in range(1000))
+    names = {"a": rows, "b": rows[:1]}
+    outputs = {name: FinalFile(tmp_path / f"{name}.npy", {}, each, ()) for name, each in names.items()}
+
+    words = loss_in_words(Report(tmp_path, outputs))
+
+    assert words == (
+        "1,001 rows have no vector (NaN in an array of floats): a row 0, a row 1, a row 2 and 998 more; "
+        "all 1,001 for the same reason: bad_output: text 0 has no finite vector; "
+        f"listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}"
+    )
 
 
 def test_run_reports(workplace: Workplace) -> None:
@@ -219,7 +293,8 @@ def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir:
     """Without a workdir no error and no interrupt says that finished work is kept; a folder without use is removed."""
     code = chunkvisor.ExitCode.TRY_AGAIN
 
-    def run_session(_request: Request, _observer: object) -> None:
+    def run_session(request: Request, _observer: object) -> None:
+        Layout(request.loaded.config.workdir).events.touch()
         raise chunkvisor.ChunkvisorError(code, "stopped", remedy="run again to go on; finished work is kept")
 
     monkeypatch.setattr("chunkvisor.api.run_session", run_session)
@@ -233,8 +308,10 @@ def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir:
         encode(["a"], workdir=workdir)
     assert ("finished work is kept" in str(interrupt.value)) == (workdir is not None)
     assert (removed in str(interrupt.value)) == (workdir is None)
-    with pytest.raises(chunkvisor.ChunkvisorError):
-        encode([3], workdir="refused")
+    for refused in ("refused", None):
+        with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+            encode([3], workdir=refused)
+        assert not hasattr(caught.value, "__notes__")  # nothing was done that could be lost
     assert not Path("refused").exists()
 
 
@@ -306,6 +383,7 @@ INTERRUPTED = """
 import os, signal
 import chunkvisor
 from chunkvisor.observe.console import Console
+from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 
 def on_event(name, details):
     if name == "go":

@@ -100,3 +100,36 @@ def test_finals_in_a_bucket(workplace: Workplace, bucket: Any) -> None:
     assert workplace.run("--set", "outputs.out.shards=null").returncode == 0
     assert uploaded().keys() == {"out.npy", "out.json"}
     assert SECRET.encode() not in everything_written(workplace.workdir)
+
+
+def test_whose_finals_are_in_the_bucket(workplace: Workplace, bucket: Any) -> None:
+    """A workdir replaces what it has put there itself, in whatever generation; another's is refused at the start."""
+    bucket.mkdir("vectors")
+    workplace.write_source(["one", "two"])
+    workplace.write_config("good:make", upload="s3://vectors/mine")
+    assert workplace.run().returncode == 0
+    workplace.write_source(["one", "three"])
+    for options in (("--update",), ("--from-scratch", "--yes"), ("--set", "upload=s3://vectors/more"), ()):
+        ended = workplace.run(*options)
+        assert ended.returncode == 0, ended.stderr
+    assert bucket.cat_file("vectors/mine/out.npy") == (workplace.workdir / "out.npy").read_bytes()
+
+    before = {name: bucket.cat_file(name) for name in bucket.find("vectors")}
+    ended = workplace.run("--set", "workdir=other")
+    assert ended.returncode == 78
+    assert "has files that this workdir has not put there, and that would be replaced: out.json" in ended.stderr
+    assert not (workplace.folder / "other" / "out.npy").exists()
+    assert {name: bucket.cat_file(name) for name in bucket.find("vectors")} == before
+    # The same vectors, made by a workdir that knows nothing of the first: only the manifest is sent.
+    assert workplace.run("--set", "workdir=other", "--set", "upload=null").returncode == 0
+    ended = workplace.run("--set", "workdir=other")
+    assert ended.returncode == 0, ended.stderr
+    manifest = (workplace.folder / "other" / "out.json").read_bytes()
+    assert {name: bucket.cat_file(name) for name in bucket.find("vectors")} == before | {
+        "vectors/mine/out.json": manifest
+    }
+    # Now it is the other one's, which the first one sees.
+    workplace.write_source(["four"])
+    ended = workplace.run("--update")
+    assert ended.returncode == 78
+    assert "would be replaced: out.json" in ended.stderr

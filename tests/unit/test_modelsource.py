@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.config.load import from_values
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine import localmodel
 from chunkvisor.engine.modelsource import resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import Halt

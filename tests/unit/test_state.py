@@ -45,6 +45,15 @@ COMMITTED: Event = (
     {"output": "a", "chunk": 1, "texts": 25, "texts_done": 50, "chunks_done": 2, "chunks": 4, "tokens": 500},
 )
 
+PLANNED: Event = (
+    102,
+    "work_planned",
+    {"rows": 200, "texts": 100, "texts_left": 75, "chunks": 4, "chunks_left": 3, "texts_per_s": None},
+)
+ON_RAY: Event = (100, "run_started", STARTED[2] | {"engine": "ray", "device": "cpu"})
+JOINED: Event = (103, "node_joined", {"node": "n1", "device": "cpu", "first": 0})
+LOST: Event = (111, "node_lost", {"node": "n1", "why": "it is gone", "left": 0})
+
 
 def state_of(*events: Event) -> RunState:
     """What the events come to; those that make none are passed over, as in a journal."""
@@ -67,6 +76,13 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
         ([INVOKED], "starting"),
         ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the model hub for m/m"),
         ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
+        ([*BEGUN[:2], (100, "staging", {"output": "a"}), OPENED, PLANNED], "starting the first workers"),
+        (
+            [INVOKED, ON_RAY, (100, "staging", {"output": "a"}), OPENED, PLANNED],
+            "waiting for a node of the Ray cluster",
+        ),
+        ([INVOKED, ON_RAY, OPENED, PLANNED, JOINED], "starting the first workers"),
+        ([INVOKED, ON_RAY, *BEGUN[2:], JOINED, LOST], "waiting for a node of the Ray cluster"),
         ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model, once for all workers"),
         (BEGUN, "computing"),
         ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
@@ -86,6 +102,19 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
 def test_what_it_is_doing(events: list[Event], doing: str) -> None:
     """Each stage of a run has its words, and a new run in the same journal begins from the start."""
     assert seen(130, *events).doing == doing
+
+
+def test_the_heartbeat_says_what_is_waited_for() -> None:
+    """While nothing can be started the line of a run without a terminal has the reason, and no longer than that."""
+    asking: list[Event] = [INVOKED, (100, "resolving", {"model": "m/m"})]
+    waiting: Event = (101, "waiting", {"delay_s": 30.0, "reason": "the hub cannot be reached", "outcome": "hub"})
+    halted: Event = (140, "halted", {"code": 75, "what": "no"})
+
+    line = progress_line(seen(120, *asking, waiting))
+
+    assert line == "asking the model hub for m/m, 20 s so far; waiting: the hub cannot be reached"
+    assert "waiting" not in progress_line(seen(130, *asking, waiting, (121, "checking_model", {"model": "m"})))
+    assert "waiting" not in progress_line(seen(150, *asking, waiting, halted))
 
 
 def test_progress_counts_what_workers_have_done() -> None:

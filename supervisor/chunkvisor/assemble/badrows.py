@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import PRIVATE, RESULT, copy_atomic, open_regular, set_aside, write_blocks
@@ -59,6 +59,11 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
 def count_of(manifest: dict[str, Any]) -> int:
     """Rows without a vector; manifests of earlier versions list all of them."""
     return int(manifest.get("quarantined_rows", len(manifest["quarantined"])))
+
+
+def where_listed(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
+    """The file for people that has all of them."""
+    return layout.quarantined if "quarantined_in" in manifest else layout.manifest
 
 
 def every_row(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.config.model import Start
+from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import worker_environment

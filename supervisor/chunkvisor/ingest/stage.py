@@ -31,9 +31,10 @@ from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.rowstable import RowsTable
-from chunkvisor.ingest.sources import Format, SourceFile, check_unchanged, resolve, signature
+from chunkvisor.ingest.signature import check_unchanged, signature
+from chunkvisor.ingest.sources import Format, SourceFile, resolve
 from chunkvisor.ingest.spool import Spool, SpoolFiles
-from chunkvisor.ingest.table import TableFiles, TableSource, write_record
+from chunkvisor.ingest.tablefiles import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
 from chunkvisor.ingest.windows import WindowCutter
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.config.model import Backend, Config, Dtype, EngineKind
+from chunkvisor.config.choices import Backend, Dtype, EngineKind
+from chunkvisor.config.model import Config
 from chunkvisor.devices.processor import lacks_openvino_bfloat16, processor_flags
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
-from chunkvisor.events.state import COMPUTING, STARTING, STOPPING, RunState
+from chunkvisor.events.stages import COMPUTING, STARTING, STOPPING
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.readings import Readings
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.units import counted, human_time
@@ -69,6 +70,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
         tokens_per_s=tokens_per_s or None,
         eta_s=eta_s if live and not endless else None,
         chunks_here=state.chunks_here,
+        waits_for=state.waits_for if live else "",
     )
 
 
@@ -82,6 +84,8 @@ def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, floa
     """(what the run is at, for how many seconds where that is worth telling)."""
     if state.doing == COMPUTING and _searching(state):
         return "looking for the texts that fail", 0.0
+    if state.doing in (STARTING, COMPUTING) and state.on_cluster and not state.nodes:
+        return "waiting for a node of the Ray cluster", 0.0
     if state.doing in (STARTING, COMPUTING) and not state.chunks_here and readings.beats:
         steps = list(Phase)
         beat, silent_s = max(readings.beats.values(), key=lambda each: steps.index(each[0].phase))

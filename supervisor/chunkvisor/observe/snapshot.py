@@ -91,6 +91,8 @@ class Snapshot:
     """Committed by this run."""
     doing_s: float = 0.0
     """For how long it does that, where a person waits for it to be over; 0 = not worth telling."""
+    waits_for: str = ""
+    """Why nothing is started for a while; empty where nothing is in the way."""
 
     @property
     def rows(self) -> int:

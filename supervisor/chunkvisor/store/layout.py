@@ -10,6 +10,7 @@ Nothing is created, read or deleted here.
       fetch/                            where the child that asks the hub leaves its result or fault
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say
+      .upload/                          what the process that uploads is asked, and its log
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
@@ -25,6 +26,7 @@ Nothing is created, read or deleted here.
       <output>.ranges.npy               beside an int8 final: least and greatest value of each dimension
       <output>.rows.parquet             beside an array: the columns that are carried along
       .<output>.before/                 what was there before --from-scratch or --update, until the new final file is
+      .<output>.uploaded.json           what was uploaded where, and its state there
       .<output>.next/                   the state of the next generation while --update prepares it
       combined/<name>/                  of finals put side by side: published.json and done.json, as of an output
       outputs/<output>/
@@ -43,192 +45,19 @@ Nothing is created, read or deleted here.
         published.json                  how to know a final file of ours again, written just before it appears
         publishing.json                 the manifest of a final file that is about to appear
         again                           `retry` has asked for the rows without a vector
-        uploaded.json                   what was uploaded where, and its state there; upload/ while that goes on
         done.json                       the final file's stamp and the manifest once more
         quarantined.jsonl               the same as <output>.quarantined.jsonl
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 from chunkvisor.config.reserved import RESERVED_NAMES
+from chunkvisor.store.entry import Entry
+from chunkvisor.store.outputlayout import CombinedLayout, OutputLayout
 from chunkvisor.store.slices import Slice
-from chunkvisor_worker.contract.files import AttemptFiles
-
-CHUNKS_PER_FOLDER = 1000
-"""Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
-
-DIGEST_LENGTH = 32
-"""Hex digits of the digest in a chunk file's name: 128 bits."""
-
-_CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
-
-
-def unfinished(folder: Path) -> Path:
-    """Where a folder is put together before it gets its name."""
-    return folder.with_name(f"{folder.name}.partial")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A path of a layout, as a class attribute: `name` in the folder that the layout's attribute `folder` gives."""
-
-    folder: str
-    name: str
-
-    def __get__(self, layout: object, _: type | None = None) -> Path:
-        return cast("Path", getattr(layout, self.folder)) / self.name
-
-
-@dataclass(frozen=True, slots=True)
-class OutputLayout:
-    """Paths of one output."""
-
-    workdir: Path
-    name: str
-    kept: Path | None = None
-    """Where the state is, if not in its place: that of an earlier generation, or of the next."""
-
-    identity = Entry("state", "identity.json")
-    table = Entry("state", "table")
-    fresh_table = Entry("state", "table.new")
-    """The source as it is now, read beside what an earlier run has staged."""
-    staged = Entry("state", "staged.json")
-    facts = Entry("state", "facts.json")
-    versions = Entry("state", "versions.json")
-    chunks = Entry("state", "chunks")
-    parts = Entry("state", "parts")
-    quarantine = Entry("state", "quarantine")
-    attempts = Entry("state", "attempts")
-    reuse = Entry("state", "reuse")
-    published = Entry("state", "published.json")
-    publishing = Entry("state", "publishing.json")
-    again = Entry("state", "again")
-    exact_rows = Entry("state", "rows.npy")
-    """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""
-    exact_stamp = Entry("state", "rows.json")
-    uploaded = Entry("state", "uploaded.json")
-    done = Entry("state", "done.json")
-    quarantined_twin = Entry("state", "quarantined.jsonl")
-
-    @property
-    def state(self) -> Path:
-        """Everything of this output but its final files."""
-        return self.kept or self.workdir / "outputs" / self.name
-
-    @property
-    def leftovers(self) -> tuple[Path, ...]:
-        """Folders that an earlier run was preparing when it ended."""
-        return self.fresh_table, unfinished(self.fresh_table), unfinished(self.reuse)
-
-    @property
-    def final(self) -> Path:
-        """The final file, unless it is in another format or in shards: rows x dimension."""
-        return self.file("npy")
-
-    def file(self, suffix: str) -> Path:
-        """The final file of the format with that suffix."""
-        return self.workdir / f"{self.name}.{suffix}"
-
-    @property
-    def shards(self) -> Path:
-        """Folder of the shards that are there instead of the final file, where the config asks for them."""
-        return self.workdir / self.name
-
-    @property
-    def manifest(self) -> Path:
-        """The final file's description, for people and programs."""
-        return self.workdir / f"{self.name}.json"
-
-    @property
-    def quarantined(self) -> Path:
-        """The rows without a vector, one a line, where they are too many for the manifest."""
-        return self.workdir / f"{self.name}.quarantined.jsonl"
-
-    @property
-    def ranges(self) -> Path:
-        """Beside an int8 final: float32, 2 x dimension, the least and the greatest value of each dimension."""
-        return self.workdir / f"{self.name}.ranges.npy"
-
-    @property
-    def rows_table(self) -> Path:
-        """Beside an array: the columns that are carried along, and which row of the source each row is."""
-        return self.workdir / f"{self.name}.rows.parquet"
-
-    def partial(self, suffix: str) -> Path:
-        """The final file while it is being made; in the same folder, so that one rename publishes it."""
-        return self.workdir / f".{self.name}.{suffix}.partial"
-
-    @property
-    def partial_rows(self) -> Path:
-        """The rows in float32, from which a final of another form is made."""
-        return self.workdir / f".{self.name}.npy.rows"
-
-    @property
-    def partial_shards(self) -> Path:
-        """The folder of the shards while it is being filled."""
-        return self.workdir / f".{self.name}.partial"
-
-    def replaced(self, place: Path) -> Path:
-        """The final file, or the folder of shards, while another form of the same rows takes its place."""
-        return self.workdir / f".{place.name}.replaced"
-
-    @property
-    def before(self) -> Path:
-        """Folder of what the output was before it was begun anew, until the new final file is there."""
-        return self.workdir / f".{self.name}.before"
-
-    @property
-    def earlier(self) -> "OutputLayout":
-        """The same, with the state of the generation whose final file is there until this one's is."""
-        return OutputLayout(self.workdir, self.name, self.before / "state")
-
-    @property
-    def next(self) -> "OutputLayout":
-        """The same, with the state that is to take the place of this one."""
-        return OutputLayout(self.workdir, self.name, self.workdir / f".{self.name}.next")
-
-    def facts_of(self, which: Slice) -> Path:
-        """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
-        return self.state / f"facts.{which.name}.json"
-
-    def versions_of(self, which: Slice) -> Path:
-        """The versions as a slice has found them, of its own texts."""
-        return self.state / f"versions.{which.name}.json"
-
-    def chunk(self, number: int, digest: str) -> Path:
-        """File of a committed chunk; the name carries the digest, so that one rename commits file and record."""
-        folder = self.chunks / f"{number // CHUNKS_PER_FOLDER:03d}"
-        return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
-
-    def parts_of(self, chunk: int) -> Path:
-        """Folder of the parts of one chunk."""
-        return self.parts / f"{chunk:06d}"
-
-    def quarantine_of(self, chunk: int) -> Path:
-        """Record of the bad texts of one chunk."""
-        return self.quarantine / f"{chunk:06d}.json"
-
-    def attempts_of(self, chunk: int) -> Path:
-        """Folder of all attempts at one chunk."""
-        return self.attempts / f"{chunk:06d}"
-
-    def attempt(self, chunk: int, attempt: int) -> AttemptFiles:
-        """Files of one attempt; attempts count from 1."""
-        return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
-
-
-@dataclass(frozen=True, slots=True)
-class CombinedLayout(OutputLayout):
-    """Paths of a final that is put together from those of several outputs."""
-
-    @property
-    def state(self) -> Path:
-        """What is known of its files."""
-        return self.workdir / "combined" / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +109,7 @@ class Layout:
     fetch = Entry("run", "fetch")
     template = Entry("run", "template")
     ray = Entry("run", "ray")
+    upload = Entry("run", ".upload")
     invocations = Entry("run", "invocations")
     latest = Entry("invocations", "latest")
 
@@ -312,9 +142,3 @@ class Layout:
     def combined(self, name: str) -> CombinedLayout:
         """Paths of one combined final."""
         return CombinedLayout(self.workdir, name)
-
-
-def parse_chunk_name(name: str) -> tuple[int, str] | None:
-    """(chunk number, digest) of a committed chunk's file name, or None for any other file."""
-    match = _CHUNK_NAME.fullmatch(name)
-    return (int(match[1]), match[2]) if match else None

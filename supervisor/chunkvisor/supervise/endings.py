@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
-from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.decide.lastwords import last_remedy
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import last_log, log_of
 from chunkvisor.store.layout import Layout
@@ -57,8 +57,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     count = sum(map(count_of, manifests.values()))
     more = f" and {count - _SHOWN:,} more" if count > _SHOWN else ""
     name, first = listed[0]
-    lists = [layout.output(name) for name in manifests]
-    files = [each.quarantined if "quarantined_in" in manifests[each.name] else each.manifest for each in lists]
+    files = [where_listed(layout.output(name), manifest) for name, manifest in manifests.items()]
     return Halt(
         ExitCode.QUARANTINED,
         f"finished, but {counted(count, 'row')} could not be encoded and {'have' if count > 1 else 'has'} no vector: "

@@ -1,34 +1,82 @@
-"""Uploads the finals of a finished run to where the config says, unless they are there already."""
+"""Uploads the finals of a finished run to where the config says, unless they are there already.
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+What was put where is recorded beside the finals, so that later runs, updates and those from scratch know it again;
+another's files are not replaced.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest, recorded_parts
 from chunkvisor.assemble.sides import side_files
-from chunkvisor.assemble.upload import Sent, UploadRequest
+from chunkvisor.assemble.upload import Sent, States, UploadRequest
+from chunkvisor.assemble.uploadowner import Content, Known, refusal, vectors_of
 from chunkvisor.child import ask_child
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Uploaded, Uploading
-from chunkvisor.ingest.remote import State, state_of
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.seal import DamagedError, read_record, write_sealed
+from chunkvisor.events.run import Note
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.seal import DamagedError, read_if_whole, write_sealed
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import remove_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    address: str
+    files: tuple[Known, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What was uploaded last."""
+    """What was uploaded of an output."""
 
-    address: str
-    files: dict[str, str]
-    """sha256 of each, by its name."""
-    manifest_size_bytes: int
-    manifest_tag: str
-    """Of the manifest there, as `remote.state_of` has them."""
+    mark: str
+    """Of this workdir, in the names of files under way."""
+    uploads: tuple[_Upload, ...] = ()
+    """One for each address that there ever was."""
+
+    def known(self, address: str) -> dict[str, Known]:
+        """What was put there, by name."""
+        return {each.name: each for upload in self.uploads if upload.address == address for each in upload.files}
+
+    def with_files(self, address: str, files: Sequence[Known]) -> "_Record":
+        """The same, with these files at the address."""
+        others = (upload for upload in self.uploads if upload.address != address)
+        return replace(self, uploads=(*others, _Upload(address, tuple(files))))
+
+
+def refuse_others(
+    config: Config, layout: Layout, unfinished: Sequence[str], emit: Emit, on_wait: Callable[[], None]
+) -> None:
+    """Look, before anything is encoded, whether the finals of these outputs may go where they are to be uploaded.
+
+    Raises Halt (78) where they may not, OSError. What cannot be told now is left to the upload.
+    """
+    combined = [name for name, parts in config.combine.items() if {*parts} & {*unfinished}]
+    outputs = [*map(layout.output, unfinished), *map(layout.combined, combined)]
+    if config.upload is None or not outputs:
+        return
+    try:
+        there = _ask(layout, UploadRequest(config.upload, look_for=_names(outputs)), on_wait)
+    except Halt as halt:
+        if halt.code is not ExitCode.TRY_AGAIN:
+            raise
+        emit(Note(f"{halt.what} What is made is uploaded at the end."))
+        return
+    others = list[str]()
+    for output in outputs:
+        known, state = _read(output).known(config.upload).get(output.manifest.name), there[output.manifest.name]
+        unsure = known is not None and len(known.contents) > 1
+        if state is not None and not unsure and (known is None or not known.is_as_left(state)):
+            others.append(output.manifest.name)
+    if others:
+        raise refusal(config.upload, others)
 
 
 def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[[], None]) -> None:
@@ -36,78 +84,87 @@ def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[
     if config.upload is None:
         return
     outputs = [*map(layout.output, config.outputs), *map(layout.combined, config.combine)]
-    for output in outputs:
-        files = _files_of(output)
-        if not files:
+    finals = [(output, manifest) for output in outputs if (manifest := _complete(output)) is not None]
+    there = States()
+    if sent_before := [output for output, _ in finals if _read(output).known(config.upload)]:
+        there = _ask(layout, UploadRequest(config.upload, look_for=_names(sent_before)), on_wait)
+    for output, manifest in finals:
+        record, files = _read(output), _files_of(output, manifest)
+        known, wanted = record.known(config.upload), {sent.name: (sent.content,) for sent in files}
+        last = known.get(output.manifest.name)
+        as_left = last is not None and last.is_as_left(there.get(last.name))
+        if as_left and {name: each.contents for name, each in known.items()} == wanted:
             continue
-        before = _read(output)
-        wanted = {sent.name: sent.digest for sent in files}
-        if (
-            before is not None
-            and (before.address, before.files) == (config.upload, wanted)
-            and _is_there(before, output)
-        ):
-            continue
-        stale = sorted(before.files.keys() - wanted) if before is not None and before.address == config.upload else []
-        size_bytes = sum(Path(sent.path).stat().st_size for sent in files)
-        emit(Uploading(output.name, config.upload, size_bytes))
-        there = _run(output, UploadRequest(config.upload, files, tuple(stale)), on_wait)
-        _, manifest_bytes, tag, *_ = there[output.manifest.name]
-        write_sealed(output.uploaded, asdict(_Record(config.upload, wanted, int(manifest_bytes), str(tag))))
+        for sent in files:  # from now on, what is there may be either
+            each = known.get(sent.name, Known(sent.name, ()))
+            known[sent.name] = replace(each, contents=tuple(dict.fromkeys((*each.contents, sent.content))))
+        record = record.with_files(config.upload, list(known.values()))
+        write_sealed(output.uploaded, asdict(record))
+        emit(Uploading(output.name, config.upload, sum(sent.content.size_bytes for sent in files)))
+        request = UploadRequest(config.upload, files, vectors_of(manifest), tuple(known.values()), record.mark)
+        states = _ask(layout, request, on_wait, output)
+        done = [_known(sent, states) for sent in files]
+        write_sealed(output.uploaded, asdict(record.with_files(config.upload, done)))
         emit(Uploaded(output.name, f"{config.upload}/{output.manifest.name}"))
 
 
-def _files_of(output: OutputLayout) -> tuple[Sent, ...]:
-    """Sides, final or shards, and the manifest at the end; none where it is not complete."""
+def _complete(output: OutputLayout) -> dict[str, Any] | None:
     try:
-        manifest = read_done_manifest(output)
-    except DamagedError:
-        return ()
-    if manifest is None:
-        return ()
-    found = [*side_files(output, manifest), *((part.path, digest) for part, digest in recorded_parts(output, manifest))]
-    if (listed := manifest.get("quarantined_in")) is not None:
-        found.insert(0, (output.quarantined, listed["digest"].removeprefix("sha256:")))
-    found.append((output.manifest, digest_file(output.manifest)))
-    return tuple(Sent(str(path), str(path.relative_to(output.workdir)), digest) for path, digest in found)
-
-
-def _read(output: OutputLayout) -> _Record | None:
-    try:
-        return read_record(_Record, output.uploaded)
+        return read_done_manifest(output)
     except DamagedError:
         return None
 
 
-def _is_there(record: _Record, output: OutputLayout) -> bool:
-    """Whether nobody has removed or replaced it there. Raises Halt where it cannot be told."""
-    try:
-        _, size_bytes, tag, *_ = state_of(f"{record.address}/{output.manifest.name}")
-    except Halt as halt:
-        if halt.code is ExitCode.CONFIG:
-            return False  # the upload says what is wrong, or mends it
-        raise
-    return (size_bytes, tag) == (record.manifest_size_bytes, record.manifest_tag)
+def _files_of(output: OutputLayout, manifest: dict[str, Any]) -> tuple[Sent, ...]:
+    """Sides, final or shards, and the manifest at the end."""
+    found = [*side_files(output, manifest), *((part.path, digest) for part, digest in recorded_parts(output, manifest))]
+    if (listed := manifest.get("quarantined_in")) is not None:
+        found.insert(0, (output.quarantined, listed["digest"].removeprefix("sha256:")))
+    found.append((output.manifest, digest_file(output.manifest)))
+    return tuple(
+        Sent(str(path), str(path.relative_to(output.workdir)), Content(digest, path.stat().st_size))
+        for path, digest in found
+    )
 
 
-def _run(output: OutputLayout, request: UploadRequest, on_wait: Callable[[], None]) -> dict[str, State]:
-    folder = output.state / "upload"
+def _read(output: OutputLayout) -> _Record:
+    return read_if_whole(_Record, output.uploaded) or _Record(secrets.token_hex(4))
+
+
+def _names(outputs: Sequence[OutputLayout]) -> tuple[str, ...]:
+    """Of their manifests."""
+    return tuple(output.manifest.name for output in outputs)
+
+
+def _known(sent: Sent, states: States) -> Known:
+    """What has just been put there."""
+    state = states[sent.name]
+    if state is None:  # somebody has removed it at once
+        return Known(sent.name, (sent.content,))
+    return Known(sent.name, (sent.content,), int(state[1]), str(state[2]))
+
+
+def _ask(
+    layout: Layout, request: UploadRequest, on_wait: Callable[[], None], output: OutputLayout | None = None
+) -> States:
+    """Have a child do it; `output` is what it uploads. Raises Halt, OSError."""
+    folder = layout.upload
     remove_folder(folder)
-    folder.mkdir(mode=0o700)
+    make_folder(folder, durable=False)
     log = folder / "upload.log"
     answer = ask_child("chunkvisor.assemble.upload", request, folder, log, on_wait)
     if answer.status == 0:
         remove_folder(folder)
-        found: dict[str, State] = answer.said
-        return found
-    why = f"{output.name} is complete in the workdir all the same"
+        states: States = answer.said
+        return states
+    why = f"{output.name} is complete in the workdir all the same" if output is not None else ""
     if answer.halt is not None:
         remove_folder(folder)
         answer.halt.why = "; ".join(filter(None, [answer.halt.why, why]))
         raise answer.halt
     raise Halt(
         ExitCode.BUG,
-        f"the process that uploads {output.name} ended with {answer.status}",
+        f"the process that uploads ended with {answer.status}",
         why=why,
         remedy="please report it with the log",
         log=log,

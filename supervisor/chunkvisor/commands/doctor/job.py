@@ -16,10 +16,12 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
+from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, Config, Dtype, ModelConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
@@ -148,7 +150,7 @@ def _samples(
             verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
             yield SampleReading(verdict)
             return
-    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+    patience = Patience.of(config)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)

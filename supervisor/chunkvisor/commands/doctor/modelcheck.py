@@ -114,7 +114,7 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
         return
     if not is_plugin:
-        yield Finding("tokenizer", State.OK, f"the tokenizer fits the embedding table and knows words{who}")
+        yield Finding("tokenizer", State.OK, f"the tokenizer fits the model and knows ordinary words{who}")
     blame = Blame.CONFIG if is_plugin else Blame.MACHINE
     if sample.difference > _ROUNDING:
         text = f"the same text, encoded twice{who}, gives vectors that differ by {sample.difference:.2g} of their size"
@@ -131,16 +131,20 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         text = f"a text encoded twice gives the same vector of {sample.dimension} dimensions, {digits}{who}"
         yield Finding("encoding", State.OK, text)
     if sample.linear is not None:
-        yield Finding("linear-layers", State.OK, f"linear layers are computed by {_kernel(sample.linear)}{who}")
+        yield Finding("linear-layers", State.OK, f"workers compute linear layers by {_kernel(sample.linear)}{who}")
 
 
 def _kernel(linear: LinearKernel) -> str:
     packed = linear.name == "onednn"
-    by = "oneDNN, with packed weights" if packed else "torch's own products"
+    by = "oneDNN, with packed weights" if packed else "torch's own code"
     if not linear.time_ratio:
         return by
     share = f"{100 * linear.time_ratio:.0f} %"
-    return f"{by}, in {share} of the time of torch's own" if packed else f"{by}; oneDNN would take {share} of that"
+    return (
+        f"{by}, which takes {share} of the time of torch's own"
+        if packed
+        else f"{by}; oneDNN would take {share} of its time"
+    )
 
 
 def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.messages import LinearKernel

@@ -1,11 +1,11 @@
 """A forecast as lines of plain text for a terminal or a pipe, 80 columns wide. Pure."""
 
-import textwrap
 from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.observe.histogram import Bin
-from chunkvisor.units import counted, human_bytes, human_time
+from chunkvisor.observe.progress import figure
+from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 WIDTH = 80
 
@@ -22,7 +22,7 @@ def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
     if forecast.gpu_memory_bytes is not None:
         said.insert(2, ("GPU", _gpu_memory(forecast)))
     for label, text in [*said, *(("note", note) for note in forecast.notes)]:
-        yield from textwrap.wrap(text, WIDTH, initial_indent=f"{label:8}", subsequent_indent=" " * 8)
+        yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
 def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _disk(forecast: Forecast) -> str:
     if forecast.peak_disk_bytes is None or forecast.final_disk_bytes is None:
         return f"unknown until a run has made a chunk{free}"
     peak, final = human_bytes(forecast.peak_disk_bytes), human_bytes(forecast.final_disk_bytes)
-    return f"up to {peak} more on the way, {final} of final files{free}"
+    return f"up to {peak} more while it runs, {final} of final files{free}"
 
 
 def _memory(forecast: Forecast) -> str:
@@ -121,7 +121,12 @@ def _time(forecast: Forecast) -> str:
         return "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"
     if not forecast.time_s:
         return "nothing is left to be done"
-    return f"about {human_time(forecast.time_s)} at the {forecast.texts_per_s or 0:,.1f} texts/s of the last run"
+    outputs, rate = forecast.outputs.values(), figure(forecast.texts_per_s or 0)
+    texts = counted(sum(output.texts_left for output in outputs), "text")
+    rows_per_text = sum(output.rows for output in outputs) / sum(output.distinct_texts for output in outputs)
+    # A run tells its speed in rows.
+    rows = f" ({figure((forecast.texts_per_s or 0) * rows_per_text)} rows/s)" if rows_per_text > 1 else ""
+    return f"about {human_time(forecast.time_s)}: {texts} at the {rate} texts/s{rows} of the last run"
 
 
 def _end_of(place: str, width: int) -> str:
