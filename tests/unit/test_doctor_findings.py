@@ -460,6 +460,12 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "downloaded",
     ),
     "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
+    "bfloat16 on a CPU without": (
+        replace(with_job(bfloat16=True, cpu_has_bfloat16=False), wanted=Wanted.CPU),
+        "dtype",
+        WARNING,
+        "slower than float32",
+    ),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
     "model to be downloaded, hub out of reach": (
         with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),

@@ -160,6 +160,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
 
     Raises Halt where the source is wrong, OSError.
     """
+    opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)

@@ -33,6 +33,8 @@ class Opening:
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""
     planner: Planner
+    load_ahead: Callable[[], None]
+    """Called before a source is read: what workers need can be loaded beside that."""
     computes_in: str | None = None
     """The dtype in which the model computes; None where its files do not tell."""
     update: bool = False

@@ -3,26 +3,22 @@
 import os
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.choices import EngineKind, OnBadRow, Start, Strictness
+from chunkvisor.config.choices import EngineKind, OnBadRow, Strictness
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.fresh import worker_command
-from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
-from chunkvisor.engine.ray.create import cluster_devices, ray_engine
-from chunkvisor.engine.starter import WorkerSettings
+from chunkvisor.engine.ray.create import cluster_devices
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.output import OutputAlreadyComplete
@@ -37,6 +33,7 @@ from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.supervise.engines import Engines
 from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
@@ -46,8 +43,6 @@ from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
-from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
 
@@ -70,10 +65,15 @@ class Work:
         if guessed := sum(map(is_guessed, self._devices)):
             self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+        self._engines = Engines(request, run, self._devices)
         self._model = ModelFiles(request, run, self._devices[0], self._budget, self._pause, self._on_wait)
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
+        with closing(self._engines):
+            return self._do()
+
+    def _do(self) -> ExitCode:
         config, of_slice = self._config, self._request.slice
         self._emit(
             RunStarted(
@@ -128,6 +128,7 @@ class Work:
             self._emit,
             self._on_wait,
             Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            lambda: self._engines.load_ahead(source),
             computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
@@ -172,7 +173,7 @@ class Work:
         if outputs and outputs[0].job.model.converted is not None:
             with self._turn():
                 self._model.convert(source, outputs[0].job.model)
-        lessons, engine = self._model.lessons(source), self._engine(outputs)
+        lessons, engine = self._model.lessons(source), self._engines.take(source, outputs)
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
@@ -180,33 +181,6 @@ class Work:
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)
-
-    def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
-        config, job = self._config, outputs[0].job if outputs else None
-        match config.engine.kind:
-            case EngineKind.LOCAL:
-                return self._local_engine(outputs)
-            case EngineKind.RAY:
-                return ray_engine(config, self._layout, job, self._run.run_id, self._emit)
-
-    def _local_engine(self, outputs: Sequence[OutputRun]) -> LocalEngine:
-        config, run_id = self._config, self._run.run_id
-        device, command = self._devices[0], self._request.command
-        # All outputs have the same model; without an output nothing is started.
-        model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
-        settings = WorkerSettings(
-            # A command line of somebody else's can only be started afresh.
-            config.workers.start if command is worker_command else Start.FRESH,
-            run_id,
-            os.environ,
-            config.env,
-            device,
-            TemplateSpec(model, device.kind, path),
-            self._layout.template,
-            config.recovery.startup_timeout,
-            command,
-        )
-        return LocalEngine(self._devices, settings, self._emit)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""

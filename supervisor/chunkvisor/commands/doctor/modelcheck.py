@@ -6,6 +6,7 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
+from chunkvisor.devices.processor import SLOW_BFLOAT16
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
@@ -19,7 +20,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings on the hub; with a config also `model`, `openvino`, `tokenizer`, `encoding` and `linear-layers`."""
+    """Findings on the hub; with a config `model`, `dtype`, `openvino`, `tokenizer`, `encoding`, `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)
@@ -29,6 +30,8 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
     if readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN:
+        if job.bfloat16 and not job.cpu_has_bfloat16:
+            yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
         yield _check_openvino(job)
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"

@@ -191,6 +191,9 @@ class JobReading:
     openvino: str | None = None
     """Version of the package that is installed; None = it is not."""
     uses_openvino: bool = False
+    bfloat16: bool = False
+    """The model computes in it."""
+    cpu_has_bfloat16: bool = True
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
 

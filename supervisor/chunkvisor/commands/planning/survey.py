@@ -16,9 +16,10 @@ from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputFore
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import Measured, measure
 from chunkvisor.commands.planning.samples import Sample, sample_of
-from chunkvisor.config.choices import Long
+from chunkvisor.config.choices import Dtype, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
+from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
@@ -77,6 +78,8 @@ class _Survey:
         activations = self._activations(outputs.values())
         nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
         computing = config.workers.per_device if on_cpu else 0
+        if on_cpu and dtype == Dtype.BFLOAT16 and not has_bfloat16(processor_flags()):
+            self._notes.append(SLOW_BFLOAT16)
         on_gpu = None
         if weights is not None and activations is not None and not on_cpu:
             on_gpu = gpu_bytes(weights, activations, config.workers.per_device)

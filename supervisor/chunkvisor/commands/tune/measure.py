@@ -21,7 +21,7 @@ from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.devices.processor import has_bfloat16
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -73,9 +73,8 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            more = backends(
-                devices[0].kind, installed=openvino_version() is not None, bfloat16=has_bfloat16(), fixed=fixed
-            )
+            bfloat16, installed = has_bfloat16(processor_flags()), openvino_version() is not None
+            more = backends(devices[0].kind, installed=installed, bfloat16=bfloat16, fixed=fixed)
             measured += bench.round(each for each in more if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
