@@ -62,7 +62,8 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     scratch = Scratch(opening.config.workdir, opening.on_wait)
     with Indexes(opening, begun.name, target.state / "indexes") as indexes:
         found = list(_candidates(opening, begun, outputs, Means(indexes.of, scratch))) if wanted else []
-        _tell_rounded(opening, begun, found)
+        if wanted:
+            _tell_rounded(opening, begun, found)
         found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
         facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
