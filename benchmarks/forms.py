@@ -19,9 +19,11 @@ import numpy as np
 from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.form import Form
-from chunkvisor.assemble.manifest import describe_files, publish_manifest
-from chunkvisor.config.model import FinalDtype, FinalFormat
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.assemble.manifest import publish_manifest
+from chunkvisor.assemble.newmanifest import describe_files
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 
 FORMS = {
     "float16": Form(dtype=FinalDtype.FLOAT16),

@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from chunkvisor.config.model import Config, OutputConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.outputsection import OutputConfig
 from md import code, table
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import chunkvisor.api
 import chunkvisor.results
 from chunkvisor.assemble import badreasons
-from chunkvisor.observe import status
+from chunkvisor.observe import outputstatus, status
 from docstrings import attribute_docs
 from md import code, table
 
@@ -66,7 +66,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
     "status": partial(keys, status.Status),
-    "status output": partial(keys, status.OutputStatus),
+    "status output": partial(keys, outputstatus.OutputStatus),
     "status reason": partial(keys, badreasons.BadReason),
     "status device": partial(keys, status.DeviceStatus),
     "status worker": partial(keys, status.WorkerStatus),

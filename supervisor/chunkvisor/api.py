@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.calls import called_from_python, in_python, named_as_arguments
+from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -27,9 +28,8 @@ from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.results import Report, loss_in_words
-from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
-from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
@@ -182,13 +182,24 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             if not kept:
-                error.remedy = error.remedy.replace("; finished work is kept", "")
+                _part_with_the_folder(error)
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
         words = loss_in_words(report, kept=kept)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
+
+
+def _part_with_the_folder(error: ChunkvisorError) -> None:
+    """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
+    error.remedy = error.remedy.replace("; finished work is kept", "")
+    error.add_note(_NOT_KEPT)
+    if error.log is not None:
+        with contextlib.suppress(OSError):
+            if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
+                error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
+        error.log = None
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
@@ -201,7 +212,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """The folder to work in; a temporary one is removed, and what its log says at the end goes with the error."""
+    """The folder to work in; a temporary one is removed."""
     if given is not None:
         place = Path(given).absolute()
         ours = not place.exists()
@@ -218,14 +229,4 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
             raise
         return
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
-        try:
-            yield Path(name)
-        except ChunkvisorError as error:
-            if Layout(Path(name)).events.exists():  # else nothing was done
-                error.add_note(_NOT_KEPT)
-            if error.log is not None:
-                with contextlib.suppress(OSError):
-                    if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
-                        error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
-                error.log = None
-            raise
+        yield Path(name)

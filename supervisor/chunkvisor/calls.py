@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from chunkvisor.config.load import dotted_keys
+from chunkvisor.config.keys import dotted_keys
 from chunkvisor.errors import ChunkvisorError
 
 P = ParamSpec("P")

@@ -14,7 +14,8 @@ from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.config.model import Config, FinalFormat
+from chunkvisor.config.choices import FinalFormat
+from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
 from chunkvisor.units import listed

@@ -85,6 +85,11 @@ def _plain(folder: Path) -> ScriptedWorkplace:
     return ScriptedWorkplace.make(folder, TEXTS[:5], chunk__size=2)
 
 
+def warm_up(folder: Path) -> None:
+    """Have this process import, compile and look up once what every run does."""
+    assert _plain(folder).run_here().returncode == 0
+
+
 SCENARIOS = {
     "plain": Scenario(_plain),
     "eventful": Scenario(eventful, finals=("out.npy", "more.npy")),

@@ -17,10 +17,13 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -28,8 +31,8 @@ from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
 from quickruns import be_quick
 
-from .forked import fork_children
-from .scenarios import RUN, Scenario
+from .forked import fork_children, make_zygote
+from .scenarios import RUN, Scenario, warm_up
 from .shim import CAN_FAIL_WITH, Position, Seen, Shim, Trial
 
 _LONGEST_S = 120.0
@@ -43,8 +46,9 @@ _STORY = re.compile(r"work/(events\.jsonl|report\.html|invocations/.*|lock|.*\.l
 _OF_THE_MOMENT = frozenset(
     {"seal", "inode", "mtime_ns", "ctime_ns", "created_at", "run_id", "run", "pid", "traceback", "started_at"}
     | {"phase_s", "opening_s", "signature"}
+    | {"errno", "message", "reason", "remedy", "rule"}
 )
-"""Keys of records whose values are others in each run, and decide nothing."""
+"""Keys of records whose values are others in each run, or words about an error, and decide nothing."""
 
 _NS = 10**15
 """No number of a record is as large, but for times of files."""
@@ -101,8 +105,10 @@ class Sweep:
         self._shim = Shim(folder / "shim")
         self._shim.role("supervisor")
         fork_children(self._shim.role)
-        be_quick()
         scenario.make(self._place)
+        warm_up(folder / "warm-up")
+        be_quick()
+        _compile_once(self._place / "scripted.py")
         gc.freeze()  # a collection in a fork would copy every page
         _be_impatient(self._place / "config.yaml")
         shutil.copytree(self._place, self._template, symlinks=True)
@@ -183,6 +189,8 @@ class Sweep:
         found = hashlib.blake2b(repr(code == 0).encode())
         for path in sorted(self._place.rglob("*")):
             name = _CALLED.sub("*", str(path.relative_to(self._place)))
+            if name == "work/report.html":
+                continue  # written anew, whatever was there
             found.update(f"\0{name}\0{stat.S_IFMT(path.lstat().st_mode)}\0".encode(errors="surrogateescape"))
             if path.is_file() and not _STORY.fullmatch(name):
                 found.update(_of_substance(path))
@@ -223,7 +231,7 @@ class Sweep:
         output = self._folder / "output"
         pid = os.fork()
         if not pid:
-            _be_command(words, output)
+            _be_command(words, output, self._shim.role)
         pidfd, poll = os.pidfd_open(pid), select.poll()
         poll.register(pidfd, select.POLLIN)
         in_time = poll.poll(_LONGEST_S * 1000)
@@ -276,12 +284,13 @@ def _counts(position: Position) -> bool:
     return not _NOT_OURS.match(position.path) and not (position.path.endswith(".log") and position.time > 3)
 
 
-def _be_command(words: list[str], output: Path) -> None:
+def _be_command(words: list[str], output: Path, begun: Callable[[str], None]) -> None:
     code = 1
     try:
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.dup2(log, 2)
         os.dup2(log, 1)
+        make_zygote(begun)
         sys.argv = ["chunkvisor", *words]
         chunkvisor_main()
         code = 0
@@ -295,8 +304,21 @@ def _be_command(words: list[str], output: Path) -> None:
         os._exit(code)
 
 
+def _compile_once(source: Path) -> None:
+    """Have forks of this process, which read it to import it, find it compiled."""
+    loader = SourceFileLoader(source.stem, str(source))
+    compiled, compile_any = source.read_bytes(), SourceFileLoader.source_to_code
+    code = compile_any(loader, compiled, str(source))
+
+    def source_to_code(self: SourceFileLoader, data: bytes, path: str) -> CodeType:
+        is_known = path == str(source) and data == compiled
+        return code if is_known else compile_any(self, data, path)
+
+    mock.patch.object(SourceFileLoader, "source_to_code", source_to_code).start()
+
+
 def _be_impatient(config_path: Path) -> None:
     """Have limits that are passed within moments: a disk that is full for good is waited for."""
     config = yaml.safe_load(config_path.read_text())
-    config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=10, stall_timeout=10)
+    config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=3, stall_timeout=3)
     config_path.write_text(yaml.safe_dump(config))

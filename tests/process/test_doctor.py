@@ -15,16 +15,10 @@ from chunkvisor.commands.doctor import facts
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
 from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
 from chunkvisor.commands.doctor.job import measure
-from chunkvisor.commands.doctor.readings import (
-    DriverReading,
-    GpuProcess,
-    GpuReading,
-    ProbeReading,
-    SampleReading,
-)
+from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, ProbeReading, SampleReading
 from chunkvisor.commands.doctor.smi import parse, read_driver
 from chunkvisor.commands.trial import environment_of
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome

@@ -236,7 +236,7 @@ def test_the_table_names_what_was_skipped_and_why() -> None:
     good = Finding("hang", Provoked.REAL, "hung", "retried", 3.0, 0.0)
 
     assert "no cgroup" in row(skipped)
-    assert summary([skipped, good]) == "1 of 1 faults ended as they must; skipped: host-limit"
+    assert summary([skipped, good]) == "the run recovered from 1 of 1 fault; skipped: host-limit"
 
 
 def test_the_end_of_a_run_is_seen_by_its_status() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.company import company_of, in_company
 from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.messages import ONLY_ASK

@@ -15,7 +15,8 @@ import pytest
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.child import _halt, stage_table
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import _halt_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor_worker.contract.wire import from_json, to_json

@@ -83,7 +83,8 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     found = plan_of(workplace)
     assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)
     assert (found["outputs"]["out"]["texts_known"], found["outputs"]["out"]["texts_left"]) == (2, 1)
-    assert any("a run wants --update" in note for note in found["notes"])
+    assert any("which a run accepts with --update" in note for note in found["notes"])
+    assert not any("--update" in note for note in plan_of(workplace, "--max-rows", "1")["notes"])  # of no run here
 
 
 def test_rows_can_be_limited(workplace: Workplace) -> None:

@@ -17,7 +17,7 @@ import chunkvisor
 from chunkvisor.observe.console import Console
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.work import Request
+from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]

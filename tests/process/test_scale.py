@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.observe.status import committed_chunks
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger

@@ -6,7 +6,7 @@ import pytest
 
 from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.slices import Slice
 from chunkvisor.store.versions import Stretch, VersionNotes, differences, read_stretches
 from harness import expected

@@ -296,6 +296,26 @@ def test_auto_starts_nothing_beside_a_template_that_loads(workplace: Workplace) 
 
 
 @local_engine_only
+def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None:
+    """It has begun before, serves a single chunk as well, and ends with a run whose source is refused."""
+    prepare(workplace, PLAIN[:2])
+    read = workplace.source.read_text()
+    workplace.source.write_text(read + "{\n")
+
+    refused = workplace.run()
+
+    assert refused.returncode == 78, refused.stderr
+    assert not bearing(os.environ[MARK])
+
+    workplace.source.write_text(read)
+    assert workplace.run().returncode == 0
+    order = [event["event"] for event in workplace.events()]
+    assert order.count("template_started") == 2
+    assert order.index("template_started") < order.index("staging") < order.index("staged")
+    assert starts(workplace) == [(0, 1, "warm")]
+
+
+@local_engine_only
 def test_auto_waits_for_one_template_that_hangs_only(workplace: Workplace) -> None:
     """A template that never loads is not replaced: the run goes on with fresh workers after one startup_timeout."""
     workplace.write_source(PLAIN)

@@ -15,13 +15,14 @@ from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.draining import Draining
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.retries import Retries
 from chunkvisor.supervise.runhistory import RunHistory
 from chunkvisor.supervise.scheduler import Scheduler
 
 from .life import simulate
 from .watchdog import Broken
 
-_heed_worker, _do, _wait = Scheduler._heed_worker, Consequences._do, Consequences._wait
+_heed_worker, _do, _wait = Scheduler._heed_worker, Consequences._do, Retries.wait
 _failed = RunHistory.failed
 _encoded = Blame.encoded
 
@@ -86,7 +87,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a text is blamed without a control": (Blame, "accuse", _blame_at_once),
     "a text is blamed by a worker that had the device before": (Blame, "encoded", _blame_by_earlier_workers),
     "a broken GPU gets warm workers for ever": (Consequences, "_do", _trust_templates),
-    "wait_timeout is summed over workers": (Consequences, "_wait", _wait_by_the_sum),
+    "wait_timeout is summed over workers": (Retries, "wait", _wait_by_the_sum),
     "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
     "nobody is asked to leave, nor ended in time": (Draining, "turn", _keep_no_grace),

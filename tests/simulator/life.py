@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.scheduler import Scheduler
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 

@@ -8,13 +8,14 @@ import re
 
 from chunkvisor.decide.history import Budget, Company
 from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.scheduler import Scheduler, Settings
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 

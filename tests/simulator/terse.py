@@ -2,10 +2,10 @@
 
 from dataclasses import fields
 
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import Halt
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 

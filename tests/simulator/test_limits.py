@@ -7,7 +7,8 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from chunkvisor.config import values
-from chunkvisor.config.model import Config, RecoveryConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.sections import RecoveryConfig
 from chunkvisor.decide import policy, suspicion
 from chunkvisor.devices import gate, gpu
 from chunkvisor.supervise import draining, joins, slot

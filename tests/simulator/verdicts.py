@@ -6,9 +6,10 @@ from enum import Enum
 
 from chunkvisor.decide.history import Budget as _Budget
 from chunkvisor.decide.history import History
-from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, Verdict, judge
+from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, judge
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Split
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
@@ -60,7 +61,7 @@ _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9, Failure.SIGTERM: -15}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
 
 
-_ONE_ROW = Limits(1)
+ONE_ROW = Limits(1)
 
 
 @functools.cache
@@ -86,7 +87,7 @@ def _judged(failure: Failure, phase: Phase) -> Verdict:
 def verdict(
     failure: Failure,
     phase: Phase = Phase.FORWARD,
-    limits: Limits = _ONE_ROW,
+    limits: Limits = ONE_ROW,
     rows: int = 0,
     tokens: int = 0,
     bad_rows: tuple[int, ...] = (),

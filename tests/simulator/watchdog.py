@@ -4,13 +4,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.decide.history import Budget, History
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Split
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 

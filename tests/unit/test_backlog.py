@@ -2,7 +2,8 @@
 
 import pytest
 
-from chunkvisor.supervise.backlog import NOW, Backlog, Seat, Task
+from chunkvisor.supervise.backlog import Backlog
+from chunkvisor.supervise.task import NOW, Seat, Task
 from chunkvisor_worker.contract.messages import Limits
 from simulator.disk import Output
 

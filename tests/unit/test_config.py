@@ -8,9 +8,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
+from chunkvisor.config.choices import Dtype, OnBadRow, Start
 from chunkvisor.config.load import from_values
-from chunkvisor.config.model import Config, Dtype, OnBadRow, Section, Start
+from chunkvisor.config.model import Config
 from chunkvisor.config.schema import config_schema
+from chunkvisor.config.sections import Section
 from chunkvisor.errors import Halt
 
 SCHEMA = Draft202012Validator(config_schema())

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chunkvisor.config.keys import all_keys
 from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
@@ -286,15 +287,8 @@ def test_from_values(folder: Path) -> None:
         from_values({**values, "model": {"name": "x", "kwargs": {"dtype": object()}}}, folder)
 
 
-def schema_keys(model: Any = Config) -> list[str]:
-    """Names of all keys."""
-    import chunkvisor.config.model as module
-
-    sections = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, module.Section)]
-    return sorted({name for section in sections for name in section.model_fields} | {"a", "", "1", "outputs.a"})
-
-
-keys = st.sampled_from(schema_keys()) | st.text(max_size=5)
+names = {name for key in all_keys() for name in key} | {"a", "", "1", "outputs.a"}
+keys = st.sampled_from(sorted(names)) | st.text(max_size=5)
 plain = (
     st.none()
     | st.booleans()

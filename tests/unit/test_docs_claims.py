@@ -23,7 +23,8 @@ from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
-from chunkvisor.store.layout import InvocationFiles, Layout, OutputLayout
+from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase

@@ -25,7 +25,7 @@ from chunkvisor.commands.doctor.readings import (
     Whereabouts,
 )
 from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.ingest.sourcesize import SourceSize
@@ -411,7 +411,7 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "plug-in",
     ),
     "no shm": (with_host(shm_bytes=None), "shm", NOTE, "no /dev/shm"),
-    "low fds": (with_host(files=256), "files", WARNING, "256 open files"),
+    "low fds": (with_host(files=256), "files", WARNING, "a process may open 256 files, perhaps too few"),
     "very low fds": (with_host(files=64), "files", FAULT, "too few"),
     "no fd limit": (with_host(files=None), "files", OK, "no limit"),
     "low pids": (with_host(tasks_left=100, tasks_limit="ulimit -u"), "processes", WARNING, "ulimit -u"),
@@ -460,6 +460,12 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "downloaded",
     ),
     "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
+    "bfloat16 on a CPU without": (
+        replace(with_job(bfloat16=True, cpu_has_bfloat16=False), wanted=Wanted.CPU),
+        "dtype",
+        WARNING,
+        "slower than float32",
+    ),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
     "model to be downloaded, hub out of reach": (
         with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),
@@ -495,19 +501,19 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         with_job(samples=(replace(GOOD, linear=LinearKernel("onednn", 0.48)),)),
         "linear-layers",
         OK,
-        "oneDNN, with packed weights, in 48 %",
+        "oneDNN, with packed weights, which takes 48 %",
     ),
     "torch's own products": (
         with_job(samples=(replace(GOOD, linear=LinearKernel("torch", 1.02)),)),
         "linear-layers",
         OK,
-        "torch's own products; oneDNN would take 102 % of that",
+        "torch's own code; oneDNN would take 102 % of its time",
     ),
     "a kernel that was laid down": (
         with_job(samples=(replace(GOOD, linear=LinearKernel("torch")),)),
         "linear-layers",
         OK,
-        "by torch's own products",
+        "by torch's own code",
     ),
     "a run is at work": (with_job(busy_pid=99, samples=()), "encoding", NOTE, "pid 99"),
     "config wrong": (replace(WELL, config_problem=("c.yaml:3: no", "correct this")), "config", FAULT, "c.yaml:3"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.commands.explain import explain, names
+from chunkvisor.commands.explain import explain, index, names
 from chunkvisor.decide.handbook import ENTRIES, QUARANTINE
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
@@ -19,6 +19,14 @@ def test_every_outcome_and_rule_has_an_entry() -> None:
         assert lines[0] == name
         assert len(lines) > 3
         assert all(len(line) <= 96 or len(line.split()) <= 3 for line in lines), name
+
+
+def test_the_list_says_what_each_is() -> None:
+    """Without a name each entry has its own line, with what happened, in lines that fit a terminal."""
+    lines = index()
+    assert [line.split()[0] for line in lines] == names()
+    assert all(len(part) <= 96 for line in lines for part in line.splitlines())
+    assert "gpu_oom" + " " * 26 + "The GPU ran out of memory" in lines
 
 
 def test_an_outcome_names_its_rules() -> None:

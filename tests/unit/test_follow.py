@@ -10,8 +10,9 @@ from chunkvisor.assemble.badreasons import BadReason
 from chunkvisor.events.event import Severity
 from chunkvisor.events.run import Note
 from chunkvisor.observe.follow import Follower, Tail
+from chunkvisor.observe.outputstatus import OutputStatus, moved
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
-from chunkvisor.observe.status import OutputStatus, State, Status, moved
+from chunkvisor.observe.status import State, Status
 from chunkvisor.observe.statusscreen import status_screen
 from harness import ROOT
 

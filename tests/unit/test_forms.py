@@ -13,13 +13,15 @@ from chunkvisor.assemble.finalfiles import all_partials, parts_of, place_of
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.form import FORM_KEYS, Form, form_of
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import describe_files, publish_manifest, read_finished
+from chunkvisor.assemble.manifest import publish_manifest, read_finished
+from chunkvisor.assemble.newmanifest import describe_files
 from chunkvisor.assemble.numbers import Numbers, Ranges, TooLargeError
 from chunkvisor.assemble.sides import ranges_of, write_sides
 from chunkvisor.commands.verify import _final
-from chunkvisor.config.model import FinalDtype, FinalFormat, OutputConfig
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from staged import first_come_first_numbered
 from unit.test_assemble import DIMENSION, assembled
 

@@ -10,9 +10,9 @@ import pytest
 from chunkvisor.cli import cli
 from chunkvisor.commands.drill.faults import FAULTS
 from chunkvisor.commands.explain import names
-from chunkvisor.commands.onefile import state_beside
+from chunkvisor.commands.fileinplace import state_beside
+from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import load
-from chunkvisor.config.model import Dtype
 from chunkvisor.store.layout import Layout
 from commandpart import EXITS
 from configpart import keys

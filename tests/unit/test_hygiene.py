@@ -89,6 +89,12 @@ def test_room_imports_only_what_stands_below_it() -> None:
             assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
 
 
+def test_no_module_is_longer_than_250_lines() -> None:
+    """What grows beyond that holds a second thing, which has a name: it gets a module of its own."""
+    lines = {path: len(path.read_text().splitlines()) for path in (*files_of(SUPERVISOR), *files_of(WORKER))}
+    assert {path: count for path, count in lines.items() if count > 250} == {}
+
+
 def test_no_function_is_longer_than_a_page() -> None:
     """Fifty lines, docstring and signature included."""
     for path in (*files_of(SUPERVISOR), *files_of(WORKER)):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.decide.lessons import STREAK, Lesson, apply, confirm, learn, smaller
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise.instructions import SaveLessons
 from chunkvisor.supervise.lessonbook import LessonBook

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.assemble.form import Form
-from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.observe.nextsteps import how_to_read
 
 TABLE = FinalFormat.PARQUET

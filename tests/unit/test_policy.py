@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from chunkvisor.decide.history import Budget, Company, History
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import BACKOFF_MAX_S, BARREN_CHUNKS, FRUITLESS_ATTEMPTS, backoff_s, decide
 from chunkvisor.decide.steps import Commit, EndRun, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase, Tier

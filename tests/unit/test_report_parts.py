@@ -11,20 +11,22 @@ from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, WorkerEnded
 from chunkvisor.events.journal import Decoder, Entry
 from chunkvisor.events.output import GenerationBegun, TextsReused
 from chunkvisor.events.run import Halted
+from chunkvisor.observe.outputstatus import OutputStatus
 from chunkvisor.observe.readings import GpuReading, HostReading, ProcessReading, SensorLine
 from chunkvisor.observe.report.attempts import AttemptSpan, Kind, kind_of, thinned
 from chunkvisor.observe.report.bars import cost_bars
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.ceiling import Ceiling
 from chunkvisor.observe.report.chart import HEIGHT, WIDTH, Chart, in_bytes, linear, powers_of_two
 from chunkvisor.observe.report.charts import Charts
 from chunkvisor.observe.report.costs import Costs
 from chunkvisor.observe.report.headline import Mood, headline
-from chunkvisor.observe.report.history import Ceiling, Failure, History, Run, read_history
+from chunkvisor.observe.report.history import Failure, History, Run, read_history
 from chunkvisor.observe.report.page import rows_without_vector
 from chunkvisor.observe.report.sensorcurves import SensorCurves
 from chunkvisor.observe.report.timeline import Span, Timeline
 from chunkvisor.observe.report.trouble import clean
-from chunkvisor.observe.status import OutputStatus, State, Status
+from chunkvisor.observe.status import State, Status
 from chunkvisor_worker.contract.exits import Outcome
 
 T0 = 1_700_000_000.0

@@ -15,7 +15,7 @@ from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, b
 from chunkvisor.commands.tune.compare import Likeness, Measured, best_of, likeness
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec

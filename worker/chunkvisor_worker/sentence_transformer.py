@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker import attention, linear
-from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens, slices
+from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
-from chunkvisor_worker.flattened import flatten, is_flattened, unflattened
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
@@ -28,11 +27,9 @@ from chunkvisor_worker.model import (
     resolve_prompt,
     sample_vector,
     set_truncate_dim,
-    table_rows,
 )
 from chunkvisor_worker.plugin import BadOutputError
-from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
-from chunkvisor_worker.tokenizer_check import check_ids
+from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
 from chunkvisor_worker.weightscopy import copy_weights
 
 _LEFT_BYTES = 256 << 20
@@ -54,10 +51,9 @@ class SentenceTransformerEncoder:
         self._model: Any = None
         self._prompt: str | None = None
         self._texts: list[str] = []
-        self._tokens: list[dict[str, Indices]] = []
-        self._extras: dict[str, Any] = {}
+        self._tokenized: TokenizedTexts | None = None
+        """None where token counts are only estimated."""
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
-        self._flat = False
         self._dimension = 0
         self._linear: LinearKernel | None = None
         self._pinned = PinnedBuffers()
@@ -121,15 +117,17 @@ class SentenceTransformerEncoder:
         """
         ahead = 0 if self._device == "cpu" else 1
         launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
-        if self._tokens:
+        if self._tokenized is not None:
             progress.expect(int(self._lengths.sum()))
         for indices in self._batches(limits):
             if progress.leaving:
                 break
-            padded = padded_tokens(self._lengths, indices, flat=self._flat) if self._tokens else 0
+            known = self._tokenized
+            padded = padded_tokens(self._lengths, indices, flat=known.flat) if known is not None else 0
             progress.batch(indices, padded)
             self._pinned.next_batch()
-            launched.append((indices, padded, self._forward(indices) if self._tokens else self._forward_texts(indices)))
+            begun = self._forward(known, indices) if known is not None else self._forward_texts(indices)
+            launched.append((indices, padded, begun))
             if len(launched) > ahead:
                 yield self._finished(*launched.popleft(), progress)
         while launched:
@@ -173,53 +171,21 @@ class SentenceTransformerEncoder:
 
     def _tokenize(self, progress: Progress) -> None:
         progress.phase(Phase.TOKENIZE)
-        sizes = [len(text.encode()) for text in self._texts]
-        if not is_plain_text_model(self._model):
-            limit = max_length(self._model) or max(sizes, default=0)
-            prompt_bytes = len((self._prompt or "").encode())
-            self._lengths = np.array(
-                [min(limit, estimated_tokens(prompt_bytes + size)) for size in sizes], dtype=np.int64
-            )
-            return
-        texts = self._shortened(self._texts)
-        if texts is not self._texts:
-            sizes = [len(text.encode()) for text in texts]
-        # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
-        unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
-        self._flat = is_flattened(self._model)
-        for part in slices(sizes):
-            progress.tick()
-            with unflattened(self._model):
-                features = self._model.preprocess(texts[part], prompt=self._prompt, processing_kwargs=unpadded)
-            columns = {key: value for key, value in features.items() if isinstance(value, list)}
-            self._extras = {key: value for key, value in features.items() if key not in columns}
-            for row in zip(*columns.values(), strict=True):
-                # 8 bytes for a token; a list of Python integers takes 36.
-                self._tokens.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
-        self._lengths = np.array([len(row["input_ids"]) for row in self._tokens], dtype=np.int64)
-        largest = max((int(row["input_ids"].max(initial=0)) for row in self._tokens), default=0)
-        check_ids(largest, table_rows(self._model.transformers_model))
-
-    def _shortened(self, texts: list[str]) -> list[str]:
-        limit, tokenizer = max_length(self._model), self._model.tokenizer
-        if limit is None or not any(len(text) > CHARS_PER_TOKEN * limit for text in texts):
-            return texts
-        if not works_by_word(tokenizer):
-            return texts
-
-        def count(heads: list[str]) -> list[int]:
-            found = tokenizer(heads, truncation=False, padding=False, add_special_tokens=False, verbose=False)
-            return [len(ids) for ids in found["input_ids"]]
-
-        return shorten(texts, limit, count)
+        if is_plain_text_model(self._model):
+            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress)
+            self._lengths = self._tokenized.lengths
+        else:
+            self._lengths = estimated_lengths(self._model, self._texts, self._prompt)
 
     def _batches(self, limits: Limits) -> Iterator[Indices]:
-        if self._device == "cpu" or not limits.measured or not self._tokens:
-            return iter(cut(self._lengths, limits, flat=self._flat))
+        known = self._tokenized
+        flat = known is not None and known.flat
+        if self._device == "cpu" or not limits.measured or known is None:
+            return iter(cut(self._lengths, limits, flat=flat))
         import torch
 
         needs = GpuMemory(torch).needs
-        return cut_measured(self._lengths, limits, needs, self._mask_element_bytes(), flat=self._flat)
+        return cut_measured(self._lengths, limits, needs, self._mask_element_bytes(), flat=flat)
 
     def _mask_element_bytes(self) -> int:
         """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
@@ -233,13 +199,13 @@ class SentenceTransformerEncoder:
         if vectors.ndim != 2 or len(vectors) != len(indices):
             raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
         self._dimension = vectors.shape[1]
-        progress.advance(len(indices), int(self._lengths[indices].sum()) if self._tokens else 0, padded)
+        progress.advance(len(indices), int(self._lengths[indices].sum()) if self._tokenized is not None else 0, padded)
         return indices, vectors
 
-    def _forward(self, indices: Indices) -> Callable[[], Vectors]:
+    def _forward(self, tokenized: TokenizedTexts, indices: Indices) -> Callable[[], Vectors]:
         import torch
 
-        batch = self._collate([self._tokens[index] for index in indices])
+        batch = tokenized.batch(self._model, indices)
         # A model's own code may change the mask before it gets to transformers.
         known = "attention_mask" in batch and not self._spec.trust_remote_code
         padded = not bool(batch["attention_mask"].all()) if known else None
@@ -248,18 +214,13 @@ class SentenceTransformerEncoder:
             for key, value in batch.items()
         }
         with torch.inference_mode(), attention.known_padding(padded):
-            vectors = self._model({**features, **self._extras})["sentence_embedding"]
+            vectors = self._model({**features, **tokenized.extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._encode.truncate_dim is not None:
                 vectors = vectors[..., : self._encode.truncate_dim]
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return self._pinned.begin_copy(vectors.float())
-
-    def _collate(self, rows: list[dict[str, Indices]]) -> Any:
-        if self._flat:
-            return flatten(self._model, rows)
-        return self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
 
     def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
         tensor = self._model.encode(

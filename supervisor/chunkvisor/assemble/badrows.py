@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import PRIVATE, RESULT, copy_atomic, open_regular, set_aside, write_blocks

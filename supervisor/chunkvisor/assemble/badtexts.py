@@ -8,7 +8,7 @@ from chunkvisor.assemble.badrows import count_of, every_row
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import read_quarantine, write_quarantine
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.exits import Outcome

@@ -14,13 +14,14 @@ from chunkvisor.assemble.badrows import every_row, record
 from chunkvisor.assemble.finalfiles import is_ours
 from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
 from chunkvisor.assemble.form import Form, form_of
-from chunkvisor.assemble.manifest import describe_files, publish_manifest, read_finished, recorded_parts
+from chunkvisor.assemble.manifest import publish_manifest, read_finished, recorded_parts
+from chunkvisor.assemble.newmanifest import describe_files
 from chunkvisor.assemble.numbers import Stored
 from chunkvisor.assemble.reform import Source, rows_of_parts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
 from chunkvisor.store.fixed import make_state
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import digest_of
 from chunkvisor.version import __version__

@@ -14,7 +14,7 @@ from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.unpack import Scratch, Unpacked
 from chunkvisor.config.model import FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor_worker.contract.files import open_regular
 

@@ -13,23 +13,22 @@ from chunkvisor.assemble.finalfiles import all_places, is_ours, place_of, remove
 from chunkvisor.assemble.finalwriter import clear_partial, remove_replaced
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import (
-    FILE_KEYS,
-    describe_files,
     publish_manifest,
     read_finished,
     read_recorded,
     recorded_parts,
     replaces_another,
 )
+from chunkvisor.assemble.newmanifest import FILE_KEYS, describe_files
 from chunkvisor.assemble.reform import Source, reform, rows_of_parts
 from chunkvisor.assemble.sides import damaged_sides, find_rows_table, ranges_of, remove_sides, side_files, write_sides
-from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.stamp import stamp_as
 from chunkvisor_worker.contract.files import set_aside

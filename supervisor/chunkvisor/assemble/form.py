@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from chunkvisor.config.model import FinalDtype, FinalFormat, OutputConfig
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.units import counted
 
 FORM_KEYS = ("shards", "format", "dtype", "columns")

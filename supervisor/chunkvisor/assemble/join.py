@@ -19,8 +19,8 @@ from chunkvisor.assemble.textvectors import Taken, TakenDamagedError, TextVector
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import ENCODED
 from chunkvisor.store.seal import write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.config.model import FinalDtype
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.store.artifact import Vectors
 
 Stored = npt.NDArray[Any]

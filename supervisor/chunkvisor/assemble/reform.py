@@ -17,10 +17,10 @@ from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.numbers import Numbers, Positions, Ranges, Stored, TooLargeError
-from chunkvisor.config.model import FinalDtype
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import config_error
 from chunkvisor.store.artifact import BadVectorsError, Vectors
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.stamp import Stamp
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import Vectors
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import RESULT, copy_atomic, set_aside, write_atomic
 

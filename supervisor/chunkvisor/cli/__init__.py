@@ -81,7 +81,7 @@ def _with_marks(command: _Command) -> _Command:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkvisor")
 def cli() -> None:
-    r"""Bulk text embedding that always finishes: every chunk in a worker process of its own.
+    r"""Embed the texts of large files, and finish the job: after a crash or a kill the same command goes on.
 
     \b
     chunkvisor init               write a starter config
@@ -102,6 +102,10 @@ def main() -> None:
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
+        if (
+            "" in sys.path
+        ):  # as with `python -c`; in a folder that was removed, imports on Python 3.13 raise SystemError
+            Path.cwd()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         show(halt)

@@ -19,14 +19,23 @@ _SHOWN = 20
 
 @click.command("audit")
 @config_argument()
-@click.option("--rows", type=click.IntRange(min=1), default=200, show_default=True, help="Rows of each output.")
-@click.option("--device", default="cpu", show_default=True, help="Where they are encoded again: cpu, cuda or cuda:N.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: every row that was looked at.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Rows of each output."
+)
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    default="cpu",
+    show_default=True,
+    help="Where they are encoded again: cpu, cuda or cuda:N.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs: JSON with every row that was looked at.")
 def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
-    r"""Encode some finished rows of CONFIG again, and compare. The folder of a run may stand in place of CONFIG.
+    r"""Encode some finished rows of CONFIG again, and compare.
 
-    A sample of rows is encoded alone, in float32 and in a fresh process. Vectors that differ by more than rounding are
-    named, and the exit code is 3. With a plug-in encoder, give the config: its folder is where the plug-in is found.
+    It finds vectors that are wrong. Each row is encoded alone, in float32 and in a new process. Vectors that differ by
+    more than rounding are named, and the exit code is 3. The workdir may stand in place of CONFIG. With a plug-in
+    encoder, give the config: its folder is where the plug-in is found.
 
     \b
     Example: chunkvisor audit embeddings.yaml --rows 500

@@ -12,6 +12,7 @@ import click
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import say
+from chunkvisor.units import counted
 
 
 def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -23,10 +24,13 @@ def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: st
 @click.command("plan")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
-@click.option("--max-rows", type=ROW_COUNT, help="Take only the first rows of every output's source.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, bytes and seconds.")
+@click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in bytes and seconds.")
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
-    r"""Show what a run of CONFIG would do and need. It starts no GPU and writes nothing into the workdir.
+    r"""Dry run: show what a run of CONFIG would do and need.
+
+    It counts rows and tokens, and estimates memory, disk, and time once a speed is known. It uses no GPU and writes
+    nothing into the workdir.
 
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
@@ -43,11 +47,12 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 
 @click.command("doctor")
 @config_argument(required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs: `ok`, and an object for each finding.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: JSON with `ok`, and an object for each check.")
 def doctor(config: Path | None, as_json: bool) -> None:
-    r"""Check what a run needs of this machine. Each check says how to correct what is wrong.
+    r"""Check whether this machine can do the job.
 
-    With CONFIG, its device, folders and model are checked as well, and a worker encodes a few words.
+    It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it at sources, device,
+    folders and model as well, and a worker encodes a few words.
 
     \b
     Example: chunkvisor doctor embeddings.yaml
@@ -67,14 +72,17 @@ def doctor(config: Path | None, as_json: bool) -> None:
     "names",
     multiple=True,
     metavar="NAME",
-    help="Only this fault; may be given more than once.",
+    help="Only this failure; may be given more than once. The page docs/reference/drill.md lists them.",
     shell_complete=_complete_fault,
 )
 @set_option("Override a key, e.g. device=cpu.")
 @click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
-    r"""Provoke each fault here, and show that the run recovers. It takes CONFIG's model and a few rows.
+    r"""Fire drill: cause each kind of failure on purpose.
+
+    It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and a few made-up
+    rows. Failures that this machine cannot have are simulated or skipped, and the table says so. It takes some minutes.
 
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
@@ -92,7 +100,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     findings = []
     try:
         drill = Drill(Scratch(loaded, folder))
-        say(f"one undisturbed run, then {len(faults)} with a fault each, in {folder}", err=True)
+        say(f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}", err=True)
         drill.prepare()
         say(finding.header(), err=as_json)
         for fault in faults:

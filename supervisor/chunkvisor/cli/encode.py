@@ -14,20 +14,26 @@ from chunkvisor.errors import ExitCode, config_error
 @click.argument("source", type=click.Path())
 @click.option("--model", required=True, metavar="NAME", help="Hub id or local folder of the model.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
-@click.option("--column", help="Column whose text is encoded; not needed for .txt.")
-@click.option("--template", help='Text with columns in braces, such as "{title}: {body}".')
-@click.option("--sql", help="SQL expression over the columns, in DuckDB's dialect.")
-@click.option("--query", help="One SELECT with an ORDER BY, where SOURCE is a DuckDB or SQLite file.")
-@click.option("--device", default="cuda", show_default=True, help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.")
-@click.option("--dtype", help="Of the model's weights: auto, float32, float16 or bfloat16.")
-@click.option("--revision", help="Branch, tag or commit of the hub.")
-@click.option("--max-length", help="Tokens after which a text is cut.")
-@click.option("--batch-size", help="Texts in a batch, at most.")
-@click.option("--batch-tokens", help="Padded tokens in a batch, at most.")
-@click.option("--chunk-size", help="Distinct texts in a chunk: what one worker process does.")
+@click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
+@click.option("--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".')
+@click.option("--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect.")
+@click.option("--query", metavar="SELECT", help="One SELECT with an ORDER BY, where SOURCE is a DuckDB or SQLite file.")
+@click.option(
+    "--device",
+    default="cuda",
+    show_default=True,
+    metavar="DEVICE",
+    help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.",
+)
+@click.option("--dtype", metavar="NAME", help="Type of the model's weights: auto, float32, float16 or bfloat16.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of the model on the hub.")
+@click.option("--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit.")
+@click.option("--batch-size", metavar="N", help="Texts in a batch, at most.")
+@click.option("--batch-tokens", metavar="N", help="Tokens in a batch, padding included, at most.")
+@click.option("--chunk-size", metavar="N", help="Texts that one worker process encodes; equal texts count once.")
 @click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
-@click.option("--prompt", help="Text to put before every text.")
-@click.option("--prompt-name", help="One of the model's own prompts.")
+@click.option("--prompt", metavar="TEXT", help="Text to put before every text.")
+@click.option("--prompt-name", metavar="NAME", help="One of the model's own prompts.")
 @click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
 @set_option("Any key of a config, by its dotted path.")
 @click.option(
@@ -35,7 +41,7 @@ from chunkvisor.errors import ExitCode, config_error
     type=click.Path(path_type=Path),
     help="Where work in progress is kept; by default OUT.npy.chunkvisor, removed at the end.",
 )
-@click.option("--keep", is_flag=True, help="Keep that folder, chunks included, when the file is complete.")
+@click.option("--keep", is_flag=True, help="Keep that folder when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
 @stop_after_option()
 @show_options
@@ -54,12 +60,15 @@ def encode(
     log_format: str,
     **options_given: str | None,
 ) -> None:
-    r"""Encode the texts of SOURCE into OUT.npy. OUT.json describes it; the same command again goes on.
+    r"""Encode the texts of one file, SOURCE, into OUT.npy. The same command again goes on after a stop or a kill.
+
+    OUT.json beside it names the model, its revision, the versions, and rows that have no vector.
 
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.commands.onefile import OUTPUT, OneFile, encode, state_beside
+    from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
+    from chunkvisor.commands.onefile import encode
     from chunkvisor.config.load import in_sections
     from chunkvisor.observe.terminal import shown
 

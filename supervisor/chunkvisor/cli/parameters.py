@@ -41,20 +41,18 @@ def stop_after_option() -> Callable[[_Function], _Function]:
         "stop_after_s",
         metavar="TIME",
         callback=_in_seconds,
-        help="Stop in time to end within TIME (90m, 3h, or seconds); exit code 75 if work is left.",
+        help="End by itself within TIME (90m, 3h, or seconds); exit code 75 if work is left.",
     )
 
 
 def show_options(function: _Function) -> _Function:
     """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
-    quiet = click.option(
-        "-q", "--quiet", is_flag=True, help="Show only what is lost or left undone, and the final message."
-    )
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what went wrong, and the final message.")
     log_format = click.option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="json: one object for each event on standard error, the final message included.",
+        help="json: one JSON object a line on standard error, for each event.",
     )
     return quiet(log_format(function))
 
@@ -99,6 +97,6 @@ def _complete_workdir(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 def _complete_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
     """The keys of the config but for those of its outputs, whose names only the file knows."""
-    from chunkvisor.config.load import dotted_keys
+    from chunkvisor.config.keys import dotted_keys
 
     return [CompletionItem(f"{key}=") for key in dotted_keys() if key.startswith(incomplete)]

@@ -14,7 +14,7 @@ from chunkvisor.printing import confirmed, may_ask
 if TYPE_CHECKING:
     from chunkvisor.observe.observer import Observer
     from chunkvisor.store.slices import Slice
-    from chunkvisor.supervise.work import Request
+    from chunkvisor.supervise.request import Request
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "Slice | None":
@@ -40,13 +40,13 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     "of_slice",
     metavar="K/N",
     callback=_parsed,
-    help="Do the Kth of N shares of the work, beside other runs that do the others.",
+    help="Do share K of N; other runs, as on other machines, do the others in the same workdir.",
 )
-@click.option("--update", is_flag=True, help="Accept that sources have changed; only new texts are encoded.")
+@click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that are new.")
 @click.option(
-    "--from-scratch", is_flag=True, help="Begin anew. Earlier results are removed once the new ones are complete."
+    "--from-scratch", is_flag=True, help="Begin anew; earlier results are replaced once the new ones are complete."
 )
-@click.option("--yes", is_flag=True, help="Answer yes to the question of --from-scratch.")
+@click.option("--yes", is_flag=True, help="Do not ask before --from-scratch.")
 @stop_after_option()
 @show_options
 def run(
@@ -61,14 +61,16 @@ def run(
     quiet: bool,
     log_format: str,
 ) -> None:
-    r"""Run the job of CONFIG, or go on with it after any end.
+    r"""Do the job of CONFIG; the same command again goes on.
+
+    It goes on after a stop, a crash, a kill or a power cut, and does nothing where all is done.
 
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
     from chunkvisor.config.load import load
     from chunkvisor.observe.terminal import shown
-    from chunkvisor.supervise.work import Request
+    from chunkvisor.supervise.request import Request
 
     if of_slice is not None and from_scratch:
         raise click.UsageError(

@@ -21,7 +21,9 @@ _HOW = {
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
 def init(path: Path) -> None:
-    r"""Write a commented starter config to PATH. Without PATH: chunkvisor.yaml; no existing file is overwritten.
+    r"""Write a config to start from, with every key explained.
+
+    Without PATH: chunkvisor.yaml; no existing file is overwritten.
 
     \b
     Example: chunkvisor init embeddings.yaml
@@ -51,15 +53,18 @@ def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str
 @click.command("explain")
 @click.argument("name", required=False, shell_complete=_complete_name)
 def explain(name: str | None) -> None:
-    r"""Explain an outcome or a rule by the NAME that a run has told. Without NAME: list them all.
+    r"""Explain a failure by the NAME that a run has told.
+
+    It says what happened, what a run does by itself, and what is left to do. NAME is what the last lines of a run have
+    after `see:`. Without NAME: list them all.
 
     \b
     Example: chunkvisor explain gpu_oom
     """
     from chunkvisor.commands.explain import explain as entry_of
-    from chunkvisor.commands.explain import names
+    from chunkvisor.commands.explain import index
 
-    say(entry_of(name) if name is not None else "\n".join(names()))
+    say(entry_of(name) if name is not None else "\n".join(index()))
 
 
 @click.command("schema")

@@ -14,23 +14,28 @@ from chunkvisor.printing import say
 @config_argument()
 @set_option("Override a key, e.g. device=cuda:1.")
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
-@click.option("--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Of the machine, to tell the cost.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="PER_HOUR",
+    help="What an hour of this machine costs; the table then has the cost of the whole job.",
+)
 @click.option(
     "--least-cosine",
     type=click.FloatRange(0, 1),
     default=0.999,
     show_default=True,
-    help="To float32, of the worst text, that is still good enough.",
+    metavar="COSINE",
+    help="Recommend nothing whose worst vector has a lesser cosine to float32.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, hours.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in hours.")
 def tune(
     config: Path, overrides: tuple[str, ...], write: bool, price: float | None, least_cosine: float, as_json: bool
 ) -> None:
     r"""Try settings on texts of CONFIG, and recommend the fastest.
 
-    Dtypes, batch budgets and workers on a device are compared by their rates, and by how near the vectors are to
-    those of float32. It takes a minute or two and writes nothing into the workdir. Each setting is tried in a
-    worker of its own.
+    Dtypes, sizes of a batch and numbers of workers are compared by their speed, and by how near the vectors are to
+    those of float32. It takes a minute or two and writes nothing into the workdir.
 
     \b
     Example: chunkvisor tune embeddings.yaml --price 2.5

@@ -12,19 +12,21 @@ from chunkvisor.printing import say
 from chunkvisor.units import counted
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.status import OutputStatus
+    from chunkvisor.observe.outputstatus import OutputStatus
 
 
 @click.command("status")
 @workdir_argument()
-@click.option("--json", "as_json", is_flag=True, help="For programs: plain numbers, seconds and rows.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in seconds and rows.")
 @click.option(
     "--watch",
     is_flag=True,
     help="Follow the run until it ends, or wait for one to begin; with --json, a line for each change.",
 )
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
-    r"""Show how far the run in WORKDIR is. It works beside a live run and after its end.
+    r"""Show how far the run in WORKDIR is.
+
+    It works while the run goes on and after its end. The config may stand in place of WORKDIR.
 
     \b
     Example: chunkvisor status --watch cache/embeddings
@@ -69,7 +71,10 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without."
 )
 def report(workdir: Path, output: Path | None) -> None:
-    r"""Write the story of WORKDIR as one HTML page. It needs no network, and may be made beside a live run.
+    r"""Write a report about the run in WORKDIR, as one HTML page.
+
+    It has plots and needs no network. It may be written while the run goes on. The config may stand in place of
+    WORKDIR.
 
     \b
     Example: chunkvisor report cache/embeddings -o night.html
@@ -89,12 +94,15 @@ def report(workdir: Path, output: Path | None) -> None:
 
 @click.command("verify")
 @workdir_argument()
-@click.option("--json", "as_json", is_flag=True, help="For programs: how many files, what is damaged, what is missing.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="For programs: JSON with how many files, what is damaged, what is missing."
+)
 def verify(workdir: Path, as_json: bool) -> None:
-    r"""Check all vectors in WORKDIR against their records. Of every file: shape, dtype, digest, finite, not zero.
+    r"""Check that the files in WORKDIR are as they were written.
 
-    It also says which outputs are not complete yet; that alone does not change the exit code, which is 0 where all
-    files are as they were written, and 74 where one is not.
+    It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. It also says which outputs
+    are not complete yet; that alone does not change the exit code, which is 0 where all files are as they were written,
+    and 74 where one is not. The config may stand in place of WORKDIR.
 
     \b
     Example: chunkvisor verify cache/embeddings
@@ -149,7 +157,9 @@ def _far(output: "OutputStatus") -> str:
 @click.command("retry")
 @workdir_argument()
 def retry(workdir: Path) -> None:
-    r"""Have the rows in WORKDIR that have no vector tried again. The next run tries them, and only them.
+    r"""Have the next run try rows without a vector again.
+
+    That run tries only them. The config may stand in place of WORKDIR.
 
     \b
     Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
@@ -166,7 +176,9 @@ def retry(workdir: Path) -> None:
 @click.command("clean")
 @workdir_argument()
 def clean(workdir: Path) -> None:
-    r"""Remove what finished outputs in WORKDIR no longer need. Chunk and attempt files go, never a final file.
+    r"""Remove files that finished outputs in WORKDIR do not need.
+
+    Final files always stay. The config may stand in place of WORKDIR.
 
     \b
     Example: chunkvisor clean cache/embeddings

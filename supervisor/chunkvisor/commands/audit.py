@@ -21,16 +21,18 @@ from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.commands.trial import Conditions, try_texts
-from chunkvisor.config.model import FinalDtype, ModelConfig
+from chunkvisor.config.choices import FinalDtype
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 

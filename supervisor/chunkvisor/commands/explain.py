@@ -17,6 +17,16 @@ def names() -> list[str]:
     return list(dict.fromkeys([*map(str, ENTRIES), *(rule.name for rule in RULES)]))
 
 
+def index() -> list[str]:
+    """A line for each entry: its name, and what happened in a sentence."""
+    causes = {rule.name: rule.cause for rule in RULES} | {name: found.what for name, found in ENTRIES.items()}
+    width = max(map(len, causes))
+    return [
+        textwrap.fill(f"{name:<{width}}  {_first_sentence(causes[name])}", _WIDTH, subsequent_indent=" " * (width + 2))
+        for name in names()
+    ]
+
+
 def explain(name: str) -> str:
     """The entry, in lines that fit a terminal. Raises Halt (2) for a name that is none, with the nearest."""
     wanted = name.strip().lower()
@@ -42,6 +52,10 @@ def explain(name: str) -> str:
     if rules := rules_of(outcome):
         parts += ["", "Rules with this outcome (chunkvisor explain RULE):", _wrapped(", ".join(rules), "  ")]
     return "\n".join(parts)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[a-z0-9)`])\. ", text, maxsplit=1)[0].rstrip(".")
 
 
 def rules_of(outcome: str) -> list[str]:

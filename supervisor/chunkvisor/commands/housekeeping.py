@@ -9,11 +9,12 @@ from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
 from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.slicelock import hold_workdir

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
-from chunkvisor.decide.outcome import EndedBy, Evidence, Verdict, judge
+from chunkvisor.decide.outcome import EndedBy, Evidence, judge
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
@@ -25,7 +26,7 @@ from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, Li
 from chunkvisor_worker.contract.wire import read_message, to_json
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ONE_ROW = Limits(rows=1)
+ONE_ROW = Limits(rows=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def try_texts(
     conditions: Conditions,
     folder: Path,
     on_wait: Callable[[], None] = lambda: None,
-    limits: Limits = _ONE_ROW,
+    limits: Limits = ONE_ROW,
 ) -> Trial:
     """Run the worker in the existing empty folder; without `limits`, each text is a batch of its own.
 

@@ -20,13 +20,14 @@ from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
-from chunkvisor.config.model import FinalDtype
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
-from chunkvisor.observe.status import OutputStatus, read_output
+from chunkvisor.observe.outputstatus import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.mark import is_workdir
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import open_regular

@@ -1,6 +1,7 @@
 """What a config says of a model, of its use and of its batches, in the form in which workers get it. Pure."""
 
-from chunkvisor.config.model import EncodeConfig, ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.sections import EncodeConfig
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
 AUTO_ROWS = 32

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome

@@ -7,7 +7,7 @@ next streak has to be twice as long.
 
 from dataclasses import dataclass, replace
 
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 STREAK = 32

@@ -8,11 +8,11 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import BEFORE_WORK, DISK, MACHINE
-from chunkvisor_worker.contract.rules import RULES
+from chunkvisor_worker.contract.rule import DISK, MACHINE
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -24,20 +24,6 @@ class EndedBy(StrEnum):
     """The run was asked to stop."""
     HANG = "hang"
     """It made no progress."""
-
-
-_ONE_ROW = Limits(rows=1)
-
-_WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
-"""Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
-
-_ON_THE_DEVICE = frozenset(
-    {
-        *(Outcome.GPU_OOM, Outcome.GPU_BUSY, Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT),
-        *(Outcome.CRASHED, Outcome.HUNG, Outcome.HOST_OOM, Outcome.SETUP, Outcome.INTERRUPTED),
-    }
-)
-"""Outcomes that can leave something behind on a GPU, or come from it, where the worker had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,88 +49,8 @@ class Evidence:
     oom_kills: int = 0
     """Rise of the cgroup's oom_kill counter while the attempt lived."""
     disk_free_bytes: int | None = None
-    limits: Limits = _ONE_ROW
+    limits: Limits = ONE_ROW
     """Batch limits that the attempt ran under."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of an attempt, and what that means for the next."""
-
-    outcome: Outcome
-    reason: str
-    """One sentence for the person."""
-    remedy: str = ""
-    rule: str = ""
-    """Which row of the taxonomy, where one matched; docs/reference/failures.md has an entry for each."""
-    exit_code: int | None = None
-    """With which code the run ends if this fault ends it; None = the policy's own for the outcome."""
-    smaller_batch_helps: bool = True
-    """Of an out-of-memory fault; False where what ran out has nothing to do with batches."""
-    row_can_cause: bool = False
-    bad_rows: tuple[int, ...] = ()
-    """Positions, in the attempt, of rows with bad vectors, where all others are good."""
-    asked_for: bool = False
-    """An interruption that the supervisor itself brought about."""
-    limits: Limits = _ONE_ROW
-    batch_rows: int = 0
-    batch_tokens: int = 0
-    phase: Phase | None = None
-    rows_done: int = 0
-    """Texts that had their vectors before it happened."""
-    figures: OomFigures | None = None
-    """Of the GPU's memory, where torch's message of running out of it has them."""
-
-    @property
-    def see(self) -> str:
-        """The handbook's entry about it: its rule, or what became of the attempt where no rule knew it."""
-        return self.rule or str(self.outcome)
-
-    @property
-    def before_first_batch(self) -> bool:
-        """Whether no batch had begun, so that no text can be the cause.
-
-        Tokenising touches texts: a tokenizer that dies may do so over one of them.
-        """
-        return self.phase in BEFORE_WORK and self.phase is not Phase.TOKENIZE
-
-    @property
-    def past_its_start(self) -> bool:
-        """Whether it had got to its first batch."""
-        return self.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE)
-
-    @property
-    def weights_did_not_fit(self) -> bool:
-        """Whether the GPU had no room for the model, whoever held it."""
-        return self.rule in _WEIGHTS_DID_NOT_FIT
-
-    @property
-    def fitted_before(self) -> bool:
-        """Whether as many rows as the failed batch had were done before it: longer ones, since those come first."""
-        return self.rows_done >= self.batch_rows > 0
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether each text was in a batch of its own."""
-        return self.limits.of_length(0)[0] == 1
-
-    @property
-    def refused_by_encoder(self) -> bool:
-        """Whether the encoder itself would not do it, by an exception of its own or by what it gave: no device's doing.
-
-        A crash, a hang or an error of CUDA can always be.
-        """
-        return self.outcome is Outcome.BAD_OUTPUT or self.rule == "unknown-on-texts"
-
-    @property
-    def can_touch_gpu(self) -> bool:
-        """Whether a worker that had a GPU may have left something behind on it, or failed by it."""
-        return self.outcome in _ON_THE_DEVICE and not self.asked_for
-
-    @property
-    def blameless(self) -> bool:
-        """Whether it says nothing of texts, config or devices, however often it comes."""
-        return self.asked_for or self.outcome is Outcome.LOST
 
 
 STATUS_LOST = 1 << 16
@@ -167,7 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
-        reason = f"was ended: {evidence.ended_why}{stack}"
+        reason = f"the run ended it: {evidence.ended_why}{stack}"
         at_texts = evidence.beat is not None and evidence.beat.phase in (Phase.TOKENIZE, Phase.FORWARD)
         return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
     if code == NODE_LOST:
@@ -202,11 +108,14 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
     if code == -signal.SIGKILL:
         # No text and no package kills from outside: before the first batch it is the machine's matter.
-        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
+        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code, _KILLED), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
     ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
     return _verdict(evidence, outcome, _unrecorded(code, means), exit_code=ends_with, row_can_cause=code < 0)
+
+
+_KILLED = ", sent by the kernel (for want of memory), a batch system or a person,"
 
 
 def _unrecorded(code: int, means: str = "") -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from chunkvisor.decide.history import Budget, Company, History
 from chunkvisor.decide.lessons import smaller
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase

@@ -4,7 +4,9 @@ Pure: the caller says what time it is, by a clock that does not jump.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
+from chunkvisor.config.model import Config
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 _STARTING = frozenset(
@@ -20,6 +22,11 @@ class Patience:
     """Until the first batch begins, the wait at the gate not counted."""
     stall_s: float = 300
     """Without progress after that; also without a sign of life while it tokenises."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """That of the config."""
+        return cls(config.recovery.startup_timeout, config.recovery.stall_timeout)
 
 
 _GAP_S = 1.0

@@ -6,7 +6,7 @@ Pure: torch's message and the gate's last look are handed in.
 from dataclasses import replace
 
 from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import View
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import OomFigures

@@ -57,7 +57,7 @@ class Station:
 
 
 class Listener(Protocol):
-    """Hears what becomes of devices; the driver is one."""
+    """Hears what becomes of devices."""
 
     def joined(self, station: Station, opinion: Opinion | None) -> None:
         """It may be worked on; the opinion is that of a first look."""

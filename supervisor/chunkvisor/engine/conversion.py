@@ -10,16 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chunkvisor.child import run_child
-from chunkvisor.config.model import Backend
-from chunkvisor.decide.outcome import Evidence, judge
+from chunkvisor.config.choices import Backend
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.seal import digest_of
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
-from chunkvisor_worker.contract.messages import Fault, ModelSpec
+from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 _FORM = 1
@@ -97,8 +96,7 @@ def _is_whole(files: ConvertedFiles, on_wait: Callable[[], None]) -> bool:
 
 
 def _failed(model: ModelSpec, scratch: AttemptFiles, returncode: int) -> Halt:
-    fault, log_tail = read_message(Fault, scratch.fault), read_tail(scratch.log)
-    verdict = judge(Evidence(returncode or 1, fault=fault, log_tail=log_tail))
+    verdict = verdict_of_child(returncode, scratch.fault, scratch.log)
     full = verdict.outcome is Outcome.DISK_FULL
     last_remedy = "free some space on that disk" if full else "give it more memory, or set model.backend to torch"
     return Halt(

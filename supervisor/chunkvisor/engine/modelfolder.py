@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Backend, Dtype, ModelConfig
+from chunkvisor.config.choices import Backend, Dtype
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor_worker.contract.files import open_regular, read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))

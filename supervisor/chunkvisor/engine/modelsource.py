@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.child import run_child
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget, History
-from chunkvisor.decide.outcome import Evidence, Verdict, judge
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Wait
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.localmodel import LocalModel, require_model
 from chunkvisor.engine.modelname import NAME_REMEDY, name_problem
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
-from chunkvisor_worker.contract.messages import Fault
-from chunkvisor_worker.contract.wire import read_message
 
 _INSTEAD = "A model folder on this machine needs no hub: write its path as model.name"
 _WITHOUT_HUB = (
@@ -122,7 +121,7 @@ def fetch_model(
         found = json.loads(read_bounded(files.result) or b"")
         return ModelSource(str(found["path"]), str(found["revision"]))
     except (ValueError, KeyError, TypeError):
-        return judge(Evidence(returncode or 1, fault=read_message(Fault, files.fault)))
+        return verdict_of_child(returncode, files.fault, files.log)
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from chunkvisor.config.model import Config, ModelConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.errors import config_error
 from chunkvisor_worker.contract.files import read_bounded
 

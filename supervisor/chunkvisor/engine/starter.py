@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.config.model import Start
+from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import worker_environment
@@ -69,8 +69,19 @@ class Starter:
         return self._template is not None and self._template.state is TemplateState.READY
 
     def expect(self, pending: int, at_once: int) -> None:
-        """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
-        if self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once):
+        """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now.
+
+        One that has been begun already stays.
+        """
+        if not self._begun and (self._start is Start.WARM or (self._start is Start.AUTO and pending > at_once)):
+            self._begin()
+
+    def expect_any(self) -> None:
+        """Begin to load one before it is known how much there is to do.
+
+        Nothing else could be started meanwhile, so that the first vectors come sooner however few chunks there are.
+        """
+        if self._start is not Start.FRESH:
             self._begin()
 
     def attend(self) -> None:

@@ -12,41 +12,12 @@ from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
 from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share
+from chunkvisor.events.stages import NO_WORK, STAGES, STOPPING
 from chunkvisor_worker.contract.exits import Outcome
 
-STARTING = "starting the first workers"
-COMPUTING = "computing"
-STOPPING = "stopping: the chunks under way are finished or saved first"
 _WINDOW = 48
 """Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
 _LAST_LINES = 5
-
-_STAGES: dict[type[Event], str] = {
-    of_device.LookingForGpus: "asking nvidia-smi for the GPUs",
-    of_device.CheckingDevice: "asking nvidia-smi how {0.device} is",
-    of_device.DevicesChecked: STARTING,
-    of_run.Resolving: "asking the model hub for {0.model}",
-    of_run.CheckingModel: "reading the files of the model",
-    of_run.ConvertingModel: "converting the model for {0.backend}",
-    of_run.WaitingForTurn: "waiting for {0.who}",
-    of_run.WorkPlanned: STARTING,
-    of_output.Staging: "reading the source of {0.output}",
-    of_device.TemplateStarted: "loading the model, once for all workers",
-    of_attempt.Go: COMPUTING,
-    of_output.Assembling: "joining the chunks of {0.output}",
-    of_output.OutputComplete: COMPUTING,
-    of_run.Draining: STOPPING,
-    of_run.RunEnded: "finished",
-    of_run.Halted: "ended",
-}
-"""What a run is doing from that event on."""
-
-_NO_WORK = (
-    *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_run.Resolving, of_run.CheckingModel),
-    *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded, of_run.Halted),
-    *(of_device.LookingForGpus, of_device.GpusGuessed, of_device.CheckingDevice, of_device.DevicesChecked),
-)
-"""All that a run tells which finds everything done, or cannot begin."""
 
 
 @dataclass(slots=True)
@@ -139,8 +110,8 @@ class RunState:
         if isinstance(event, of_run.Invoked) or (isinstance(event, of_run.RunStarted) and self.ending is not None):
             self._begin(event, t)
         self.told_s = t
-        self.worked = self.worked or not isinstance(event, _NO_WORK)
-        if (stage := _STAGES.get(type(event))) and not (isinstance(event, of_attempt.Go) and self.doing == STOPPING):
+        self.worked = self.worked or not isinstance(event, NO_WORK)
+        if (stage := STAGES.get(type(event))) and not (isinstance(event, of_attempt.Go) and self.doing == STOPPING):
             self._do(stage.format(event), t)
         self._apply_to_run(event, t)
         self._apply_to_output(event, t)

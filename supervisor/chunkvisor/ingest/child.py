@@ -13,7 +13,7 @@ from chunkvisor.ingest.readers import TEXT_COLUMN, csv_columns
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.layout import unfinished
+from chunkvisor.store.outputlayout import unfinished
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.ingest.spool import Batch, SpoolFiles, bins_at_once, write_all
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.ingest.textindex import RECORD, records
 from chunkvisor.store.pickrows import fill, pick_rows
 

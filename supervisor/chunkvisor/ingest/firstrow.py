@@ -9,7 +9,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import resolve, signature
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import resolve
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.ingest.spool import BINS, hashes_of, write_all
-from chunkvisor.ingest.table import StagedTable, TableFiles, add_index
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles, add_index
 from chunkvisor.ingest.textindex import RECORD, records
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import open_kept, open_new, remove_folder

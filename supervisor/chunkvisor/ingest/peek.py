@@ -4,7 +4,7 @@ import os
 import struct
 from pathlib import Path
 
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor_worker.contract.files import open_regular
 
 _ITEM_BYTES = 8

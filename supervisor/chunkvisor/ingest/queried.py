@@ -16,7 +16,8 @@ from chunkvisor.ingest.expression import ROW, evaluate, fails_over, first_failin
 from chunkvisor.ingest.parquet import columns_expression
 from chunkvisor.ingest.problem import input_error, refuse_case_twins
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import SourceFile, check_unchanged, signature
+from chunkvisor.ingest.signature import check_unchanged, signature
+from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.sqlitefile import lay_down_sqlite
 
 _LAID = "__chunkvisor_laid"

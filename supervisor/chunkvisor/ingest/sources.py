@@ -5,18 +5,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
 
 from chunkvisor.config.suffixes import COMPRESSIONS, FORMATS
-from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.ingest.remote import find, is_remote, state_of
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.ingest.remote import find, is_remote
 from chunkvisor_worker.contract.files import read_bounded
-
-Signature: TypeAlias = list[list[str | int]]
 
 
 class Format(StrEnum):
@@ -51,8 +48,6 @@ _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 _COMPRESSIONS = {suffix: Compression(name) for suffix, name in COMPRESSIONS.items()}
 _DATABASES = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3"})
-_BESIDE_DATABASES = (".wal", "-wal", "-journal")
-"""What DuckDB (the first) and SQLite keep beside a database: changes that are not in it yet, or not for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,59 +81,6 @@ def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile
         else:
             found += map(_source_file, _paths(source))
     return found
-
-
-def signature(files: Sequence[SourceFile]) -> Signature:
-    """[path, size_bytes, mtime_ns, ctime_ns, inode] of each file: the same as long as no source was touched.
-
-    Raises Halt (exit 78) where a file is missing.
-    """
-    return [state for file in files for state in _states(file)]
-
-
-def _states(file: SourceFile) -> Signature:
-    if file.address is not None:
-        return [state_of(file.address)]
-    return [_state(file.path), *map(_stat, beside(file))]
-
-
-def beside(file: SourceFile) -> list[Path]:
-    """Files that hold changes to a database which are not in it yet; a file of another format has none."""
-    if file.format is not Format.DATABASE:
-        return []
-    found = [Path(os.path.realpath(file.path) + suffix) for suffix in _BESIDE_DATABASES]
-    return [path for path in found if _stat(path)[1]]
-
-
-def check_unchanged(files: Sequence[SourceFile], before: Signature) -> None:
-    """Raise Halt (exit 75) where a file is not as it was."""
-    now = signature(files)
-    if now != before:
-        path = next((each[0] for each in (*now, *before) if each not in before or each not in now), files[0].path)
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"{path} was changed while it was being read.",
-            remedy="Run again when nothing writes to it.",
-        )
-
-
-def _state(path: Path) -> list[str | int]:
-    try:
-        return _as_list(path, path.stat())
-    except OSError as error:
-        raise _unreachable(path, error) from error
-
-
-def _stat(path: Path) -> list[str | int]:
-    """The same of a file that may go away at any time."""
-    try:
-        return _as_list(path, path.stat())
-    except OSError:
-        return [str(path), 0, 0, 0, 0]
-
-
-def _as_list(path: Path, now: os.stat_result) -> list[str | int]:
-    return [str(path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
 
 
 def _paths(source: str) -> list[Path]:
@@ -209,7 +151,7 @@ def _check_regular(path: Path, instead_of_folder: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise _unreachable(path, error) from error
+        raise unreachable(path, error) from error
     if stat.S_ISDIR(mode):
         raise config_error(f"{path} is a folder, not a file.", remedy=instead_of_folder)
     if not stat.S_ISREG(mode):
@@ -250,7 +192,8 @@ def _of_format(path: Path, address: str | None = None) -> SourceFile:
     return SourceFile(path, form, compression, address=address)
 
 
-def _unreachable(path: Path, error: OSError) -> Halt:
+def unreachable(path: Path, error: OSError) -> Halt:
+    """The Halt for a source that cannot be looked at."""
     if isinstance(error, FileNotFoundError):
         return config_error(f"There is no file {path}.", remedy="Correct the path; it is relative to the config file.")
     return config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check the path and its permissions.")

@@ -10,8 +10,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.ingest.table import TableFiles
-from chunkvisor.store.layout import Entry
+from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.store.entry import Entry
 
 _BATCH_ROWS = 50_000
 _BATCH_BYTES = 32 << 20

@@ -26,7 +26,8 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.batches import BATCH, batched, register
 from chunkvisor.ingest.problem import input_error, refuse_case_twins, tables_in_words
 from chunkvisor.ingest.query import Dialect, in_fixed_order, one_statement
-from chunkvisor.ingest.sources import SourceFile, beside, check_unchanged, signature
+from chunkvisor.ingest.signature import beside, check_unchanged, signature
+from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Row
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}

@@ -5,8 +5,8 @@ Every read is by position, and no file stays open or mapped.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -17,68 +17,18 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.remote import shown
-from chunkvisor.ingest.sources import Signature, resolve, signature
-from chunkvisor.store.layout import Entry
+from chunkvisor.ingest.signature import Signature, signature
+from chunkvisor.ingest.sources import resolve
+from chunkvisor.ingest.tablefiles import TableFiles, TableSource, restamp
 from chunkvisor.store.pickrows import fill, pick_rows
-from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor.store.stamp import Stamp
 from chunkvisor_worker.contract.files import open_regular
 
 _ITEM_BYTES = 8
 _EACH = 4096
 _ROWS_AT_ONCE = 1 << 20
 """Texts that are held at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableFiles:
-    """Every path in the folder of a table, named once."""
-
-    folder: Path
-
-    texts = Entry("folder", "texts.bin")
-    """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
-    offsets = Entry("folder", "offsets.bin")
-    """uint64, little-endian, one more than there are texts: where each begins in `texts`, and the end."""
-    row_text = Entry("folder", "row_text.bin")
-    """int64, little-endian: number of each row's text."""
-    first_row = Entry("folder", "first_row.bin")
-    """int64, little-endian: first row of each text."""
-    index = Entry("folder", "index.bin")
-    """`textindex.RECORD`: hash and first row of each text, in the order of the hashes."""
-    rows = Entry("folder", "rows.parquet")
-    """Where columns are carried along or rows are left out: what is to be known of each row, see `rowstable`."""
-    places = Entry("folder", "places.bin")
-    """int64, little-endian, where rows are left out: number of each row in its file."""
-    record = Entry("folder", "table.json")
-    """Sealed JSON: counts, sources and the stamps of the others."""
-
-    def holds_index(self) -> bool:
-        """Whether there is an index, as the record has it. Raises OSError."""
-        try:
-            record = read_sealed(self.record)
-            return record is not None and Stamp(**record["stamps"][self.index.name]).holds(self.index)
-        except (DamagedError, KeyError, TypeError):
-            return False
-
-    @property
-    def arrays(self) -> tuple[Path, ...]:
-        """The files that every table has; the index is found by the record, too, but may be missing."""
-        return self.texts, self.offsets, self.row_text, self.first_row
-
-    @property
-    def there(self) -> tuple[Path, ...]:
-        """The files that some tables have, and this one has."""
-        return tuple(path for path in (self.rows, self.places) if path.exists())
-
-
-@dataclass(frozen=True, slots=True)
-class TableSource:
-    """Where the rows of one source file stand in the table."""
-
-    path: Path
-    first_row: int
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +87,7 @@ class StagedTable:
             if not stamp.holds(path):
                 raise DamagedError(f"{path} is missing or altered")
         if not only_read and not all(stamp.untouched(path) for path, stamp in stamps.items()):
-            _restamp(paths, record)
+            restamp(paths, record)
         return table
 
     def texts(self, start: int, stop: int) -> list[str]:
@@ -228,43 +178,6 @@ class StagedTable:
         return _read_array(TableFiles(self.folder).offsets, "<u8", start, stop + 1)
 
 
-def write_record(
-    folder: Path,
-    *,
-    rows: int,
-    distinct: int,
-    files: Sequence[TableSource],
-    source_state: Signature,
-    skip_blank: bool,
-    empty: int = 0,
-) -> None:
-    """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
-    paths = TableFiles(folder)
-    stamps = _stamps(paths)
-    content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
-    record = {
-        "rows": rows,
-        "distinct": distinct,
-        "digest": digest_of(content),
-        "files": [[shown(file.path), file.first_row, file.rows] for file in files],
-        "signature": source_state,
-        "skip_blank": skip_blank,
-        "empty": empty,
-        "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
-    }
-    write_sealed(paths.record, record)
-
-
-def add_index(folder: Path) -> None:
-    """Take an index that was made later into the record. Raises OSError, DamagedError."""
-    paths = TableFiles(folder)
-    record = read_sealed(paths.record)
-    if record is None:
-        raise DamagedError(f"{folder} holds no table")
-    stamps = {**record["stamps"], paths.index.name: asdict(stamp_file(paths.index))}
-    write_sealed(paths.record, {**record, "stamps": stamps})
-
-
 def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
     """Raise ValueError where a record is whole but cannot be that of a table, such as another version's."""
     counts = [
@@ -281,20 +194,6 @@ def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
         whole = whole and sizes_bytes == [_ITEM_BYTES * n for n in (table.distinct + 1, table.rows, table.distinct)]
     if not whole:
         raise ValueError("its numbers do not fit together")
-
-
-def _stamps(paths: TableFiles) -> dict[str, Stamp]:
-    # A table of an earlier version has no index.
-    index = [paths.index] if paths.index.exists() else []
-    return {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there, *index)}
-
-
-def _restamp(paths: TableFiles, record: dict[str, Any]) -> None:
-    known = _stamps(paths)
-    fresh = {name: known[name] for name in record["stamps"] if name != paths.index.name or name in known}
-    if any(stamp.digest != record["stamps"][name]["digest"] for name, stamp in fresh.items()):
-        raise DamagedError(f"{paths.folder} is being altered")
-    write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
 
 
 def _check_range(start: int, stop: int, length: int) -> None:

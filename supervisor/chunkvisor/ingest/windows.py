@@ -12,12 +12,10 @@ from typing import IO, Any
 import numpy as np
 
 from chunkvisor.child import for_tokenizer
-from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.errors import config_error
-from chunkvisor.store.attempt import read_tail
-from chunkvisor_worker.contract.messages import Fault
+from chunkvisor.store.childend import verdict_of_child
 from chunkvisor_worker.contract.windows import WindowsFiles, WindowsRequest
-from chunkvisor_worker.contract.wire import read_message, write_message
+from chunkvisor_worker.contract.wire import write_message
 
 WINDOW = np.dtype([("text", "<i8"), ("start_char", "<i8"), ("end_char", "<i8")])
 """Of each window: the number of its text, of those that are not left out, and its characters in it."""
@@ -99,8 +97,7 @@ class WindowCutter:
         if line.endswith(b"\n"):
             return json.loads(line)
         code = self._process.wait(_PATIENCE_S)
-        fault = read_message(Fault, self._files.fault)
-        verdict = judge(Evidence(code or 1, fault=fault, log_tail=read_tail(self._files.log)))
+        verdict = verdict_of_child(code, self._files.fault, self._files.log)
         raise config_error(
             "encode.long is windows, and the tokens of the texts cannot be counted",
             why=verdict.reason,

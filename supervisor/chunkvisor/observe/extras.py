@@ -1,4 +1,4 @@
-"""Refuses a config that asks for what is not installed, or for notices to addresses that nobody understands."""
+"""Refuses a config that asks for what is not installed or not in this CPU, or for notices that nobody can send."""
 
 import json
 import subprocess
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.config.model import Backend, Config, EngineKind
+from chunkvisor.config.choices import Backend, Dtype, EngineKind
+from chunkvisor.config.model import Config
+from chunkvisor.devices.processor import lacks_openvino_bfloat16, processor_flags
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
 from chunkvisor.store.layout import Layout
@@ -33,6 +35,12 @@ def require_extras(config: Config) -> None:
             )
     if config.model.backend is Backend.OPENVINO:
         _require("model.backend: openvino", "openvino", "openvino")
+        # Before the model is converted; OpenVINO would say nothing, and compute in float32.
+        if config.model.dtype is Dtype.BFLOAT16 and lacks_openvino_bfloat16(processor_flags()):
+            raise config_error(
+                "model.dtype is bfloat16, but OpenVINO has no bfloat16 on this CPU: it takes AVX-512 or AVX2-VNNI-2",
+                remedy="set model.dtype to float32, or use another machine",
+            )
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")
     for name, output in config.outputs.items():

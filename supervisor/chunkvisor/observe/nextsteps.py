@@ -8,8 +8,9 @@ from pathlib import Path
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.config.choices import FinalFormat, Long
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, FinalFormat, Long
+from chunkvisor.config.model import Config
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import Invoked
 from chunkvisor.events.state import RunState

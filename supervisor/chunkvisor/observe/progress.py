@@ -6,7 +6,7 @@ from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.units import counted, human_time
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.status import OutputStatus
+    from chunkvisor.observe.outputstatus import OutputStatus
 
 _FIRST_S, _LAST_S, _SHARE = 20.0, 600.0, 0.1
 
@@ -27,7 +27,8 @@ def progress_line(snapshot: Snapshot) -> str:
     parts += rates(snapshot)
     if snapshot.eta_s is not None:
         parts.append(f"about {human_time(snapshot.eta_s)} left")
-    waiting = f"; waiting: {snapshot.waits_for}" if snapshot.waits_for else ""
+    # The event of the wait has told the rest of the reason.
+    waiting = f"; waiting: {snapshot.waits_for.partition('. ')[0]}" if snapshot.waits_for else ""
     return ", ".join(parts) + waiting
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Never
 
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import CheckingModel, ConvertingModel, Draining, Resolving, Waiting
-from chunkvisor.events.state import COMPUTING, RunState
+from chunkvisor.events.stages import COMPUTING
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import stage
 from chunkvisor.observe.readings import layout_of, take_readings

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from chunkvisor.events.event import Severity
 from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
-from chunkvisor.events.state import COMPUTING, STARTING, STOPPING, RunState
+from chunkvisor.events.stages import COMPUTING, STARTING, STOPPING
+from chunkvisor.events.state import RunState
 from chunkvisor.observe.readings import Readings
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.units import counted, human_time

@@ -6,9 +6,10 @@ from pathlib import Path
 from chunkvisor.assemble.badreasons import reasons_in_words
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.progress import DeviceTimes
+from chunkvisor.observe.outputstatus import OutputStatus
 from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.observe.status import OutputStatus, SliceStatus, State, Status
+from chunkvisor.observe.status import SliceStatus, State, Status
 from chunkvisor.units import counted, human_time, listed
 
 _MOST_SLICES = 16

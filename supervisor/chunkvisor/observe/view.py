@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
-from chunkvisor.events.state import COMPUTING
+from chunkvisor.events.stages import COMPUTING
 from chunkvisor.observe.progress import percent, rates, rows_in_words, stage
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from chunkvisor.store.layout import DIGEST_LENGTH
+from chunkvisor.store.outputlayout import DIGEST_LENGTH
 from chunkvisor_worker.contract.files import open_regular
 
 BLOCK_BYTES = 2 << 20

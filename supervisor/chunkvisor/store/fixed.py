@@ -9,7 +9,7 @@ from typing import Any
 
 from chunkvisor.errors import config_error
 from chunkvisor.store.identity import Identity, from_json
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_if_whole, read_record, write_sealed
 from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import make_folder, sync_folder

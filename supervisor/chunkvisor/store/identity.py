@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.model import Backend, Config, Long
+from chunkvisor.config.choices import Backend, Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import chunk_key
+from chunkvisor.store.chunkfiles import chunk_files, remove_chunk
 from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, write_facts
-from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
 from chunkvisor.store.slices import Slice
@@ -188,13 +189,7 @@ class Ledger:
     def discard(self, chunk: int) -> None:
         """Remove what is committed of the chunk: it is pending again."""
         self.layout.quarantine_of(chunk).unlink(missing_ok=True)
-        folder = self.layout.chunk(chunk, "").parent
-        for path in list(folder.iterdir()) if folder.is_dir() else ():
-            if (parse_chunk_name(path.name) or (None,))[0] == chunk:
-                if path.is_dir() and not path.is_symlink():
-                    remove_folder(path)
-                else:
-                    path.unlink()
+        remove_chunk(self.layout, chunk)
         if chunk < self.plan.count:
             start, stop = self.plan.bounds(chunk)
             self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
@@ -207,18 +202,8 @@ class Ledger:
         self.texts_done += change * self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
-        """(number, file) of every committed chunk, in order; lists one folder of a thousand at a time."""
-        if not self.layout.chunks.is_dir():
-            return
-        first, last = self.share.start // CHUNKS_PER_FOLDER, -(-self.share.stop // CHUNKS_PER_FOLDER)
-        for number in sorted({int(path.name) for path in self.layout.chunks.iterdir() if path.name.isdecimal()}):
-            if self._slice is not None and not first <= number < last:
-                continue
-            folder = self.layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
-            for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
-                parsed = parse_chunk_name(name)
-                if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and self.mine(parsed[0]):
-                    yield parsed[0], folder / name
+        """(number, file) of our committed chunks, in order."""
+        return chunk_files(self.layout, None if self._slice is None else self.share)
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""

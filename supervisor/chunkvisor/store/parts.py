@@ -13,7 +13,7 @@ import numpy as np
 
 from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
 from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder, sync_folder
 

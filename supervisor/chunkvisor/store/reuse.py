@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.decide.cut import Cut
+from chunkvisor.store.entry import Entry
 from chunkvisor.store.fixed import Fixed, Plan, Staged
-from chunkvisor.store.layout import Entry, OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file

@@ -5,44 +5,41 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from chunkvisor.config.model import Start as StartKind
-from chunkvisor.decide.lastwords import BadRows, too_bad
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.config.choices import Start as StartKind
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Pulse
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import Halt
 from chunkvisor.events.attempt import (
-    AttemptFailed,
-    AttemptInterrupted,
     AttemptRefused,
     AttemptStarted,
     ChunkSetAside,
     ChunkSplit,
     Go,
-    PartFailed,
     WorkerLeaving,
 )
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened
-from chunkvisor.store.attempt import Place, drop_bulk, last_log, write_attempt
+from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.endedattempts import EndedAttempts, names_of
 from chunkvisor.supervise.endings import GivenUp, texts_damaged
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
+from chunkvisor.supervise.task import Task
 from chunkvisor.supervise.waitteller import WaitTeller
-from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.contract.wire import write_message
 
 
 class Acts:
@@ -66,23 +63,38 @@ class Acts:
         self._storage = storage
         self._joiner = joiner
         self._lessons = lessons
-        self._bad_rows = bad_rows
         self._waits = waits
         self._emit = emit
         self.running: dict[int, Slot] = {}
         """Workers, by number."""
-        self.ended: dict[int, Slot] = {}
-        """Those whose ends are being dealt with."""
-        self._recorded: dict[int, AttemptFiles] = {}
-        """Of failed attempts at one text, which may end the run later."""
+        self.ended = EndedAttempts(outputs, stations, storage, bad_rows, emit)
         self.given_up: list[GivenUp] = []
 
-    def forget_ended(self) -> None:
-        """All that follows from their ends is done: of a failed attempt, record and log are what is left to read."""
-        for slot in self.ended.values():
-            if slot.files.verdict.exists():
-                drop_bulk(slot.files)
-        self.ended.clear()
+    def pids(self) -> dict[int, frozenset[int]]:
+        """Of the workers that have each device, or have just given it back."""
+        found: dict[int, set[int]] = {}
+        for slot in self.running.values():
+            if slot.had_device:
+                found.setdefault(slot.station.number, set()).add(slot.worker.pid)
+        return {number: frozenset(pids) for number, pids in found.items()}
+
+    def end_all(self, sleep: Callable[[], None]) -> None:
+        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel.
+
+        `sleep` waits until one of them stirs.
+        """
+        running = self.running
+        while running and not all(slot.stuck(time.monotonic()) for slot in running.values()):
+            now_s = time.monotonic()
+            for slot in list(running.values()):
+                if slot.worker.poll() is None:
+                    slot.end(EndedBy.STOP, "the run has ended", now_s)
+                else:
+                    del running[slot.number]  # if it got done after all, the next run finds its result
+            if running:
+                sleep()
+                with contextlib.suppress(Halt):
+                    self._engine.attend()
 
     def carry_out(self, instruction: do.Instruction) -> on.Stimulus | None:
         """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""
@@ -90,7 +102,7 @@ class Acts:
             case do.Start():
                 return self._start(instruction)
             case do.Keep():
-                files, failed = self.ended[instruction.worker].files, instruction.failed
+                files, failed = self.ended.files_of(instruction.worker, instruction.task), instruction.failed
                 stopped = instruction.interrupted
                 return self._storage.keep(
                     instruction.task, files, instruction.holes, failed=failed, interrupted=stopped
@@ -100,9 +112,9 @@ class Acts:
             case do.Compose():
                 return self._storage.compose(instruction.task)
             case do.HaltRun():
-                raise self._halt(instruction)
+                raise self.ended.halt(instruction)
             case do.HaltByBadRows():
-                raise self._too_bad(instruction)
+                raise self.ended.too_bad(instruction)
             case _:
                 self._change(instruction)
         return None
@@ -117,7 +129,7 @@ class Acts:
             case do.Leave() if instruction.worker in self.running:
                 slot = self.running[instruction.worker]
                 slot.leave(instruction.why)
-                self._emit(WorkerLeaving(*_named_of(slot)))
+                self._emit(WorkerLeaving(*names_of(slot)))
             case do.Look():
                 self._stations.ask(instruction.device)
             case do.GetUsedTo():
@@ -139,12 +151,12 @@ class Acts:
         """What is only written down, and told."""
         match instruction:
             case do.Record():
-                self._record(instruction)
+                self.ended.record(instruction)
             case do.Refuse():
-                self._remove(instruction.worker)
-                self._emit(AttemptRefused(*self._named(instruction.worker, instruction.task)))
+                self.ended.remove(instruction.worker)
+                self._emit(AttemptRefused(*self.ended.named(instruction.worker, instruction.task)))
             case do.Discard():
-                self._remove(instruction.worker)
+                self.ended.remove(instruction.worker)
             case do.SaveLessons():
                 self._save_lessons(instruction)
             case do.TellWaiting():
@@ -156,7 +168,7 @@ class Acts:
             case do.SetAside():
                 task, verdict = instruction.task, instruction.verdict
                 name = self._outputs[task.output].name
-                self.given_up.append(GivenUp(name, task.chunk, verdict, self._files(instruction.worker, task)))
+                self.given_up.append(GivenUp(name, task.chunk, verdict, self.ended.files_of(instruction.worker, task)))
                 self._emit(ChunkSetAside(name, task.chunk, verdict.reason))
 
     def _start(self, start: do.Start) -> on.Started | on.NotStarted:
@@ -177,58 +189,13 @@ class Acts:
         slot = Slot(start.worker, task, station, number, files, spec, worker, pulse, start.limits)
         self.running[start.worker] = slot
         kind = StartKind.WARM if worker.warm else StartKind.FRESH
-        self._emit(AttemptStarted(*_named_of(slot), worker.pid, station.number, str(kind)))
+        self._emit(AttemptStarted(*names_of(slot), worker.pid, station.number, str(kind)))
         return on.Started(start.worker, worker.warm)
 
     def _go(self, slot: Slot, limits: Limits) -> None:
         slot.go(limits)
         self._storage.gone(slot.go_s)
-        self._emit(Go(*_named_of(slot), limits.rows, limits.tokens, limits.tiers, limits.padding, limits.measured))
-
-    def _record(self, record: do.Record) -> None:
-        """Write down how an attempt failed, and tell of it."""
-        task, verdict, files = record.task, record.verdict, self._files(record.worker, record.task)
-        if task.texts == 1 and record.worker:
-            self._recorded[record.worker] = files
-        if verdict.asked_for:
-            remove_folder(files.folder)
-        else:
-            with contextlib.suppress(OSError):  # on a full disk the journal may still have it
-                write_message(files.verdict, verdict, durable=False)
-        kind = AttemptInterrupted if verdict.asked_for else PartFailed if task.part else AttemptFailed
-        output, chunk, attempt = self._named(record.worker, task)
-        told = kind(
-            output,
-            chunk,
-            attempt,
-            verdict.outcome,
-            verdict.reason,
-            start=task.start,
-            stop=task.stop,
-            rule=verdict.rule,
-            phase=str(verdict.phase or ""),
-            log=str(last_log(files) or ""),
-            then=record.then,
-        )
-        self._emit(told)
-
-    def _named(self, worker: int, task: Task) -> tuple[str, int, int]:
-        """(output, chunk, attempt), for the journal; attempt 0 where there was no worker."""
-        if worker in self.ended:
-            return _named_of(self.ended[worker])
-        return self._outputs[task.output].name, task.chunk, 0
-
-    def _files(self, worker: int, task: Task) -> AttemptFiles:
-        """Of the ended worker; of none, the folder of the chunk's attempts."""
-        if worker in self.ended:
-            return self.ended[worker].files
-        if worker in self._recorded:
-            return self._recorded[worker]
-        return AttemptFiles(self._outputs[task.output].ledger.layout.attempts_of(task.chunk))
-
-    def _remove(self, worker: int) -> None:
-        if worker in self.ended:
-            remove_folder(self.ended[worker].files.folder)
+        self._emit(Go(*names_of(slot), limits.rows, limits.tokens, limits.tiers, limits.padding, limits.measured))
 
     def _save_lessons(self, instruction: do.SaveLessons) -> None:
         self._lessons.save(instruction.kind, instruction.lessons)
@@ -239,24 +206,6 @@ class Acts:
             of_length += f" on {instruction.kind}"
         kind = LimitsWidened if instruction.doubted else LimitsLowered
         self._emit(kind(tier.rows, tier.tokens, tier.min_length, of_length))
-
-    def _halt(self, instruction: do.HaltRun) -> Halt:
-        halt = self._stations.with_others(instruction.halt) if instruction.of_device else instruction.halt
-        slot = self.ended.get(instruction.worker)
-        files = slot.files if slot is not None else self._recorded.get(instruction.worker)
-        if halt.log is None and files is not None:
-            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=last_log(files), see=halt.see)
-        return halt
-
-    def _too_bad(self, instruction: do.HaltByBadRows) -> Halt:
-        task, files = instruction.task, self._files(instruction.worker, instruction.task)
-        _, place = self._storage.place_of(task)
-        name = self._outputs[task.output].name
-        return too_bad(name, place, instruction.count, instruction.verdict, last_log(files), self._bad_rows)
-
-
-def _named_of(slot: Slot) -> tuple[str, int, int]:
-    return slot.spec.output, slot.task.chunk, slot.attempt
 
 
 def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:

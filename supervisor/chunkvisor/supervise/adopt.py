@@ -3,23 +3,41 @@
 It starts nothing, and decides no more than `outcome` and `policy` do.
 """
 
+from collections.abc import Sequence
+
 from chunkvisor.decide.history import Budget, History
+from chunkvisor.decide.lessons import learn
 from chunkvisor.decide.outcome import judge
 from chunkvisor.decide.policy import decide
 from chunkvisor.decide.steps import Retry
+from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather
+from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.salvage import Salvage, look
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
-from chunkvisor.supervise.storage import Storage
+from chunkvisor.supervise.storage import Storage, check_space
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Spec, Tier
 from chunkvisor_worker.contract.wire import read_message
 
 
-def adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:
+def adopt_all(
+    outputs: Sequence[OutputRun], stations: Stations, storage: Storage, lessons: LessonFile, budget: Budget
+) -> None:
+    """Take over what an earlier run left; its lessons hold where all devices are of one kind. Raises Halt, OSError."""
+    kinds = {station.device.model for station in stations.alive}
+    for number, output in enumerate(outputs):
+        check_space(output)
+        for tier in _adopt(number, output, storage, budget):
+            for kind in kinds if len(kinds) == 1 else ():
+                lessons.save(kind, learn(lessons.get(kind), tier))
+        output.saved_before = output.ledger.saved()
+
+
+def _adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> list[Tier]:
     """Take over what is good, remove the rest; returns what out-of-memory faults teach. Raises Halt, OSError."""
     ledger, tiers = output.ledger, []
     for chunk, files in list(ledger.attempt_folders()):

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.backlog import Backlog, Progress, Task
+from chunkvisor.supervise.backlog import Backlog
 from chunkvisor.supervise.fleet import Device, Fleet, Gate
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.progress import Progress
+from chunkvisor.supervise.task import Task
 
 LOOK_PAUSE_S = 2.0
 """Between two looks at a device that is not fit."""

@@ -4,23 +4,16 @@ What an earlier run has fixed stays as it was, unless the run is told to update 
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chunkvisor.assemble.before import finish_switch
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import finish_publishing
-from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
 from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events import output as of_output
-from chunkvisor.events.event import Emit
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
@@ -28,72 +21,17 @@ from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
 from chunkvisor.store.identity import Identity, differences, identity_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.candidates import dtype_of
 from chunkvisor.supervise.changed import refuse_changes
-from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.endings import texts_damaged
-from chunkvisor.supervise.planreuse import Planner
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
-
-
-@dataclass(slots=True)
-class Opening:
-    """What all outputs of a run have in common while they are opened."""
-
-    loaded: LoadedConfig
-    source: ModelSource
-    device_kind: str
-    run_id: str
-    max_rows: int | None
-    slice: Slice | None
-    """None = all chunks are ours."""
-    arithmetic: Mapping[str, str]
-    """Variables of the workers that choose other arithmetic."""
-    disk: DiskWait
-    emit: Emit
-    on_wait: Callable[[], None]
-    """Called while a source is read; raises to stop."""
-    planner: Planner
-    computes_in: str | None = None
-    """The dtype in which the model computes; None where its files do not tell."""
-    update: bool = False
-    """A source that has changed is taken as it is now."""
-    from_scratch: bool = False
-
-    @property
-    def config(self) -> Config:
-        """The validated config."""
-        return self.loaded.config
-
-
-@dataclass(slots=True)
-class Begun:
-    """One output whose source is staged."""
-
-    layout: OutputLayout
-    fixed: Fixed
-    """Of the next generation, where there is to be one."""
-    staged: Staged
-    manifest: dict[str, Any] | None = None
-    """Of a complete one."""
-    moves_on: bool = False
-    """Its next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another."""
-
-    @property
-    def name(self) -> str:
-        """Of the output, as the config has it."""
-        return self.layout.name
-
-    @property
-    def complete(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.manifest is not None and not self.moves_on
 
 
 def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
@@ -222,6 +160,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
 
     Raises Halt where the source is wrong, OSError.
     """
+    opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
     request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chunkvisor.decide import lastwords
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
+from chunkvisor.supervise.backlog import Backlog
 from chunkvisor.supervise.fleet import Fleet
 from chunkvisor.supervise.leaving import Leaving
+from chunkvisor.supervise.progress import Progress
+from chunkvisor.supervise.task import NOW, Task
 from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 8

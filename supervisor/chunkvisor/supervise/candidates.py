@@ -25,12 +25,13 @@ from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
 from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
 from chunkvisor.store.seal import DamagedError, read_record

@@ -5,7 +5,6 @@ Pure: `decide.policy` decides; this spells its steps out as instructions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.bisect import halves
@@ -16,17 +15,18 @@ from chunkvisor.decide.steps import EndRun, Isolate, Quarantine, Retry, SetAside
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task, TaskKey, left_of
+from chunkvisor.supervise.backlog import Backlog, left_of
 from chunkvisor.supervise.blame import Accused, Blame
 from chunkvisor.supervise.fleet import Fleet, Gate, Worker
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.lessonbook import LessonBook
+from chunkvisor.supervise.progress import Progress
+from chunkvisor.supervise.retries import Retries
 from chunkvisor.supervise.runhistory import AttemptEnd, RunHistory
+from chunkvisor.supervise.takeapart import part_of, suspects_apart
+from chunkvisor.supervise.task import NOW, Task, TaskKey
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Tier
-
-_ONE_BY_ONE = Tier(min_length=0, rows=1)
 
 
 class Consequences:
@@ -55,6 +55,7 @@ class Consequences:
         self._blame = blame
         self._book = book
         self._joins = joins
+        self._retries = Retries(history, backlog, fleet, book, say)
         self._say = say
         self._keeping: dict[TaskKey, tuple[AttemptEnd, tuple[int, ...]]] = {}
         """(whose attempt, holes) of what the driver is storing, by texts."""
@@ -121,12 +122,12 @@ class Consequences:
         task, verdict, device = end.task, end.verdict, end.device
         match step:
             case Retry():
-                self._retry(step, end)
+                self._retries.retry(step, end)
             case StartAgain():
-                self._start_again(step, end)
+                self._retries.start_again(step, end)
             case Wait():
-                self._again(end)
-                self._wait(step, end)
+                self._retries.again(end)
+                self._retries.wait(step, end)
             case Split():
                 self._split(step, end)
             case Isolate():
@@ -138,38 +139,6 @@ class Consequences:
             case EndRun():
                 self._end(step, end)
 
-    def _retry(self, step: Retry, end: AttemptEnd) -> None:
-        task, device = end.task, end.device
-        if step.charged:
-            self._history.charge(end)
-        if step.tier is not None and step.lesson and device is not None:
-            self._say_if(self._book.learn(device.kind, step.tier))
-        self._again(
-            end,
-            due_s=end.now_s + step.delay_s if step.delay_s else NOW,
-            tier=task.tier if step.lesson else step.tier,
-            blocking_launches=step.blocking_launches,
-            fresh=task.fresh or end.verdict.outcome is not Outcome.LOST,
-        )
-
-    def _again(self, end: AttemptEnd, *, due_s: float = NOW, fresh: bool = True, **changes: Any) -> None:
-        self._backlog.put_back(replace(end.task, avoid=end.avoid, due_s=due_s, fresh=fresh, **changes))
-
-    def _start_again(self, step: StartAgain, end: AttemptEnd) -> None:
-        self._history.did_not_start(end)
-        if end.device is not None:
-            end.device.fresh_only = end.device.fresh_only or end.life_s is None
-            end.device.pause(end.now_s + step.delay_s)
-        # Others first: whether their workers start tells whether it is the device, or the model, or chance.
-        self._again(end, due_s=end.now_s + 2 * step.delay_s)
-
-    def _wait(self, step: Wait, end: AttemptEnd) -> None:
-        waited_s = self._history.waits(end)
-        _, number = self._history.cause(end)
-        waits = self._fleet if number is None or end.device is None else end.device
-        waits.pause(end.now_s + step.delay_s)
-        self._say(do.TellWaiting(number, step.delay_s, end.verdict, waited_s))
-
     def _split(self, step: Split, end: AttemptEnd) -> None:
         """Keep all rows but the bad ones and try those alone, or try both halves."""
         task = end.task
@@ -178,44 +147,27 @@ class Consequences:
             return
         first, second = halves(task.wanted)
         self._say(do.Cut(task, second[0]))
-        self._put_parts(task, [self._part_of(end, first), self._part_of(end, second)])
+        self._put_parts(task, [part_of(end, first), part_of(end, second)])
 
     def _isolate(self, end: AttemptEnd) -> None:
-        """Try the suspects one by one, so that the next end tells which it is; and the others by themselves."""
-        task, suspects = end.task, end.suspects
-        others = sorted(set(task.wanted).difference(suspects))
-        if len(suspects) == 1 and end.verdict.one_by_one:
-            self._history.charge(replace(end, task=task.of(suspects), device=None))  # it was tried alone just now
-        tier = None if len(suspects) == 1 else _ONE_BY_ONE
-        parts = [self._part_of(end, suspects, tier=tier)]
-        parts += [self._part_of(end, others, tier=task.tier)] if others else []
-        self._put_parts(task, parts)
+        if len(suspects := end.suspects) == 1 and end.verdict.one_by_one:
+            self._history.charge(replace(end, task=end.task.of(suspects), device=None))  # it was tried alone just now
+        self._put_parts(end.task, suspects_apart(end))
 
     def _put_parts(self, task: Task, parts: Sequence[Task]) -> None:
         for part in parts:
             self._backlog.put_back(part)
         self._say(do.TellSplit(task, len(parts)))
 
-    def _part_of(self, end: AttemptEnd, texts: Sequence[int], **changes: Any) -> Task:
-        task = end.task
-        fresh = Task(NOW, task.output, task.chunk, task.start, task.stop, fresh=True, avoid=end.avoid, part=True)
-        return fresh.of(texts, **changes)
-
     def _end(self, step: EndRun, end: AttemptEnd) -> None:
-        """Do without what every further worker would fail on: the device, its machine, or else the run ends."""
-        task, verdict, device = end.task, end.verdict, end.device
+        """Do without what every further worker would fail on, or else the run ends."""
+        task, verdict = end.task, end.verdict
         if step.exit_code is ExitCode.TRY_AGAIN and verdict.row_can_cause and not self._any_good():
             # Another run would come to the same.
             step = replace(step, exit_code=lastwords.code_of_nothing(verdict))
         halt = lastwords.halt_of(step, verdict, self._outputs[task.output].name, task.chunk)
-        if device is not None and device.node and step.of_machine(verdict):
-            self._leaving.drop_node(device.node, halt)
-        elif device is not None and step.of_device(verdict):
-            self._leaving.drop(device, halt, end.worker)
-        else:
-            self._say(do.HaltRun(halt, end.worker))
-            return
-        self._again(end)
+        if self._leaving.do_without(step, end, halt):
+            self._retries.again(end)
 
     def _any_good(self) -> bool:
         """Whether any text has ever got its vector."""
@@ -226,7 +178,7 @@ class Consequences:
             # A world that is not ready says nothing of the device or the texts.
             self._say(do.Discard(end.worker, end.task, end.verdict))
             self._blame.control_waits(end.task)
-            self._wait(step, end)
+            self._retries.wait(step, end)
         else:
             self._blame.control_ended(end.worker, end.task, end.verdict)
 
@@ -249,7 +201,7 @@ class Consequences:
             case on.NotStored():
                 kept, _ = self._keeping.pop(stimulus.task.key, (None, ()))
                 if kept is not None and kept.saved:
-                    self._backlog.put_back(self._part_of(kept, sorted(kept.saved)))
+                    self._backlog.put_back(part_of(kept, sorted(kept.saved)))
                     return
                 if kept is None and stimulus.task.texts:
                     self._blame.confirmed()
@@ -266,11 +218,12 @@ class Consequences:
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
         if kept is not None and holes and not kept.saved:
-            self._put_parts(task, [self._part_of(kept, [task.start + row], hole=True) for row in holes])
+            self._put_parts(task, [part_of(kept, [task.start + row], hole=True) for row in holes])
         if whole:
             self._history.worked(task.output)
             for kind in self._fleet.kinds:
-                self._say_if(self._book.confirm(kind))
+                if (saved := self._book.confirm(kind)) is not None:
+                    self._say(saved)
             self._joins.begin_if_complete(task.output)
         elif not holes:
             self._joins.compose_if_known(task.output, task.chunk)

@@ -9,35 +9,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from chunkvisor.decide.lessons import learn
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy
 from chunkvisor.decide.watch import Patience, gap
 from chunkvisor.devices.company import company_of, in_company
-from chunkvisor.devices.health import Opinion
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end
-from chunkvisor.errors import Halt
-from chunkvisor.events.attempt import LateCrash, WorkerEnded
+from chunkvisor.events.attempt import WorkerEnded
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Draining, StoodStill
-from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.acts import Acts
-from chunkvisor.supervise.adopt import adopt, forget_unsure
+from chunkvisor.supervise.adopt import adopt_all, forget_unsure
+from chunkvisor.supervise.capacity import EngineCapacity
+from chunkvisor.supervise.devicenews import DeviceNews
 from chunkvisor.supervise.endings import GivenUp, cannot_be_killed, how_drained
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
+from chunkvisor.supervise.judging import judged
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.scheduler import Scheduler, Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import Slot
-from chunkvisor.supervise.storage import Storage, check_space
+from chunkvisor.supervise.storage import Storage
 from chunkvisor.supervise.waitteller import WaitTeller
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import WorkerExit
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if nobody calls."""
@@ -67,7 +65,8 @@ class Driver:
         self._signals = signals
         self._emit = emit
         self._tick = tick
-        self._stations = Stations(self, emit)
+        self._news = DeviceNews()
+        self._stations = Stations(self._news, emit)
         self._stations.learn_need(need_bytes)
         self._joiner = Joiner(outputs, signals, emit)
         self._storage = Storage(outputs, emit)
@@ -83,8 +82,6 @@ class Driver:
             emit,
         )
         self._scheduler: Scheduler
-        self._news: list[on.Stimulus] = []
-        """What became of devices since the last turn."""
         self._todo: deque[do.Instruction] = deque()
         self._looked_s = time.monotonic()
         """When a worker was looked at last."""
@@ -98,17 +95,18 @@ class Driver:
         """
         try:
             self._engine.open(self._stations)
-            self._adopt()
+            adopt_all(self._outputs, self._stations, self._storage, self._lessons, self._settings.budget)
             if self._pending():
                 places = self._settings.per_device + self._settings.standby
                 self._engine.prepare(Demand(self._pending, places))
-            self._scheduler = Scheduler(self._outputs, self._settings, self._lessons, self, time.monotonic)
+            capacity = EngineCapacity(self._engine, self._stations, self._acts.running)
+            self._scheduler = Scheduler(self._outputs, self._settings, self._lessons, capacity, time.monotonic)
             self._turn()
             while not self._scheduler.finished:
                 self._sleep()
                 self._turn()
         finally:
-            self._end_all()
+            self._acts.end_all(self._sleep)
             for output in self._outputs:
                 with contextlib.suppress(OSError):
                     forget_unsure(output)
@@ -117,58 +115,16 @@ class Driver:
             self._stations.close()
         return self._acts.given_up
 
-    def _adopt(self) -> None:
-        """Take over what an earlier run left; its lessons hold where all devices are of one kind."""
-        kinds = {station.device.model for station in self._stations.alive}
-        for number, output in enumerate(self._outputs):
-            check_space(output)
-            for tier in adopt(number, output, self._storage, self._settings.budget):
-                for kind in kinds if len(kinds) == 1 else ():
-                    self._lessons.save(kind, learn(self._lessons.get(kind), tier))
-            output.saved_before = output.ledger.saved()
-
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
-
-    # --- what the scheduler asks of the engine
-
-    def holding(self, device: int) -> bool:
-        """See Capacity."""
-        return self._engine.holding(self._stations[device])
-
-    def has_room(self, device: int) -> bool:
-        """See Capacity."""
-        workers = [slot.worker for slot in self._acts.running.values()]
-        return self._engine.has_room(self._stations[device], workers)
-
-    def left_s(self, worker: int) -> float | None:
-        """See Forecast."""
-        slot = self._acts.running.get(worker)
-        return slot.left_s(time.monotonic()) if slot is not None else None
-
-    # --- what becomes of devices
-
-    def joined(self, station: Station, opinion: Opinion | None) -> None:
-        """See Listener."""
-        kind = station.device.model
-        self._news.append(on.DeviceJoined(station.number, str(station), station.site.node, kind, opinion))
-
-    def looked(self, station: Station, opinion: Opinion) -> None:
-        """See Listener."""
-        self._news.append(on.Looked(station.number, opinion))
-
-    def node_left(self, node: str) -> None:
-        """See Listener."""
-        self._news.append(on.NodeLeft(node))
 
     # --- turns
 
     def _turn(self) -> None:
         self._heed_signals()
         self._engine.attend()
-        self._stations.attend(self._pids)
-        news, self._news = self._news, []
-        for stimulus in news:
+        self._stations.attend(self._acts.pids)
+        for stimulus in self._news.take():
             self._tell(stimulus)
         self._forgive(time.monotonic())
         for slot in list(self._acts.running.values()):
@@ -179,7 +135,7 @@ class Driver:
             self._tell(stimulus)
         self._tick()
         self._tell(on.TimePassed())
-        self._acts.forget_ended()
+        self._acts.ended.forget()
 
     def _heed_signals(self) -> None:
         signals = self._signals
@@ -249,7 +205,7 @@ class Driver:
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
         del self._acts.running[slot.number]
-        self._acts.ended[slot.number] = slot
+        self._acts.ended.add(slot)
         keep_log_end(slot.files.log)
         slot.freed(now_s)
         self._emit(WorkerEnded(slot.spec.output, slot.task.chunk, slot.attempt, returncode, **slot.figures(now_s)))
@@ -266,12 +222,13 @@ class Driver:
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
-        ended = self._end_of(slot, *self._judged(slot, returncode))
+        ended = self._end_of(slot, returncode)
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)
         self._tell(ended)
 
-    def _end_of(self, slot: Slot, verdict: Verdict, left: Salvage) -> on.Ended:
+    def _end_of(self, slot: Slot, returncode: int) -> on.Ended:
+        verdict, left = judged(slot, returncode, self._outputs[slot.task.output], self._emit)
         beside = (each for each in self._acts.running.values() if each.gate is Gate.OPEN)
         siblings = frozenset(each.worker.pid for each in beside if each.station is slot.station)
         company = company_of(verdict.figures, slot.station.gate.view, siblings)
@@ -282,48 +239,3 @@ class Driver:
         saved, under_way = (frozenset(slot.task.start + row for row in rows) for rows in (left.done, left.under_way))
         verdict = in_company(verdict, company, siblings)
         return on.Ended(slot.number, verdict, company, began_s, saved=saved, under_way=under_way)
-
-    def _judged(self, slot: Slot, returncode: int) -> tuple[Verdict, Salvage]:
-        """What became of the attempt, and what it has left where it failed."""
-        output = self._outputs[slot.task.output]
-        evidence = gather(
-            slot.files,
-            slot.spec,
-            output.ledger.facts,
-            output.blank_test(slot.spec),
-            returncode=returncode,
-            ended_by=slot.ended_by,
-            ended_why=slot.ended_why,
-            oom_kills=slot.worker.oom_kills(),
-            limits=slot.limits,
-        )
-        verdict = judge(evidence)
-        if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
-            self._emit(LateCrash(output.name, slot.task.chunk, returncode))
-        # With a result, what is wrong is known; without one over its form, no batch of it can be believed.
-        if verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT) or slot.task.control:
-            return verdict, Salvage()
-        return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))
-
-    def _pids(self) -> dict[int, frozenset[int]]:
-        """Of the workers that have each device, or have just given it back."""
-        found: dict[int, set[int]] = {}
-        for slot in self._acts.running.values():
-            if slot.had_device:
-                found.setdefault(slot.station.number, set()).add(slot.worker.pid)
-        return {number: frozenset(pids) for number, pids in found.items()}
-
-    def _end_all(self) -> None:
-        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
-        running = self._acts.running
-        while running and not all(slot.stuck(time.monotonic()) for slot in running.values()):
-            now_s = time.monotonic()
-            for slot in list(running.values()):
-                if slot.worker.poll() is None:
-                    slot.end(EndedBy.STOP, "the run has ended", now_s)
-                else:
-                    del running[slot.number]  # if it got done after all, the next run finds its result
-            if running:
-                self._sleep()
-                with contextlib.suppress(Halt):
-                    self._engine.attend()

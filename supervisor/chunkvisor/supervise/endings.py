@@ -11,7 +11,7 @@ from typing import Any
 from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
 from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.decide.lastwords import last_remedy
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import last_log, log_of
 from chunkvisor.store.layout import Layout

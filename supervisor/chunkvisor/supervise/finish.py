@@ -12,7 +12,8 @@ from chunkvisor.assemble.before import drop_before, drop_earlier_sides
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import Form, asked_form
 from chunkvisor.assemble.join import Final, assemble, texts_without
-from chunkvisor.assemble.manifest import Origin, announce, build_manifest, publish_manifest, read_recorded
+from chunkvisor.assemble.manifest import announce, publish_manifest, read_recorded
+from chunkvisor.assemble.newmanifest import Origin, build_manifest
 from chunkvisor.assemble.sides import write_sides
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.assemble.versionshare import share_of_rows
@@ -21,11 +22,11 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, Reuse
 from chunkvisor.store.versions import read_stretches
-from chunkvisor.supervise.begin import Begun, Opening
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.taken import taken_of
 
 _MAX_LINES = 100

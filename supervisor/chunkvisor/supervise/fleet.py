@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from chunkvisor.supervise.backlog import Seat, Task
+from chunkvisor.supervise.task import Seat, Task
 
 
 class Gate(Enum):

@@ -5,9 +5,9 @@ from types import TracebackType
 
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.table import TableFiles
-from chunkvisor.store.layout import OutputLayout
-from chunkvisor.supervise.begin import Opening
+from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.supervise.opening import Opening
 from chunkvisor_worker.contract.files import remove_folder
 
 

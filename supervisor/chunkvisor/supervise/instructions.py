@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from chunkvisor.decide.lessons import Lesson
-from chunkvisor.decide.outcome import EndedBy, Verdict
+from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import Halt
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 

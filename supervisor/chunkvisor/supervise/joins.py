@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from chunkvisor.decide import lastwords
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.backlog import NOW, Backlog, Progress, Task
+from chunkvisor.supervise.backlog import Backlog
+from chunkvisor.supervise.progress import Progress
+from chunkvisor.supervise.task import NOW, Task
 
 MAX_DAMAGED = 3
 """More damaged chunks of one output are no accident."""

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from chunkvisor.decide import lastwords
 from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.steps import EndRun
 from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.fleet import Device, Fleet, Worker
+from chunkvisor.supervise.runhistory import AttemptEnd
 from chunkvisor.supervise.suspects import Guilty
 
 
@@ -46,6 +48,21 @@ class Leaving:
         """Do without a machine; whether others are left, or come, is for the engine to say."""
         self._say(do.DropNode(node, halt))
         self.leave_node(node)
+
+    def do_without(self, step: EndRun, end: AttemptEnd, halt: Halt) -> bool:
+        """Do without the machine or the device by which every further worker would fail.
+
+        False where it is neither: the run ends then.
+        """
+        device = end.device
+        if device is not None and device.node and step.of_machine(end.verdict):
+            self.drop_node(device.node, halt)
+        elif device is not None and step.of_device(end.verdict):
+            self.drop(device, halt, end.worker)
+        else:
+            self._say(do.HaltRun(halt, end.worker))
+            return False
+        return True
 
     def leave_node(self, node: str) -> None:
         """The machine is gone."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from chunkvisor.decide.lessons import Lesson, apply, confirm, learn
-from chunkvisor.supervise.backlog import Progress
 from chunkvisor.supervise.instructions import SaveLessons
+from chunkvisor.supervise.progress import Progress
 from chunkvisor_worker.contract.messages import Limits, Tier
 
 

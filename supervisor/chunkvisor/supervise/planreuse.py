@@ -8,10 +8,11 @@ from pathlib import Path
 from chunkvisor.assemble.copiedrows import copy_rows
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import ReuseRefused
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
-from chunkvisor.store.layout import unfinished
+from chunkvisor.store.outputlayout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
 from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder

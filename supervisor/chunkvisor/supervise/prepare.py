@@ -11,7 +11,7 @@ from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.config.model import Strictness
+from chunkvisor.config.choices import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.conversion import with_place
 from chunkvisor.engine.environment import thread_count
@@ -23,8 +23,9 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes
-from chunkvisor.supervise.begin import Begun, Opening, open_table
+from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
 from chunkvisor.supervise.versionwatch import VersionWatch

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chunkvisor.decide.history import Budget, Company, History
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.policy import is_fruitless
 from chunkvisor.decide.steps import SetAside, Step
 from chunkvisor.decide.suspicion import Charge
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.waits import Cause, Waits
-from chunkvisor.supervise.backlog import Progress, Seat, Task, TaskKey
 from chunkvisor.supervise.fleet import Device, Fleet
+from chunkvisor.supervise.progress import Progress
 from chunkvisor.supervise.suspects import Guilty, Suspects
+from chunkvisor.supervise.task import Seat, Task, TaskKey
 from chunkvisor_worker.contract.exits import Outcome
 
 

@@ -17,7 +17,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
 from chunkvisor.supervise.assignment import Assignment, Capacity
-from chunkvisor.supervise.backlog import Backlog, Progress
+from chunkvisor.supervise.backlog import Backlog
 from chunkvisor.supervise.blame import Blame
 from chunkvisor.supervise.consequences import Consequences
 from chunkvisor.supervise.draining import Draining, Forecast
@@ -25,6 +25,7 @@ from chunkvisor.supervise.fleet import Device, Fleet, Gate
 from chunkvisor.supervise.joins import Joins
 from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.lessonbook import LessonBook, Recall
+from chunkvisor.supervise.progress import Progress
 from chunkvisor.supervise.runhistory import RunHistory
 
 

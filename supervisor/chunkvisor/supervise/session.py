@@ -22,8 +22,9 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import claim
 from chunkvisor.store.refusal import refusal
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.signals import Signals
-from chunkvisor.supervise.work import Request, Run, Work
+from chunkvisor.supervise.work import Work
 
 
 def run(request: Request, observer: Observer) -> ExitCode:

@@ -15,10 +15,11 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed, write_facts
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.begin import Begun, Opening, move_on, open_table
+from chunkvisor.supervise.begin import move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,
     Means,
@@ -32,6 +33,7 @@ from chunkvisor.supervise.candidates import (
     promised,
 )
 from chunkvisor.supervise.indexes import Indexes
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor_worker.contract.files import remove_folder
 
 

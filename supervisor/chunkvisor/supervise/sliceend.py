@@ -9,10 +9,12 @@ from itertools import islice
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import SliceDone
-from chunkvisor.observe.status import committed_chunks, read_output
+from chunkvisor.observe.outputstatus import read_output
+from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import read_facts
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.outputrun import OutputRun
 
 _ROWS = 10

@@ -11,8 +11,8 @@ from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.fleet import Gate
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.files import AttemptFiles, open_kept
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec
 from chunkvisor_worker.contract.wire import read_message

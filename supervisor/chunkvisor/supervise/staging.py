@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from chunkvisor.config.model import Config, Long
+from chunkvisor.config.choices import Long
+from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import SourceFile, resolve, signature
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import SourceFile, resolve
 from chunkvisor.store.fixed import Staged, read_staged
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of
 from chunkvisor_worker.contract.windows import WindowsRequest
 

@@ -7,10 +7,10 @@ scheduler gave them with `Start`, devices by the number that they joined with.
 from dataclasses import dataclass
 
 from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import Halt
-from chunkvisor.supervise.backlog import Task
+from chunkvisor.supervise.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes
-from chunkvisor.supervise.backlog import Task
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
+from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder

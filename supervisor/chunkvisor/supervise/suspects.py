@@ -6,10 +6,10 @@ Pure. It leaves none out, and gives no chunk its tries back: the scheduler does.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chunkvisor.decide.outcome import Verdict
 from chunkvisor.decide.starts import Chunk, FailedStart, Starts
 from chunkvisor.decide.suspicion import Charge, Place, Suspicion
-from chunkvisor.supervise.backlog import Seat
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.supervise.task import Seat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import LOAD
 

@@ -16,8 +16,9 @@ from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import config_error
 from chunkvisor.store.fixed import read_facts, read_fixed
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.exits import Outcome

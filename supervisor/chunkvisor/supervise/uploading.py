@@ -19,7 +19,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Uploaded, Uploading
 from chunkvisor.events.run import Note
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_if_whole, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import make_folder, remove_folder

@@ -2,102 +2,49 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, EngineKind, OnBadRow, Start, Strictness
+from chunkvisor.config.choices import EngineKind, OnBadRow, Strictness
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.engine.conversion import ensure_converted
-from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.environment import thread_count, worker_environment
-from chunkvisor.engine.fresh import worker_command
-from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
-from chunkvisor.engine.modelsource import ModelSource, pin_source, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
-from chunkvisor.engine.ray.create import cluster_devices, ray_engine
-from chunkvisor.engine.starter import WorkerSettings
-from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.engine.ray.create import cluster_devices
+from chunkvisor.errors import ExitCode
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
-from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OutputAlreadyComplete
-from chunkvisor.events.run import (
-    CheckingModel,
-    ConvertingModel,
-    Resolving,
-    RunStarted,
-    WaitingForTurn,
-    WorkPlanned,
-)
-from chunkvisor.ingest.firstrow import try_first_row
+from chunkvisor.events.run import RunStarted, WaitingForTurn, WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
-from chunkvisor.supervise.begin import Opening, begin_output
+from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.supervise.engines import Engines
+from chunkvisor.supervise.modelfiles import ModelFiles
+from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
+from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
-from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
-from chunkvisor.supervise.staging import request_of
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
-from chunkvisor.supervise.waitteller import WaitTeller
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import ModelSpec, Spec
-from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line adds to the config."""
-
-    loaded: LoadedConfig
-    max_rows: int | None = None
-    from_scratch: bool = False
-    update: bool = False
-    """Take a source that has changed as it is now."""
-    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
-    """The command line of an attempt."""
-    slice: Slice | None = None
-    """The slice that this run works on; None = the whole."""
-    stop_after_s: float | None = None
-    """So long it may take, at most; None = as long as it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one run has for itself."""
-
-    layout: Layout
-    run_id: str
-    signals: Signals
-    emit: Emit
-    tick: Callable[[], None]
-    """To be called several times a second, however long something takes."""
-    texts_per_s_before: float | None = None
-    """Of the last run in this workdir, or of a trial."""
 
 
 class Work:
@@ -118,9 +65,15 @@ class Work:
         if guessed := sum(map(is_guessed, self._devices)):
             self._emit(GpusGuessed(guessed))
         self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+        self._engines = Engines(request, run, self._devices)
+        self._model = ModelFiles(request, run, self._devices[0], self._budget, self._pause, self._on_wait)
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
+        with closing(self._engines):
+            return self._do()
+
+    def _do(self) -> ExitCode:
         config, of_slice = self._config, self._request.slice
         self._emit(
             RunStarted(
@@ -160,7 +113,7 @@ class Work:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
-        source = self._resolve_model(anew=from_scratch)
+        source = self._model.resolve(anew=from_scratch)
         refuse_unknown_prompts(config, source.path)
         opening = Opening(
             self._request.loaded,
@@ -175,6 +128,7 @@ class Work:
             self._emit,
             self._on_wait,
             Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
+            lambda: self._engines.load_ahead(source),
             computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
@@ -215,10 +169,11 @@ class Work:
             budget=self._budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
-        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        patience = Patience.of(config)
         if outputs and outputs[0].job.model.converted is not None:
-            self._convert(source, outputs[0].job.model)
-        lessons, engine = self._lessons(source), self._engine(outputs)
+            with self._turn():
+                self._model.convert(source, outputs[0].job.model)
+        lessons, engine = self._model.lessons(source), self._engines.take(source, outputs)
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
@@ -226,81 +181,6 @@ class Work:
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)
-
-    def _engine(self, outputs: Sequence[OutputRun]) -> Engine:
-        config, job = self._config, outputs[0].job if outputs else None
-        match config.engine.kind:
-            case EngineKind.LOCAL:
-                return self._local_engine(outputs)
-            case EngineKind.RAY:
-                return ray_engine(config, self._layout, job, self._run.run_id, self._emit)
-
-    def _local_engine(self, outputs: Sequence[OutputRun]) -> LocalEngine:
-        config, run_id = self._config, self._run.run_id
-        device, command = self._devices[0], self._request.command
-        # All outputs have the same model; without an output nothing is started.
-        model, path = (outputs[0].job.model, outputs[0].job.import_path) if outputs else (ModelSpec(""), ())
-        settings = WorkerSettings(
-            # A command line of somebody else's can only be started afresh.
-            config.workers.start if command is worker_command else Start.FRESH,
-            run_id,
-            os.environ,
-            config.env,
-            device,
-            TemplateSpec(model, device.kind, path),
-            self._layout.template,
-            config.recovery.startup_timeout,
-            command,
-        )
-        return LocalEngine(self._devices, settings, self._emit)
-
-    def _lessons(self, source: ModelSource) -> LessonFile:
-        model = self._config.model
-        other = f"|{model.backend}" if model.backend is not Backend.TORCH else ""
-        of_model = f"{source.revision or model.name}|{model.dtype}|{model.encoder}{other}"
-        return LessonFile(self._layout.lessons, of_model)
-
-    def _convert(self, source: ModelSource, model: ModelSpec) -> None:
-        config = self._config
-        threads = thread_count(config.env.get("OMP_NUM_THREADS"), self._devices[0].kind, len(os.sched_getaffinity(0)))
-        with self._turn():
-            ensure_converted(
-                model,
-                worker_environment(
-                    os.environ, self._devices[0], self._run.run_id, os.getpid(), config.env, threads=threads
-                ),
-                self._on_wait,
-                lambda: self._emit(ConvertingModel(model.name, model.backend)),
-                source.local.check if source.local is not None else lambda: None,
-            )
-
-    def _resolve_model(self, *, anew: bool) -> ModelSource:
-        model, layout = self._config.model, self._layout
-        if model.is_plugin:
-            return ModelSource(None, model.revision)
-        try:
-            if model.is_folder:
-                self._emit(CheckingModel(model.name))
-                return resolve_local(model, layout.model, self._on_wait)
-            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
-        except OSError as error:
-            raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
-        if at_hand is None:
-            # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
-            for name in self._config.outputs:
-                try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
-        self._emit(Resolving(model.name))
-
-        teller, began_s = WaitTeller(self._emit, self._budget.wait_timeout_s), None
-
-        def wait(seconds: float, why: str) -> None:
-            nonlocal began_s
-            now_s = time.monotonic()
-            began_s = now_s if began_s is None else began_s
-            teller.tell(seconds, now_s - began_s, why, Outcome.HUB)
-            self._pause(seconds)
-
-        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""

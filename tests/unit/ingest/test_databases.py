@@ -15,7 +15,8 @@ import pytest
 from chunkvisor.errors import Halt
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.stage import stage
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles
 from ingest_files import Stage
 
 ROWS: list[dict[str, Any]] = [

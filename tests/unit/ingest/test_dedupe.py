@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chunkvisor.ingest import dedupe, spool
 from chunkvisor.ingest.dedupe import drop_repeats, first_rows, number_texts
 from chunkvisor.ingest.spool import BINS, Batch, Spool, SpoolFiles, bins_at_once
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 
 
 def staged(folder: Path, texts: list[bytes], memory_limit_bytes: int) -> tuple[int, TableFiles]:

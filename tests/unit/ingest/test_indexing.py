@@ -8,7 +8,8 @@ import pytest
 
 from chunkvisor.ingest import indexing
 from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles
 from ingest_files import Stage
 
 

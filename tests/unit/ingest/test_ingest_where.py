@@ -8,7 +8,8 @@ import duckdb
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.ingest.table import StagedTable, TableFiles
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles
 from ingest_files import Stage, duckdb_of_today
 
 ROWS: list[dict[str, Any]] = [

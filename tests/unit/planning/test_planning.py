@@ -20,7 +20,7 @@ from chunkvisor.commands.planning.estimate import (
     stride,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.config.model import ModelConfig
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
@@ -310,7 +310,7 @@ def test_drawing(blocks: bool) -> None:
         "a batch  at most 32 texts and 4,096 padded tokens",
         "10 of 100 texts, 4 of them done",
         "1,234,567 rows x 384, 5.0 GiB",
-        "up to 7.0 GiB more on the way, 5.0 GiB of final files; 100.0 GiB",
+        "up to 7.0 GiB more while it runs, 5.0 GiB of final files; 100.0 GiB",
         "about 8.0 GiB of 64.0 GiB for each GPU, an estimate: 2 x (1 GiB + 3.0",
         "GPU     about 5.0 GiB of each GPU, an estimate: 0.5 GiB for CUDA, 3.0 GiB of",
         "weights, and 1.0 GiB for the largest batch",

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from chunkvisor.assemble.formats import npy, parquet
 from chunkvisor.assemble.numbers import Numbers, Positions, Stored
-from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.store.artifact import Hash
 
 

@@ -17,8 +17,8 @@ from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
 from chunkvisor.commands.trial import environment_of
+from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
-from chunkvisor.config.model import EngineKind
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt

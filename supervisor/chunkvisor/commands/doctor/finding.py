@@ -64,7 +64,8 @@ def render(findings: Sequence[Finding]) -> list[str]:
         if finding.mend:
             lines.append(f"{indent}do: {finding.mend}")
     faults, warnings = (sum(each.state is state for each in findings) for state in (State.FAULT, State.WARNING))
-    end = "correct the faults before a run" if faults else "nothing stands in the way"
+    end = "a run can do its job; read the warnings" if warnings else "nothing stands in the way"
+    end = "correct the faults before a run" if faults else end
     return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
 
 

@@ -16,14 +16,17 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
+from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, Config, ModelConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
-from chunkvisor.engine.modelfolder import read_model_folder
+from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.firstrow import try_first_row
@@ -68,6 +71,8 @@ def read_job(
         sources=tuple(_sources(config, layout, say)),
         openvino=openvino_version(),
         uses_openvino=config.model.backend is Backend.OPENVINO,
+        bfloat16=source is not None and computed_dtype(config.model, source.path) == Dtype.BFLOAT16,
+        cpu_has_bfloat16=has_bfloat16(processor_flags()),
     )
     if reading.busy_pid is not None or source is None:
         return reading
@@ -145,7 +150,7 @@ def _samples(
             verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
             yield SampleReading(verdict)
             return
-    patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+    patience = Patience.of(config)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.readings import FolderReading, HostReading, JobReading, Readings, Wanted, Whereabouts
 from chunkvisor.ingest.sourcesize import SourceSize
-from chunkvisor.store.disk import need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, need_bytes
 from chunkvisor.units import counted, human_bytes
 
 _LIBRARIES_BYTES = 1 << 30
@@ -14,6 +14,7 @@ _SMALL_SHM_BYTES = 64 << 20
 """Docker's default for /dev/shm (docker run --shm-size)."""
 _LITTLE_DISK_BYTES = 1 << 30
 _MORE_DISK = "free some space, move the workdir, or set encode.truncate_dim"
+_IN_RESERVE = f" ({human_bytes(RESERVE_BYTES)} of it in reserve)"
 _FEW_FREE_FILES = 1000
 _THREADS_OF_ITS_OWN = 32
 """Of a worker, beside one for every CPU in each of two pools: OpenMP's and the tokenizer's."""
@@ -30,7 +31,8 @@ def check_cluster(readings: Readings) -> Iterator[Finding]:
         mend = "start it: ray start --head; or correct engine.address; or, without Ray: pip install 'chunkvisor[ray]'"
         yield Finding("cluster", State.FAULT, f"no Ray cluster answers: {cluster.problem}", mend, Blame.MACHINE)
         return
-    what = f"{cluster.nodes} nodes with {cluster.processors} processors and {cluster.gpus} GPUs"
+    what = f"{counted(cluster.nodes, 'node')} with {counted(cluster.processors, 'processor')} and "
+    what += counted(cluster.gpus, "GPU")
     if readings.wanted is not Wanted.CPU and not cluster.gpus:
         mend = "start a node on a machine with a GPU: ray start --address; or write device: cpu"
         yield Finding("cluster", State.WARNING, f"{what}; a run would wait for a GPU", mend)
@@ -92,7 +94,7 @@ def _check_disk(job: JobReading) -> Finding:
     dimension = max((sample.dimension for sample in job.samples), default=0) or job.dimension
     if job.rows is not None and dimension:
         need = need_bytes(job.rows, job.rows, dimension)
-        text += f"; {job.rows:,} rows of {dimension} dimensions need up to {human_bytes(need)}"
+        text += f"; {job.rows:,} rows of {dimension} dimensions need up to {human_bytes(need)}{_IN_RESERVE}"
         return Finding("disk", State.FAULT, text, _MORE_DISK) if free < need else Finding("disk", State.OK, text)
     if job.rows is None and (sizes := [each.size for each in job.sources if each.size is not None]):
         return _check_first_disk(free, text, sizes, dimension)
@@ -111,7 +113,7 @@ def _check_first_disk(free: int, text: str, sizes: Sequence[SourceSize], dimensi
     if dimension:
         vectors = need_bytes(rows, rows, dimension)
         need += vectors
-        text += f", and {human_bytes(vectors)} for vectors of {dimension} dimensions"
+        text += f", and {human_bytes(vectors)} for vectors of {dimension} dimensions{_IN_RESERVE}"
     else:
         text += ", and more for the vectors"
     # Rows are estimated by the first ones, and texts that repeat are kept once: half of it may do.
@@ -135,7 +137,7 @@ def _check_shm(host: HostReading, job: JobReading | None) -> Finding:
 
 def _check_tasks(host: HostReading, workers: int) -> Finding:
     if host.tasks_left is None:
-        return Finding("processes", State.OK, "no limit of processes and threads")
+        return Finding("processes", State.OK, "there is no limit on processes and threads")
     each = _THREADS_OF_ITS_OWN + 2 * host.cpus
     text = f"{host.tasks_left:,} more processes and threads are allowed ({host.tasks_limit})"
     mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS=4 and "
@@ -149,10 +151,10 @@ def _check_tasks(host: HostReading, workers: int) -> Finding:
 
 def _check_files(host: HostReading) -> Finding:
     if host.files is None:
-        return Finding("files", State.OK, "no limit of open files")
-    text, mend = f"{host.files:,} open files are allowed to a process", "ulimit -n 4096, or LimitNOFILE= of systemd"
+        return Finding("files", State.OK, "there is no limit on open files")
+    text, mend = f"a process may open {host.files:,} files", "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
     if host.files < _VERY_FEW_FILES:
         return Finding("files", State.FAULT, f"{text}, too few for torch and CUDA", mend)
     if host.files < _FEW_FILES:
-        return Finding("files", State.WARNING, f"{text}, which may be too few for torch and CUDA", mend)
+        return Finding("files", State.WARNING, f"{text}, perhaps too few for torch and CUDA", mend)
     return Finding("files", State.OK, text)

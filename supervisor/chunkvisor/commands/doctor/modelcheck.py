@@ -6,6 +6,7 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
+from chunkvisor.devices.processor import SLOW_BFLOAT16
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
@@ -19,7 +20,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings on the hub; with a config also `model`, `openvino`, `tokenizer`, `encoding` and `linear-layers`."""
+    """Findings on the hub; with a config `model`, `dtype`, `openvino`, `tokenizer`, `encoding`, `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)
@@ -29,6 +30,8 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
     if readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN:
+        if job.bfloat16 and not job.cpu_has_bfloat16:
+            yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
         yield _check_openvino(job)
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
@@ -111,7 +114,7 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         yield Finding("encoding", State.FAULT, text, mend, _blame(sample, is_plugin=is_plugin))
         return
     if not is_plugin:
-        yield Finding("tokenizer", State.OK, f"the tokenizer fits the embedding table and knows words{who}")
+        yield Finding("tokenizer", State.OK, f"the tokenizer fits the model and knows ordinary words{who}")
     blame = Blame.CONFIG if is_plugin else Blame.MACHINE
     if sample.difference > _ROUNDING:
         text = f"the same text, encoded twice{who}, gives vectors that differ by {sample.difference:.2g} of their size"
@@ -128,16 +131,20 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         text = f"a text encoded twice gives the same vector of {sample.dimension} dimensions, {digits}{who}"
         yield Finding("encoding", State.OK, text)
     if sample.linear is not None:
-        yield Finding("linear-layers", State.OK, f"linear layers are computed by {_kernel(sample.linear)}{who}")
+        yield Finding("linear-layers", State.OK, f"workers compute linear layers by {_kernel(sample.linear)}{who}")
 
 
 def _kernel(linear: LinearKernel) -> str:
     packed = linear.name == "onednn"
-    by = "oneDNN, with packed weights" if packed else "torch's own products"
+    by = "oneDNN, with packed weights" if packed else "torch's own code"
     if not linear.time_ratio:
         return by
     share = f"{100 * linear.time_ratio:.0f} %"
-    return f"{by}, in {share} of the time of torch's own" if packed else f"{by}; oneDNN would take {share} of that"
+    return (
+        f"{by}, which takes {share} of the time of torch's own"
+        if packed
+        else f"{by}; oneDNN would take {share} of its time"
+    )
 
 
 def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.messages import LinearKernel
@@ -191,6 +191,9 @@ class JobReading:
     openvino: str | None = None
     """Version of the package that is installed; None = it is not."""
     uses_openvino: bool = False
+    bfloat16: bool = False
+    """The model computes in it."""
+    cpu_has_bfloat16: bool = True
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
 

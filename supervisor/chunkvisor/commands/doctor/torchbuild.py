@@ -78,7 +78,7 @@ def _check_torch(readings: Readings) -> Iterator[Finding]:
         yield _broken(readings.probe)
         return
     build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
-    yield Finding("torch", State.OK, f"torch {report.versions.get('torch', '')} for {build} imports and computes")
+    yield Finding("torch", State.OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes")
     if readings.wanted is Wanted.CPU:
         return
     if report.cuda is None:

@@ -25,7 +25,7 @@ _NO_FLAG = ("", "0", "false", "off", "no", "n", "f")
 def check_variables(readings: Readings) -> Iterator[Finding]:
     """Findings `allocator` and `environment`."""
     found = [*_check_allocator(readings), *_check_others(readings)]
-    yield from found or [Finding("environment", State.OK, "no variable of the environment stands in the way")]
+    yield from found or [Finding("environment", State.OK, "no environment variable stands in the way")]
 
 
 def _check_allocator(readings: Readings) -> Iterator[Finding]:

@@ -32,8 +32,8 @@ from chunkvisor.observe.status import read_status
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
-from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Fault, Spec
 from chunkvisor_worker.contract.wire import read_message

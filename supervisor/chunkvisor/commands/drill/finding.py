@@ -23,7 +23,7 @@ from chunkvisor.events.attempt import (
 )
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import LimitsLowered, Waiting
-from chunkvisor.units import human_time
+from chunkvisor.units import counted, human_time
 
 Vectors = npt.NDArray[np.float32]
 
@@ -188,7 +188,7 @@ def summary(findings: Sequence[Finding]) -> str:
     skipped = [each.fault for each in findings if each.provoked is Provoked.SKIPPED]
     recovered = sum(each.recovered for each in findings)
     rest = f"; skipped: {', '.join(skipped)}" if skipped else ""
-    return f"{recovered} of {len(findings) - len(skipped)} faults ended as they must{rest}"
+    return f"the run recovered from {recovered} of {counted(len(findings) - len(skipped), 'fault')}{rest}"
 
 
 def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:

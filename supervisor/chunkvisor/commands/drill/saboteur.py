@@ -13,8 +13,8 @@ from chunkvisor.config.load import load
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.errors import ChunkvisorError
 from chunkvisor.observe.console import Console
+from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
-from chunkvisor.supervise.work import Request
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 

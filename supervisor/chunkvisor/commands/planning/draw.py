@@ -1,12 +1,11 @@
 """A forecast as lines of plain text for a terminal or a pipe, 80 columns wide. Pure."""
 
-import textwrap
 from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.observe.histogram import Bin
 from chunkvisor.observe.progress import figure
-from chunkvisor.units import counted, human_bytes, human_time
+from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 WIDTH = 80
 
@@ -23,7 +22,7 @@ def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
     if forecast.gpu_memory_bytes is not None:
         said.insert(2, ("GPU", _gpu_memory(forecast)))
     for label, text in [*said, *(("note", note) for note in forecast.notes)]:
-        yield from textwrap.wrap(text, WIDTH, initial_indent=f"{label:8}", subsequent_indent=" " * 8)
+        yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
 def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
@@ -92,7 +91,7 @@ def _disk(forecast: Forecast) -> str:
     if forecast.peak_disk_bytes is None or forecast.final_disk_bytes is None:
         return f"unknown until a run has made a chunk{free}"
     peak, final = human_bytes(forecast.peak_disk_bytes), human_bytes(forecast.final_disk_bytes)
-    return f"up to {peak} more on the way, {final} of final files{free}"
+    return f"up to {peak} more while it runs, {final} of final files{free}"
 
 
 def _memory(forecast: Forecast) -> str:

@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.commands.planning.samples import Sample
-from chunkvisor.config.model import Config, EngineKind
+from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.model import Config
 from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import Identity, identity_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import Means, dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first

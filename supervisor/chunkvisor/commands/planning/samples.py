@@ -18,7 +18,8 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Plan, read_fixed
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,35 +11,26 @@ from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.commands.planning.activations import activation_bytes
-from chunkvisor.commands.planning.estimate import (
-    disk_bytes,
-    final_bytes,
-    gpu_bytes,
-    last_rate,
-    memory_bytes,
-    scaled,
-)
+from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, gpu_bytes, last_rate, memory_bytes, scaled
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.known import Known, known_texts
-from chunkvisor.commands.planning.measure import UncountableError, count_characters, count_tokens
+from chunkvisor.commands.planning.measure import Measured, measure
 from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.config.choices import Dtype, Long
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, Long
-from chunkvisor.config.specs import model_spec
+from chunkvisor.config.model import Config
+from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
-from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
-from chunkvisor.engine.prompts import refuse_unknown_prompts
+from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
-from chunkvisor.observe.status import committed_chunks
+from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.lengths import LengthsReport
-from chunkvisor_worker.contract.messages import ModelSpec
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
@@ -54,24 +44,19 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
         scratch = Path(name)
         samples = {output: sample_of(config, output, max_rows, scratch, say) for output in config.outputs}
         refuse_unequal(config.combine, {output: sample.table.rows for output, sample in samples.items()})
-        return _Survey(config, samples, scratch).forecast(say)
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    lengths: Lengths
-    unit: Unit
-    report: LengthsReport | None = None
+        return _Survey(config, samples, scratch, whole=max_rows is None).forecast(say)
 
 
 class _Survey:
     """The tables are there; the rest follows from them."""
 
-    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path) -> None:
+    def __init__(self, config: Config, samples: dict[str, Sample], scratch: Path, *, whole: bool) -> None:
         self._config = config
         self._layout = Layout(config.workdir)
         self._samples = samples
         self._scratch = scratch
+        self._whole = whole
+        """All rows are looked at, and not the first ones alone."""
         self._notes: list[str] = []
         self._known: dict[str, Known] = {}
         """Texts that have a vector already, by output."""
@@ -79,7 +64,8 @@ class _Survey:
     def forecast(self, say: Callable[[str], None]) -> Forecast:
         config = self._config
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
-        folder, measured = self._measure()
+        folder, measured, notes = measure(config, self._layout, list(self._samples.values()), self._scratch)
+        self._notes += notes
         revision = revision_at_hand(config.model, self._layout.model, read=bool(config.reuse_from))
         dtype = computed_dtype(config.model, str(folder) if folder else None)
         self._known = known_texts(config, self._samples, revision, dtype, self._scratch)
@@ -92,6 +78,8 @@ class _Survey:
         activations = self._activations(outputs.values())
         nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
         computing = config.workers.per_device if on_cpu else 0
+        if on_cpu and dtype == Dtype.BFLOAT16 and not has_bfloat16(processor_flags()):
+            self._notes.append(SLOW_BFLOAT16)
         on_gpu = None
         if weights is not None and activations is not None and not on_cpu:
             on_gpu = gpu_bytes(weights, activations, config.workers.per_device)
@@ -111,35 +99,6 @@ class _Survey:
             notes=tuple(self._notes),
         )
 
-    def _measure(self) -> tuple[Path | None, list[_Measured]]:
-        """Folder of the model, where there is one, and the lengths of each output."""
-        model, samples = self._config.model, list(self._samples.values())
-        if model.is_plugin:
-            self._notes.append("lengths are in characters: only the plug-in encoder itself knows its tokens")
-            return None, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
-        spec = self._model()
-        folder = self._scratch / "lengths"
-        folder.mkdir(mode=0o700)
-        try:
-            answer, lengths = count_tokens(spec, samples, folder)
-        except UncountableError as error:
-            self._notes.append(f"lengths are in characters, tokens could not be counted: {error}")
-            known = Path(spec.path) if spec.path else None
-            return known, [_Measured(count_characters(sample), Unit.CHARACTERS) for sample in samples]
-        refuse_unknown_prompts(self._config, answer.path)
-        if any(report.estimated for report in answer.reports):
-            self._notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
-        found = [
-            _Measured(each, Unit.ESTIMATED_TOKENS if report.estimated else Unit.TOKENS, report)
-            for each, report in zip(lengths, answer.reports, strict=True)
-        ]
-        return Path(answer.path), found
-
-    def _model(self) -> ModelSpec:
-        model = self._config.model
-        source = source_at_hand(model, self._layout.model) or ModelSource(None, model.revision)
-        return model_spec(model, source.path, source.revision)
-
     def _weights(self, model: ModelFolder) -> int | None:
         loaded = model.loaded_bytes(str(self._config.model.dtype))
         if loaded is None and not self._config.model.is_plugin:
@@ -156,7 +115,7 @@ class _Survey:
             self._notes.append("what a batch takes of the memory is not known for this model, and is not counted")
         return None
 
-    def _output(self, name: str, measured: _Measured, model: ModelFolder) -> OutputForecast:
+    def _output(self, name: str, measured: Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
         known = self._known.get(name, Known())
@@ -203,9 +162,7 @@ class _Survey:
             activation_bytes=self._activation(sample, measured, model, max_length),
         )
 
-    def _activation(
-        self, sample: Sample, measured: _Measured, model: ModelFolder, max_length: int | None
-    ) -> int | None:
+    def _activation(self, sample: Sample, measured: Measured, model: ModelFolder, max_length: int | None) -> int | None:
         """Of the batch of the longest texts: the first that a worker computes, and the largest."""
         if model.shape is None or measured.unit is not Unit.TOKENS or not len(measured.lengths):
             return None
@@ -218,9 +175,9 @@ class _Survey:
     def _done(self, name: str, work: Plan) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
-        if sample.begun is not None and not sample.ours:
+        if self._whole and sample.begun is not None and not sample.ours:
             what = "on another source or other rows" if sample.same_shape else "with another truncate_dim or normalize"
-            self._notes.append(f"{name}: the workdir holds work {what}: a run wants --update")
+            self._notes.append(f"{name}: the workdir holds work {what}, which a run accepts with --update")
         if not sample.ours:
             return bytearray(work.count)
         try:

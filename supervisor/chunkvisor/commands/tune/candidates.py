@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chunkvisor.config.model import Backend, Dtype
+from chunkvisor.config.choices import Backend, Dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
 from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
+from chunkvisor.commands.tune.tuning import Tuning
+from chunkvisor.config.choices import Backend
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Backend, Config, EncodeConfig
+from chunkvisor.config.model import Config
+from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.devices.processor import has_bfloat16
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -33,36 +36,6 @@ _EACH_S = 6.0
 _MOST_TEXTS = 2000
 _LOOKED_AT = 20_000
 """Texts of an output, evenly spread, among which the sample is chosen by length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """All that was tried."""
-
-    measured: tuple[Measured, ...]
-    """In the order in which it was tried; the first is float32."""
-    best: Measured | None
-    sample: int
-    """Texts that each was tried on."""
-    texts: int
-    """Distinct texts of the whole job."""
-    devices: int
-    configured: Candidate
-    """What the config asks for now."""
-    note: str = ""
-
-    @property
-    def changes(self) -> dict[tuple[str, str], int | str]:
-        """Section and key -> the recommended value, where the config has another."""
-        if self.best is None:
-            return {}
-        now = self.configured.values()
-        return {place: value for place, value in self.best.candidate.values().items() if now[place] != value}
-
-    def hours(self, measured: Measured) -> float | None:
-        """What the whole job would take at that rate."""
-        rate = measured.texts_per_s * self.devices
-        return self.texts / rate / 3600 if rate else None
 
 
 def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
@@ -100,9 +73,8 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            more = backends(
-                devices[0].kind, installed=openvino_version() is not None, bfloat16=has_bfloat16(), fixed=fixed
-            )
+            bfloat16, installed = has_bfloat16(processor_flags()), openvino_version() is not None
+            more = backends(devices[0].kind, installed=installed, bfloat16=bfloat16, fixed=fixed)
             measured += bench.round(each for each in more if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
@@ -195,7 +167,7 @@ class _Bench:
         folder.mkdir(mode=0o700)
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
-        patience = Patience(config.recovery.startup_timeout, config.recovery.stall_timeout)
+        patience = Patience.of(config)
         conditions = Conditions(self._device.kind, environment, place, patience)
         encode = _first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
         limits = resolve_limits(encode, self._device.kind, plugin=False)

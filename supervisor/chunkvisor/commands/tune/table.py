@@ -3,7 +3,7 @@
 from typing import Any
 
 from chunkvisor.commands.tune.compare import Measured
-from chunkvisor.commands.tune.measure import Tuning
+from chunkvisor.commands.tune.tuning import Tuning
 from chunkvisor.units import counted, human_time
 
 _HEAD = ("backend", "dtype", "tokens", "workers", "texts/s", "cosine", "least", "neighbours", "all of it", "cost")

@@ -96,19 +96,19 @@ class Agent:
         """Obey an Order."""
         told = from_json(Order, order)
         if told is not None and self._workers is not None:
-            self._workers.order(told)
+            self._workers.mail.order(told)
 
     def news(self) -> list[bytes]:
         """Reports, oldest first; the first is waited for."""
         self._asked_s = time.monotonic()
         if self._workers is None:
             return []
-        return [to_json(report) for report in self._workers.news(NEWS_S)]
+        return [to_json(report) for report in self._workers.mail.news(NEWS_S)]
 
     def close(self) -> None:
         """End all workers and leave nothing behind."""
         if self._workers is not None:
-            self._workers.order(Order(close=True))
+            self._workers.mail.order(Order(close=True))
             self._workers.join()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:

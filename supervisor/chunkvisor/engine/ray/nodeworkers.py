@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import queue
 import select
 import shutil
 import signal
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Start
+from chunkvisor.config.choices import Start
 from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
 from chunkvisor.devices.gate import SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device
@@ -25,6 +24,7 @@ from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import keep_log_end, trim_log
 from chunkvisor.engine.ray import wire
+from chunkvisor.engine.ray.mailbox import Mailbox
 from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
@@ -73,9 +73,7 @@ class NodeWorkers(threading.Thread):
     def __init__(self, node: NodeSettings) -> None:
         super().__init__(name="workers", daemon=True)
         self._node = node
-        self._orders: queue.SimpleQueue[wire.Order] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[wire.Report] = queue.SimpleQueue()
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.mail = Mailbox()
         self._running: dict[int, _Running] = {}
         self._sensors = {number: SmiSensor(each) for number, each in enumerate(node.devices) if is_watched(each)}
         self._looks: dict[int, Future[Reading]] = {}
@@ -101,20 +99,6 @@ class NodeWorkers(threading.Thread):
         begun = [sensor.first() for sensor in self._sensors.values()]
         return tuple(reading.result() for reading in begun)
 
-    def order(self, order: wire.Order) -> None:
-        """Have it obeyed; from any thread."""
-        self._orders.put(order)
-        with contextlib.suppress(OSError):  # full: it is awake
-            os.write(self._writer, b"\0")
-
-    def news(self, wait_s: float) -> list[wire.Report]:
-        """What there is to tell, in order; waits for the first."""
-        try:
-            first = self._reports.get(timeout=wait_s)
-        except queue.Empty:
-            return []
-        return [first, *(self._reports.get() for _ in range(self._reports.qsize()))]
-
     def run(self) -> None:
         """Work until closed. A bug here ends the process: the node is then lost, and the run knows what to do."""
         try:
@@ -129,14 +113,12 @@ class NodeWorkers(threading.Thread):
     def _turn(self) -> None:
         poll = select.poll()
         watched = [fd for each in self._running.values() for fd in each.worker.watched()]
-        for fd in (self._reader, *self._starter.watched(), *watched):
+        for fd in (self.mail.waker, *self._starter.watched(), *watched):
             poll.register(fd, select.POLLIN)
         poll.poll(_PAUSE_S * 1000)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._reader, 4096)
         try:
-            while not self._orders.empty():
-                self._obey(self._orders.get())
+            for order in self.mail.orders():
+                self._obey(order)
             self._starter.attend()
             for each in list(self._running.values()):
                 self._attend(each)
@@ -167,7 +149,7 @@ class NodeWorkers(threading.Thread):
             self._closing = True
 
     def _report(self, worker: int = wire.NO_WORKER, **what: Any) -> None:
-        self._reports.put(wire.Report(self._node.number, worker, **what))
+        self.mail.report(wire.Report(self._node.number, worker, **what))
 
     def _own_folder(self, worker: int) -> Path:
         return self._node.folder / f"{worker}"

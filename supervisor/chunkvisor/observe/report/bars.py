@@ -6,12 +6,12 @@ from itertools import dropwhile
 
 import numpy as np
 
-from chunkvisor.ingest.table import TableFiles
+from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.observe.histogram import Distribution, distribution
 from chunkvisor.observe.report.attempts import kind_of
 from chunkvisor.observe.report.costs import ChunkCost
 from chunkvisor.observe.report.trouble import clean
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.files import open_regular
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import device as of_device
@@ -15,8 +14,8 @@ from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.observe.pace import Pace
 from chunkvisor.observe.report.attempts import Attempts, Kind, remember
 from chunkvisor.observe.report.bins import Bins
+from chunkvisor.observe.report.ceiling import Ceiling, ceiling_of
 from chunkvisor.observe.report.costs import Costs
-from chunkvisor_worker.contract.messages import Tier
 
 _RUNS = 200
 _KINDS = 40
@@ -66,17 +65,6 @@ class Failure:
     at_s: float = 0.0
     """Of the last one."""
     count: int = 0
-
-
-class Ceiling(NamedTuple):
-    """Batch limits, as a `go` tells them."""
-
-    texts: int
-    """In a batch of short texts."""
-    tokens: int | None
-    texts_long: int
-    """In a batch of the longest texts, for which lessons were learnt."""
-    tokens_long: int | None
 
 
 @dataclass(slots=True)
@@ -237,18 +225,6 @@ def read_history(entries: Iterable[tuple[Entry, str]]) -> History:
         history.apply(entry, of_slice)
     history.finish()
     return history
-
-
-def ceiling_of(event: of_attempt.Go) -> Ceiling:
-    """The limits of a `go`: its own, and those of the narrowest of its tiers."""
-    general: list[of_attempt.Go | Tier] = [event, *(tier for tier in event.tiers if not tier.min_length)]
-    known: list[of_attempt.Go | Tier] = [event, *event.tiers]
-    return Ceiling(
-        min((limits.rows for limits in general if limits.rows), default=1),
-        min((limits.tokens for limits in general if limits.tokens), default=None),
-        min((limits.rows for limits in known if limits.rows), default=1),
-        min((limits.tokens for limits in known if limits.tokens), default=None),
-    )
 
 
 def _attempt_of(event: of_attempt.AttemptEvent) -> AttemptKey:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from chunkvisor.decide.lastwords import last_remedy
-from chunkvisor.decide.outcome import Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout

@@ -1,0 +1,176 @@
+"""The final file of `encode` in its place: whether it is there already, how it gets there, what it leaves behind."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.config.model import Config
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import resolve
+from chunkvisor.store.arithmetic import arithmetic_variables
+from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import hold
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.store.stamp import digest_file
+from chunkvisor.supervise.changed import GROWING
+from chunkvisor.units import counted
+from chunkvisor_worker.contract.files import RESULT, copy_atomic, open_new, open_regular, remove_folder, sync_folder
+
+OUTPUT = "embeddings"
+"""Name of the one output in the state folder."""
+
+_MADE_FROM = "made_from"
+"""Key of the manifest by which a later call knows that the file beside it is what it would make."""
+
+_FILE = "file"
+"""Key of the manifest: size in bytes and mtime in nanoseconds of the file, which spares reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """What is asked for."""
+
+    values: Mapping[str, Any]
+    """Config but for `workdir`; `outputs` has the one output OUTPUT."""
+    out: Path
+    """Absolute; ends in .npy."""
+    workdir: Path
+    """Absolute; all state."""
+    folder: Path
+    """Relative paths in `values` start here."""
+    overrides: tuple[str, ...] = ()
+    keep: bool = False
+    """Keep the state, chunks included, once the file is complete."""
+    from_scratch: bool = False
+    """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
+
+    @property
+    def manifest(self) -> Path:
+        """Beside the final file."""
+        return self.out.with_suffix(".json")
+
+
+def state_beside(out: Path) -> Path:
+    """Where the state of a file is kept unless the person says otherwise."""
+    return out.with_name(f"{out.name}.chunkvisor")
+
+
+def ingredients(config: Config) -> dict[str, Any]:
+    """What shapes the vectors, as far as it is known without reading source or model."""
+    output = config.outputs[OUTPUT]
+    state: list[Any] = signature(resolve(output.sources, output.query))
+    source = digest_of([*state, output.query] if output.query is not None else state)
+    model = Path(config.model.name)
+    revision = config.model.revision or ""
+    if config.model.is_folder:
+        files = sorted(path for path in model.rglob("*") if path.is_file())
+        stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+        revision = digest_of(stats)
+    return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)).values
+
+
+def made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the file if it is there and is what this call would make; None where there is work to do.
+
+    Raises Halt (78) where another file is in its place.
+    """
+    if not wanted.out.exists():
+        return None
+    remedy = "choose another name by -o, or replace it by adding --from-scratch"
+    try:
+        manifest = read_sealed(wanted.manifest)
+    except (DamagedError, OSError):
+        manifest = None
+    before = from_json((manifest or {}).get(_MADE_FROM))
+    if manifest is None or before is None:
+        raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
+    if changes := differences(before, Identity(dict(made_from))):
+        what = f"{wanted.out} is there already, {counted(manifest['rows'], 'row')}, made of something else:\n"
+        what += "\n".join(f"  {change}" for change in changes)
+        raise config_error(what, remedy=f"{remedy}; {GROWING}")
+    state = Layout(wanted.workdir).output(OUTPUT)
+    if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
+        return None  # a kill came between the two renames; or `retry` may have been called since
+    untouched = manifest[_FILE] == _size_and_time(wanted.out)
+    if not untouched and f"sha256:{digest_file(wanted.out)}" != manifest["digest"]:
+        raise config_error(f"{wanted.out} has changed since it was made", remedy=remedy)
+    return manifest
+
+
+def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
+    """Put manifest and file in their places, one rename each; the file last, for it says that all is done."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    try:
+        with hold(layout.lock, ""):
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (manifest := read_sealed(output.manifest)) is None:
+                raise FileNotFoundError(output.manifest)
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                copy_atomic(output.quarantined, rows, mode=RESULT)
+                more["quarantined_in"] = {**listed, "file": rows.name}
+            write_sealed(wanted.manifest, manifest | more, mode=RESULT)
+            _move(output.final, wanted.out)
+    except (FileNotFoundError, DamagedError):
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{output.final} is gone: another run of the same command has finished at the same time",
+            remedy="run the same command again to see that all is well",
+        ) from None
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.with_name(f".{target.name}.partial")
+        with open_regular(source) as file, open_new(partial) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        shutil.copystat(source, partial)
+        partial.replace(target)
+        source.unlink()
+    # The old name, too: as long as it is there, a later call takes the work for unfinished.
+    for folder in (target.parent, source.parent):
+        sync_folder(folder)
+
+
+def remove_state(wanted: OneFile) -> None:
+    """Remove what we have put into the state folder, by name, and the folder if nothing else is in it."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    if wanted.keep or not layout.lock.exists():
+        return
+    with hold(layout.lock, ""):
+        remove_folder(output.state)
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
+            path.unlink(missing_ok=True)
+        if layout.outputs.exists():
+            try:
+                layout.outputs.rmdir()
+            except OSError:
+                return  # it is the workdir of other jobs, too
+        for path in (layout.mark, layout.events, layout.model, layout.lessons, layout.report, layout.lock):
+            path.unlink(missing_ok=True)
+        for folder in (layout.converted, layout.fetch, layout.template, layout.invocations):
+            remove_folder(folder)
+    with contextlib.suppress(OSError):
+        layout.workdir.rmdir()
+
+
+def _size_and_time(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]

@@ -1,0 +1,71 @@
+"""The engine of a run: made when its workers are wanted, or before the sources are read, so that it loads meanwhile."""
+
+import os
+from collections.abc import Sequence
+
+from chunkvisor.config.choices import Backend, EngineKind, Start
+from chunkvisor.config.specs import model_spec
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.conversion import with_place
+from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.local import LocalEngine
+from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.engine.ray.create import ray_engine
+from chunkvisor.engine.starter import WorkerSettings
+from chunkvisor.supervise.outputrun import OutputRun
+from chunkvisor.supervise.request import Request, Run
+from chunkvisor_worker.contract.template import TemplateSpec
+
+
+class Engines:
+    """One engine at a time."""
+
+    def __init__(self, request: Request, run: Run, devices: Sequence[Device]) -> None:
+        self._request = request
+        self._config = request.loaded.config
+        self._run = run
+        self._devices = devices
+        self._ahead: LocalEngine | None = None
+
+    def load_ahead(self, source: ModelSource) -> None:
+        """Before a source is read: have a template load meanwhile, where there is to be one or it takes seconds."""
+        model = self._config.model
+        slow = not model.is_plugin and model.backend is Backend.TORCH
+        wanted = slow or (model.is_plugin and self._config.workers.start is Start.WARM)
+        if wanted and self._ahead is None and self._config.engine.kind is EngineKind.LOCAL:
+            self._ahead = self._local(source)
+            self._ahead.expect_any()
+
+    def take(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+        """The engine for these outputs, which the caller closes; the one that was begun ahead, if there is one."""
+        ahead, self._ahead = self._ahead, None
+        match self._config.engine.kind:
+            case EngineKind.LOCAL:
+                return ahead or self._local(source)
+            case EngineKind.RAY:
+                job = outputs[0].job if outputs else None
+                return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)
+
+    def close(self) -> None:
+        """End what nobody has taken."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _local(self, source: ModelSource) -> LocalEngine:
+        config, layout, device = self._config, self._run.layout, self._devices[0]
+        # All outputs have the same model.
+        model = with_place(model_spec(config.model, source.path, source.revision), layout.converted)
+        settings = WorkerSettings(
+            # A command line of somebody else's can only be started afresh.
+            config.workers.start if self._request.command is worker_command else Start.FRESH,
+            self._run.run_id,
+            os.environ,
+            config.env,
+            device,
+            TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
+            layout.template,
+            config.recovery.startup_timeout,
+            self._request.command,
+        )
+        return LocalEngine(self._devices, settings, self._run.emit)

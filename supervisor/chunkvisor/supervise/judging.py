@@ -1,0 +1,33 @@
+"""Judges an attempt whose worker has ended, by what it left."""
+
+from chunkvisor.decide.outcome import STATUS_LOST, judge
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.events.attempt import LateCrash
+from chunkvisor.events.event import Emit
+from chunkvisor.store.attempt import gather
+from chunkvisor.store.salvage import Salvage, look
+from chunkvisor.supervise.outputrun import OutputRun
+from chunkvisor.supervise.slot import Slot
+from chunkvisor_worker.contract.exits import Outcome
+
+
+def judged(slot: Slot, returncode: int, output: OutputRun, emit: Emit) -> tuple[Verdict, Salvage]:
+    """What became of the attempt, and what it has left where it failed."""
+    evidence = gather(
+        slot.files,
+        slot.spec,
+        output.ledger.facts,
+        output.blank_test(slot.spec),
+        returncode=returncode,
+        ended_by=slot.ended_by,
+        ended_why=slot.ended_why,
+        oom_kills=slot.worker.oom_kills(),
+        limits=slot.limits,
+    )
+    verdict = judge(evidence)
+    if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
+        emit(LateCrash(output.name, slot.task.chunk, returncode))
+    # With a result, what is wrong is known; without one over its form, no batch of it can be believed.
+    if verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT) or slot.task.control:
+        return verdict, Salvage()
+    return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))

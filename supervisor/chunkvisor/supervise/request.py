@@ -1,0 +1,44 @@
+"""What a run is asked for, and what it has for itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.engine.fresh import worker_command
+from chunkvisor.events.event import Emit
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.slices import Slice
+from chunkvisor.supervise.signals import Signals
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line adds to the config."""
+
+    loaded: LoadedConfig
+    max_rows: int | None = None
+    from_scratch: bool = False
+    update: bool = False
+    """Take a source that has changed as it is now."""
+    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
+    """The command line of an attempt."""
+    slice: Slice | None = None
+    """The slice that this run works on; None = the whole."""
+    stop_after_s: float | None = None
+    """So long it may take, at most; None = as long as it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run has for itself."""
+
+    layout: Layout
+    run_id: str
+    signals: Signals
+    emit: Emit
+    tick: Callable[[], None]
+    """To be called several times a second, however long something takes."""
+    texts_per_s_before: float | None = None
+    """Of the last run in this workdir, or of a trial."""

@@ -1,0 +1,85 @@
+"""The texts of a chunk as a plain text model reads them: token ids without padding, made ahead of the device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chunkvisor_worker.batching import estimated_tokens, slices
+from chunkvisor_worker.encoder import Indices, Progress
+from chunkvisor_worker.flattened import flatten, is_flattened, unflattened
+from chunkvisor_worker.model import max_length, table_rows
+from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
+from chunkvisor_worker.tokenizer_check import check_ids
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedTexts:
+    """All texts of a chunk."""
+
+    rows: list[dict[str, Indices]]
+    """Of each text what the tokenizer gives, `input_ids` among it: int64 of shape (tokens,)."""
+    extras: dict[str, Any]
+    """What the model's preprocessing gives besides, for all texts alike."""
+    flat: bool
+    """Whether the model takes its batches without padding, see `flattened`."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each text; int64 of shape (texts,)."""
+        return np.array([len(row["input_ids"]) for row in self.rows], dtype=np.int64)
+
+    def batch(self, model: Any, indices: Indices) -> Any:
+        """Those texts as the model takes them."""
+        rows = [self.rows[index] for index in indices]
+        if self.flat:
+            return flatten(model, rows)
+        return model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
+
+
+def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progress) -> TokenizedTexts:
+    """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
+    sizes = [len(text.encode()) for text in texts]
+    if (shortened := _shortened(model, texts)) is not texts:
+        texts, sizes = shortened, [len(text.encode()) for text in shortened]
+    # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
+    unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
+    rows, extras = list[dict[str, Indices]](), dict[str, Any]()
+    for part in slices(sizes):
+        progress.tick()
+        with unflattened(model):
+            features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded)
+        columns = {key: value for key, value in features.items() if isinstance(value, list)}
+        extras = {key: value for key, value in features.items() if key not in columns}
+        for row in zip(*columns.values(), strict=True):
+            # 8 bytes for a token; a list of Python integers takes 36.
+            rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
+    largest = max((int(row["input_ids"].max(initial=0)) for row in rows), default=0)
+    check_ids(largest, table_rows(model.transformers_model))
+    return TokenizedTexts(rows, extras, is_flattened(model))
+
+
+def estimated_lengths(model: Any, texts: Sequence[str], prompt: str | None) -> Indices:
+    """Tokens of each text of a model that brings no tokenizer, from its bytes; int64 of shape (texts,).
+
+    Raises UnicodeEncodeError (a ValueError) for a lone surrogate.
+    """
+    sizes = [len(text.encode()) for text in texts]
+    limit = max_length(model) or max(sizes, default=0)
+    prompt_bytes = len((prompt or "").encode())
+    return np.array([min(limit, estimated_tokens(prompt_bytes + size)) for size in sizes], dtype=np.int64)
+
+
+def _shortened(model: Any, texts: list[str]) -> list[str]:
+    limit, tokenizer = max_length(model), model.tokenizer
+    if limit is None or not any(len(text) > CHARS_PER_TOKEN * limit for text in texts):
+        return texts
+    if not works_by_word(tokenizer):
+        return texts
+
+    def count(heads: list[str]) -> list[int]:
+        found = tokenizer(heads, truncation=False, padding=False, add_special_tokens=False, verbose=False)
+        return [len(ids) for ids in found["input_ids"]]
+
+    return shorten(texts, limit, count)
