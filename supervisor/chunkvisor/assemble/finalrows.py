@@ -12,7 +12,7 @@ from chunkvisor.assemble.finalfiles import FinalPart
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.unpack import Scratch, Unpacked
-from chunkvisor.config.model import FinalFormat
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows

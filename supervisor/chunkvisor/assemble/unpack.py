@@ -15,7 +15,7 @@ import numpy as np
 from chunkvisor.assemble.finalfiles import FinalPart
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.config.model import FinalDtype, FinalFormat
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.artifact import npy_header
 
 
