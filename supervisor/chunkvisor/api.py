@@ -119,8 +119,7 @@ def encode(
     `set` has keys of the config that are no arguments, such as "recovery.attempts=5"; `stop_after` is as in `run`.
     Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is looked for there.
 
-    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
-    no string is refused by its index (code 78).
+    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises.
     """
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
