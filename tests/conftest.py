@@ -26,8 +26,8 @@ from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
 # Nor is one that fails because the machine is slow just now.
 PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("steady", derandomize=True, **PATIENT)
-settings.register_profile("soak", database=None, **PATIENT)
+settings.register_profile("steady", derandomize=True, max_examples=40, **PATIENT)
+settings.register_profile("soak", database=None, max_examples=400, **PATIENT)
 settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
@@ -119,6 +119,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the files in the order that was asked for; leave to the soak what is marked `soak(only=True)`."""
     if files_in_order:
         items.sort(key=lambda item: files_in_order.index(item.path))
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("soak")  # more examples, and new ones each time
     if SOAK_SEED or "soak" in config.option.markexpr:
         return
     left = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))]

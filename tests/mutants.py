@@ -139,7 +139,7 @@ MUTANTS = (
         "(self.size_bytes, self.mtime_ns) == _state(now)[:2]",
     ),
     M("stamp", " and digest_file(path) == self.digest", ""),
-    M("identity", '        "encode.truncate_dim": encode.truncate_dim,\n', ""),
+    M("identity", "        _TRUNCATE_DIM: encode.truncate_dim,\n", ""),
     M("identity", "if name != _NAME or not self._is_local}", "}"),
     M("identity", "isinstance(rows, int) and not isinstance(rows, bool)", "isinstance(rows, int)"),
     M(
@@ -154,7 +154,7 @@ MUTANTS = (
     M("finalwriter", '        write_sealed(self._layout.published, {"marks": marks})\n', ""),
     M("join", "zero_rows += len(zero)", "zero_rows = len(zero)"),
     M("checkedfile", " or self._given.digest() != self._got.digest()", ""),
-    M("checkedfile", "        self._sync.result()\n        if os.fstat", "        if os.fstat"),
+    M("checkedfile", "        self._sync.result()\n        wanted_bytes", "        wanted_bytes"),
 )
 
 

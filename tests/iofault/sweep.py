@@ -93,6 +93,8 @@ class Found:
     """What is not as it should be; empty where all is."""
     took_s: float
     """0 where it was not played: a failure for good that met one call only is the same as one."""
+    went_on: bool
+    """Whether the second run was played."""
 
 
 class Sweep:
@@ -154,7 +156,7 @@ class Sweep:
         for trial in trials:
             which = trial.position, trial.error
             if not trial.for_good and which in alone:
-                yield replace(alone[which], trial=trial, took_s=0)
+                yield replace(alone[which], trial=trial, took_s=0, went_on=False)
                 continue
             found = self._play(trial)
             if trial.for_good and found.failed == 1:
@@ -171,10 +173,10 @@ class Sweep:
         digests = self._digests()
         left = self._left(first.code)
         # One in sixteen of those that are known is looked at again: something may have been overlooked.
-        if (after := self._after.get(left)) is None or not zlib.crc32(str(trial).encode(errors="replace")) % 16:
-            after = self._after[left] = self._go_on(first)
+        went_on = left not in self._after or not zlib.crc32(str(trial).encode(errors="replace")) % 16
+        after = self._after[left] = self._go_on(first) if went_on else self._after[left]
         problem = self._problem(trial, first, digests, after)
-        return Found(trial, failed, first, after.second, problem, time.monotonic() - began_s)
+        return Found(trial, failed, first, after.second, problem, time.monotonic() - began_s, went_on)
 
     def _go_on(self, first: Ended) -> After:
         """The same command again, undisturbed."""

@@ -14,6 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _FLAGS = ("-O1", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 _HEADER = struct.Struct("=4I2Qq")
+_LIMIT_S = 1200
+"""Of a command that is recorded: seconds, but minutes on a machine that has no time for it."""
 
 
 class Kind(IntEnum):
@@ -101,7 +103,7 @@ class Recorder:
         """Run a command in that folder to its end."""
         environment = {**os.environ, **self._variables}
         ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )
         self._ends.append(self._log.stat().st_size if self._log.exists() else 0)
         return ended

@@ -2,7 +2,7 @@
 
 One JSON object a line on standard input: `folder`, the current one of the command; `command`, its arguments; `stats`,
 what a stat of some inodes says. One line on standard output: `code` and `stderr`, and what `told` says. Workers and the
-child that reads sources are forked as well, by a stand-in for the one function that starts them; a sync does nothing.
+child that reads sources are forked as well (iofault/forked.py); a sync does nothing.
 """
 
 import contextlib
@@ -13,62 +13,22 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-import duckdb  # noqa: F401 - forked children have it
-
-import chunkvisor.child
-import chunkvisor.engine.starter
-import chunkvisor.ingest.stage
 import chunkvisor.store.stamp
 import chunkvisor.supervise.session
-import chunkvisor_worker.job
 from chunkvisor.cli import main as chunkvisor_main
-from chunkvisor.engine.process import LocalWorker
-from chunkvisor_worker.contract.files import AttemptFiles, open_log
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from iofault.forked import fork_children, make_zygote
 from quickruns import be_quick
 
 LIMIT_S = 60.0
 """Of a command; on a busy machine a resume takes a second."""
-
-
-class ForkedWorker(LocalWorker):
-    """In place of FreshWorker."""
-
-    warm = False
-
-    def __init__(self, _command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
-        super().__init__()
-
-        def work() -> None:
-            os.setsid()
-            with open_log(files.log) as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            os.dup2(self.theirs.fileno(), 0)
-            os.closerange(3, 256)
-            os.environ.clear()
-            os.environ.update(environment)
-            chunkvisor_worker.job.run_and_exit(files.folder)
-
-        pid = forked(work)
-        self._code: int | None = None
-        self.runs(pid, os.pidfd_open(pid))
-
-    def poll(self) -> int | None:
-        """See Worker."""
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-                self.close()
-        return self._code
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -94,19 +54,6 @@ def forked(work: Callable[[], object]) -> int:
     return pid
 
 
-def stage_here(command: Sequence[str], log: Path, on_wait: Callable[[], None], **_: object) -> int:
-    """In place of `run_child`, for the child that reads sources."""
-
-    def work() -> None:
-        with open_log(log) as stream:
-            os.dup2(stream.fileno(), 1)
-            os.dup2(stream.fileno(), 2)
-        sys.exit(chunkvisor.ingest.stage.main([*command[4:5]]))
-
-    on_wait()
-    return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
-
-
 def play(asked: dict[str, Any]) -> NoReturn:
     """Run one command, in a child."""
     folder, command = Path(asked["folder"]), asked["command"]
@@ -123,6 +70,7 @@ def play(asked: dict[str, Any]) -> NoReturn:
         return recorded if recorded is not None and recorded[0] == found.st_size else state_of(found)
 
     mock.patch.object(chunkvisor.store.stamp, "_state", as_recorded).start()
+    make_zygote(lambda _role: None)
     if command[0] == "python":
         sys.argv = command[1:]
         exec(compile(Path(command[1]).read_text(), command[1], "exec"), {"__name__": "__main__"})
@@ -152,10 +100,9 @@ def serve(asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Until the end of standard input."""
     be_quick()
+    fork_children(lambda _role: None)
     for owner, name, stand_in in (
         (os, "fsync", lambda _fd: None),
-        (chunkvisor.engine.starter, "FreshWorker", ForkedWorker),
-        (chunkvisor.child, "run_child", stage_here),
         # What does not touch the state of a run, and takes most of its time.
         (chunkvisor.supervise.session, "observers_of_run", lambda *_: []),
     ):

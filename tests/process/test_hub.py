@@ -15,7 +15,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.messages import ONLY_ASK
-from harness import Workplace, wait_for
+from harness import Workplace, model_folder, wait_for
 from late import needs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -186,6 +186,19 @@ def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> Non
     assert halt.value.code is ExitCode.CONFIG
     assert "some/typo" in str(halt.value)
     assert waits == []
+
+
+def test_a_slip_in_the_name_of_a_folder(hub: Hub, workplace: Workplace) -> None:
+    """The folder that may have been meant is named before the hub is asked, and in the last words."""
+    folder = model_folder(workplace.folder / "model")
+    workplace.write_source(["a"])
+    workplace.write_config("sentence-transformers", model__name="modle")
+
+    ended = workplace.run()
+
+    assert ended.returncode == 78
+    assert f"there is no model folder modle here; did you mean {folder}?" in ended.stderr
+    assert f"If you meant the folder {folder}, write it as model.name." in ended.stderr.partition("  do:  ")[2]
 
 
 def test_only_asked_nothing_is_downloaded(hub: Hub, tmp_path: Path) -> None:

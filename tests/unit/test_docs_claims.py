@@ -53,7 +53,7 @@ FOREIGN = {
     "--no-block", "--gpus", "--group", "--num-cpus", "--head", "--address", "--seconds", "--rows", "--editable",
     "--each", "--only", "--scenario", "--seed", "--size", "--shrink", "--bugs", "--go-on", "--sites", "--folders",
     "--list", "--log", "--kin", "--errors", "--at-once", "--first", "--pids-limit",
-    "--commits", "--chunks", "--wait", "--texts", "--rounds", "--runs", "--repeat", "--detach", "--out",
+    "--commits", "--chunks", "--wait", "--texts", "--rounds", "--runs", "--repeat", "--detach", "--out", "--local-dir",
 }  # fmt: skip
 """Options of other programs that the pages name: systemd, Slurm, Docker, Ray, pip, git and our own tests."""
 

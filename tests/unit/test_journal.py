@@ -30,7 +30,7 @@ from chunkvisor_worker.contract.messages import Facts
 from harness import SOAK_SEED
 
 COUNT = 60
-DULL = {"ending", "slice", "nodes", "set_aside", "dropped"}
+DULL = {"on_cluster", "ending", "slice", "nodes", "set_aside", "dropped"}
 """Of a run that has ended, of a slice, of a cluster: the story here is of none."""
 
 

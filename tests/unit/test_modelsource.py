@@ -7,6 +7,7 @@ import pytest
 from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine import localmodel
+from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import Halt
 
@@ -47,3 +48,14 @@ def test_the_revision_of_a_folder(models: Path, monkeypatch: pytest.MonkeyPatch)
     assert resolve_local(model, cache).revision == revision
     monkeypatch.setattr(localmodel, "stamp_file", lambda path: pytest.fail(str(path)))
     assert revision_at_hand(model, cache) == revision
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("modle", "model"), ("Model", "model"), ("own/modle", "own/model"), ("gpt2", None), ("nowhere/model", None)],
+)
+def test_a_folder_that_may_have_been_meant(models: Path, name: str, near: str | None) -> None:
+    """A name that is nearly that of a model's folder is a slip of the pen more often than a name on the hub."""
+    (models / "model").symlink_to(models / "own" / "model")
+    (models / "modl").mkdir()  # no model is in it
+    assert folder_like(name, models) == (models / near if near else None)

@@ -107,7 +107,11 @@ def test_what_it_is_doing(events: list[Event], doing: str) -> None:
 def test_the_heartbeat_says_what_is_waited_for() -> None:
     """While nothing can be started the line of a run without a terminal has the reason, and no longer than that."""
     asking: list[Event] = [INVOKED, (100, "resolving", {"model": "m/m"})]
-    waiting: Event = (101, "waiting", {"delay_s": 30.0, "reason": "the hub cannot be reached", "outcome": "hub"})
+    waiting: Event = (
+        101,
+        "waiting",
+        {"delay_s": 30.0, "reason": "the hub cannot be reached. A folder needs none", "outcome": "hub"},
+    )
     halted: Event = (140, "halted", {"code": 75, "what": "no"})
 
     line = progress_line(seen(120, *asking, waiting))

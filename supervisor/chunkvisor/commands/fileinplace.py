@@ -130,6 +130,7 @@ def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
+    """By a rename, or onto another disk by a copy; each name is durable before the next is taken away."""
     try:
         source.replace(target)
     except OSError as error:
@@ -142,10 +143,10 @@ def _move(source: Path, target: Path) -> None:
             os.fsync(copy.fileno())
         shutil.copystat(source, partial)
         partial.replace(target)
-        source.unlink()
+    sync_folder(target.parent)
+    source.unlink(missing_ok=True)  # of two disks, each keeps its own order
     # The old name, too: as long as it is there, a later call takes the work for unfinished.
-    for folder in (target.parent, source.parent):
-        sync_folder(folder)
+    sync_folder(source.parent)
 
 
 def remove_state(wanted: OneFile) -> None:

@@ -73,7 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
-        reason = f"was ended: {evidence.ended_why}{stack}"
+        reason = f"the run ended it: {evidence.ended_why}{stack}"
         at_texts = evidence.beat is not None and evidence.beat.phase in (Phase.TOKENIZE, Phase.FORWARD)
         return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
     if code == NODE_LOST:
@@ -108,11 +108,14 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
     if code == -signal.SIGKILL:
         # No text and no package kills from outside: before the first batch it is the machine's matter.
-        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code), exit_code=MACHINE, row_can_cause=True)
+        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code, _KILLED), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
     ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
     return _verdict(evidence, outcome, _unrecorded(code, means), exit_code=ends_with, row_can_cause=code < 0)
+
+
+_KILLED = ", sent by the kernel (for want of memory), a batch system or a person,"
 
 
 def _unrecorded(code: int, means: str = "") -> str:

@@ -3,6 +3,7 @@
 Links are followed, to folders as well: what a worker would load is what counts.
 """
 
+import difflib
 import hashlib
 import json
 import os
@@ -14,6 +15,9 @@ from typing import Self
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import config_error
 from chunkvisor.store.stamp import Stamp, stamp_file
+
+_TELLING = frozenset({"config.json", "modules.json"})
+"""Files that tell what a folder's model is."""
 
 
 @dataclass(slots=True)
@@ -91,9 +95,20 @@ class LocalModel:
         return all(state.st_ctime_ns < time_ns for state in found)
 
 
+def folder_like(name: str, beside: Path) -> Path | None:
+    """The model folder that may have been meant by a name that is none, as written from `beside`. Raises nothing."""
+    wanted = beside / name
+    try:
+        models = [path for path in wanted.parent.iterdir() if any((path / each).is_file() for each in _TELLING)]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(wanted.name.lower(), {path.name.lower(): path for path in models}, 1)
+    return next((path for path in models if path.name.lower() in near), None)
+
+
 def require_model(folder: Path | str, names: Set[str]) -> None:
     """Raises Halt (78) where no file by these names tells what the folder's model is."""
-    if names.isdisjoint({"config.json", "modules.json"}):
+    if names.isdisjoint(_TELLING):
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
 
 

@@ -7,9 +7,10 @@ import os
 import shutil
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,15 +77,16 @@ def _read(
     files: list[TableSource] = []
     first = 0
     with ExitStack() as stack:
-        reader = stack.enter_context(connect(request.memory_limit_bytes, scratch))
+        # To make a database takes 30 ms, and a column of a text file needs none.
+        database = cache(lambda: stack.enter_context(connect(request.memory_limit_bytes, scratch)))
         spool = stack.enter_context(Spool(paths, SpoolFiles(scratch)))
         windows = request.windows
         cutter = stack.enter_context(WindowCutter(windows, scratch)) if windows is not None else None
         if request.sql is not None:
-            check_expression(reader, request.sql)
+            check_expression(database(), request.sql)
         if request.where is not None:
-            check_condition(reader, request.where)
-        table = RowsTable(reader, request, scratch) if request.has_rows_table else None
+            check_condition(database(), request.where)
+        table = RowsTable(database(), request, scratch) if request.has_rows_table else None
         with open(paths.places, "wb") as places:
             read = 0
             for source in sources:
@@ -92,7 +94,7 @@ def _read(
                 if left == 0:
                     break
                 with at_hand(source, scratch) as local:
-                    texts = _texts(reader, local, request, left, scratch)
+                    texts = _texts(database, local, request, left, scratch)
                     whole = (() if text is None else (text,) for text in texts)
                     count = _spool(spool, cutter.cut(texts) if cutter is not None else whole, places)
                     if table is not None:
@@ -137,23 +139,27 @@ def _write_places(kept: "array[int]", places: BinaryIO) -> "array[int]":
 
 
 def _texts(
-    reader: duckdb.DuckDBPyConnection, file: SourceFile, request: IngestRequest, limit: int | None, scratch: Path
+    database: Callable[[], duckdb.DuckDBPyConnection],
+    file: SourceFile,
+    request: IngestRequest,
+    limit: int | None,
+    scratch: Path,
 ) -> Iterator[bytes | None]:
     """UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
 
     Raises Halt (exit 78) for bad input, saying where.
     """
     if file.format is Format.PARQUET:
-        rows = parquet_rows(reader, file, request, limit, scratch)
+        rows = parquet_rows(database(), file, request, limit, scratch)
     elif file.format is Format.ARROW:
-        rows = arrow_rows(reader, file, request, limit)
+        rows = arrow_rows(database(), file, request, limit)
     elif file.format is Format.DATABASE:
-        rows = queried_rows(reader, file, request, limit, scratch)
+        rows = queried_rows(database(), file, request, limit, scratch)
     elif request.sql is not None:
         sql = request.sql if request.where is None else folded(request.where, request.sql)
-        rows = sql_rows(reader, file, replace(request, sql=sql), limit)
+        rows = sql_rows(database(), file, replace(request, sql=sql), limit)
     else:
-        held = None if request.where is None else sql_rows(reader, file, question(request), limit)
+        held = None if request.where is None else sql_rows(database(), file, question(request), limit)
         rows = _composed(file, request, limit, held)
     unit = "line" if file.format.has_lines else "row"
     for place, text in rows:

@@ -20,6 +20,9 @@ from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.printing import write
 from chunkvisor.units import human_moment, printable
 
+_WAITING_S = 60.0
+"""Between heartbeats of a run that waits: what it waits for is told once a minute besides."""
+
 
 class Console(Observer):
     """A line for each change of state, without control characters, and a heartbeat of progress."""
@@ -52,7 +55,10 @@ class Console(Observer):
     def tick(self) -> None:
         """Say how far it is, now and then: the longer it lasts, the more rarely."""
         now = time.monotonic()
-        if self._least is Severity.NEWS and now - self._said_s >= heartbeat_s(now - self._began_s):
+        pause_s = heartbeat_s(now - self._began_s)
+        if self._state.waits_for:
+            pause_s = max(pause_s, _WAITING_S)
+        if self._least is Severity.NEWS and now - self._said_s >= pause_s:
             self._said_s = now
             if (layout := layout_of(self._state)) is not None and self._state.ending is None:
                 readings = take_readings(layout, self._state, sensors=False)

@@ -27,7 +27,8 @@ def progress_line(snapshot: Snapshot) -> str:
     parts += rates(snapshot)
     if snapshot.eta_s is not None:
         parts.append(f"about {human_time(snapshot.eta_s)} left")
-    waiting = f"; waiting: {snapshot.waits_for}" if snapshot.waits_for else ""
+    # The event of the wait has told the rest of the reason.
+    waiting = f"; waiting: {snapshot.waits_for.partition('. ')[0]}" if snapshot.waits_for else ""
     return ", ".join(parts) + waiting
 
 

@@ -9,9 +9,10 @@ from chunkvisor.decide.history import Budget
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.conversion import ensure_converted
 from chunkvisor.engine.environment import thread_count, worker_environment
+from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
-from chunkvisor.errors import config_error
-from chunkvisor.events.run import CheckingModel, ConvertingModel, Resolving
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.events.run import CheckingModel, ConvertingModel, Note, Resolving
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise.request import Request, Run
@@ -58,6 +59,9 @@ class ModelFiles:
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
+        near = folder_like(model.name, self._request.loaded.folder) if at_hand is None else None
+        if near is not None:
+            self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
         self._run.emit(Resolving(model.name))
 
         teller, began_s = WaitTeller(self._run.emit, self._budget.wait_timeout_s), None
@@ -69,7 +73,12 @@ class ModelFiles:
             teller.tell(seconds, now_s - began_s, why, Outcome.HUB)
             self._pause(seconds)
 
-        return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
+        try:
+            return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
+        except Halt as halt:
+            if near is not None:
+                halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
+            raise
 
     def convert(self, source: ModelSource, model: ModelSpec) -> None:
         """Have the model converted, where its backend wants that. Raises Halt; OSError."""

@@ -29,7 +29,7 @@ DISK_RULES: tuple[Rule, ...] = (
     disk_full(
         "disk-full",
         "The disk is full, or the user's quota is.",
-        "Free space on the disk of the workdir (and of TMPDIR); the run goes on when there is some.",
+        "Free some space on the disk of the workdir, and on that of TMPDIR.",
         # numpy's tofile and np.save(path) raise OSError without an errno.
         Sign(
             classes=("builtins.OSError",),
