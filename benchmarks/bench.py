@@ -8,7 +8,6 @@ Both sides of a ratio are run in turn, so that a slow minute of the machine slow
 import argparse
 import json
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -23,7 +22,9 @@ from typing import Any
 import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
+from machine import machine_line
 from measured import took
+from tokens import computed, matrix_peak
 
 HERE = Path(__file__).parent
 FAKE_SMI = """#!/bin/sh
@@ -77,7 +78,8 @@ class Bench:
         ]
         ours, theirs = self.alternate(lambda: self.run(config), lambda: self.call(plain))
         difference = float(np.abs(np.load(self.folder / "work/out.npy") - np.load(self.folder / "plain.npy")).max())
-        sys.stderr.write(f"{name}: {len(texts)} texts, largest difference {difference:.1e}\n")
+        told = computed(self.folder / "work", model, matrix_peak("cpu", "float32"))
+        sys.stderr.write(f"{name}: {len(texts)} texts, {told}, largest difference {difference:.1e}\n")
         return Row(name, f"{ours:.1f} s", f"{theirs:.1f} s", ours / theirs, goal)
 
     def warm_row(self) -> Row:
@@ -254,8 +256,7 @@ def main() -> None:
         unknown = set(options.names) - known.keys()
         if unknown:
             raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-        cores = len(os.sched_getaffinity(0))
-        print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Python {platform.python_version()}", flush=True)
+        print(machine_line(), flush=True)
         print("\n| bench | chunkvisor | against | ratio | goal |\n| --- | --- | --- | --- | --- |", flush=True)
         for name, measure in known.items():
             if not options.names or name in options.names:

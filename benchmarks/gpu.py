@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
 from measured import took
+from tokens import matrix_peak
 
 HERE = Path(__file__).parent
 BATCH_SIZES = (32, 64, 128, 256)
@@ -126,24 +126,6 @@ def call(command: list[str], folder: Path) -> float:
     return took(command, folder).seconds
 
 
-def matrix_peak(device: str) -> float:
-    """FLOP/s of large bf16 matrix products, the best of ten: what the device can do at most."""
-    import torch
-
-    size = 8192 if device.startswith("cuda") else 512
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = 0.0
-    for _ in range(10):
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        a @ b
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best
-
-
 def main() -> None:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser()
@@ -157,7 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="chunkvisor-gpu-") as name:
         folder = Path(name)
         parameters = make_model(folder, TINY if options.tiny else QWEN2_1_5B)
-        peak = matrix_peak(options.device)
+        peak = matrix_peak(options.device, "bfloat16")
         commits = read_texts(options.commits, options.rows, distinct=True)
         corpora = {"commit messages": commits, "512-token texts": long_texts(commits, 330, options.rows)}
         print(f"{parameters / 1e9:.2f}B parameters, {peak / 1e12:.0f} TFLOP/s of bf16 matrix products measured\n")

@@ -21,22 +21,31 @@ for name in {PACKAGES}:
 """
 
 
-def machine(peers_python: Path) -> dict[str, Any]:
-    """What the figures depend on."""
+def machine(peers_python: Path | None = None) -> dict[str, Any]:
+    """What the figures depend on; with the versions in the peers' environment as well."""
     known: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         known.setdefault(key.strip(), value.strip())
     flags = [name for name in INSTRUCTIONS if name in known.get("flags", "").split()]
-    versions = {"chunkvisor's": sys.executable, "peers'": str(peers_python)}
+    versions = {"chunkvisor's": sys.executable}
+    if peers_python is not None and peers_python.exists():
+        versions["peers'"] = str(peers_python)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": f"{known.get('model name')}, family {known.get('cpu family')}, model {known.get('model')}",
         "instructions": flags,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "versions": {side: versions_of(python) for side, python in versions.items() if Path(python).exists()},
+        "versions": {side: versions_of(python) for side, python in versions.items()},
     }
+
+
+def machine_line() -> str:
+    """The same in one line, above a table of figures."""
+    told = machine()
+    cpu = f"{told['cpu']} ({', '.join(told['instructions']) or 'neither AVX2 nor more'}), {told['cores']} cores"
+    return f"{told['date']}, {cpu}, Python {told['python']}, {', '.join(told['versions'].values())}"
 
 
 def versions_of(python: str) -> str:

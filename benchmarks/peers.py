@@ -23,6 +23,7 @@ import yaml
 from corpus import ensure_model, read_texts
 from machine import machine
 from measured import CHUNKVISOR, FailedError, took
+from tokens import computed, matrix_peak
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -50,6 +51,8 @@ class Peer:
     cpu_s: list[float] = field(default_factory=list)
     largest_difference: float = 0.0
     least_cosine: float = 1.0
+    computed: str = ""
+    """Of a run: tokens, padding and the share of what the machine can do."""
     note: str = ""
     """Why it has no figures; empty = it has."""
 
@@ -156,6 +159,9 @@ class Contest:
         lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(plain, axis=1)
         peer.least_cosine = min(peer.least_cosine, float((np.einsum("ij,ij->i", mine, plain) / lengths).min()))
         say(f"{peer.name}: {found.seconds:.1f} s, {found.used_s:.1f} CPU s")
+        if peer.workdir:
+            peer.computed = computed(self.folder / peer.workdir, self.model, matrix_peak("cpu", "float32"))
+            say(f"{peer.name}: {peer.computed}")
 
 
 def clear(workdir: Path) -> None:

@@ -8,17 +8,16 @@ What is told of texts is counted in manifests, not measured. `scale.py update` a
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from corpus import ROOT, ensure_model, read_texts
+from machine import machine_line
 from measured import succeed
 from scratch import HERE
 
@@ -146,8 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - known.keys():
         raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    cores = len(os.sched_getaffinity(0))
-    print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Python {platform.python_version()}", flush=True)
+    print(machine_line(), flush=True)
     print("\n| bench | figure | goal |\n| --- | --- | --- |", flush=True)
     for name in options.names:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-reuse-", dir=options.folder) as folder:

@@ -9,7 +9,6 @@ largest final file.
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from bigdata import commit_chunks, write_lines, write_parquet_files, write_short_lines
+from machine import machine_line
 from measured import Measured, succeed
 from scratch import Commits, Scratch
 
@@ -243,8 +243,7 @@ def main() -> None:
     wanted = dict(name.partition("=")[::2] for name in options.names) or dict.fromkeys(list(known)[:3], "")
     if unknown := wanted.keys() - known.keys():
         raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    cores = len(os.sched_getaffinity(0))
-    print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Python {platform.python_version()}", flush=True)
+    print(machine_line(), flush=True)
     print("\n| bench | command | figure | goal |\n| --- | --- | --- | --- |", flush=True)
     for name, size in wanted.items():
         default, bench = known[name]

@@ -111,15 +111,15 @@ def encode(
 
     Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
     an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
-    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table. With `workdir`
-    the array is mapped from a file there, to be read only, the work survives any end, and the same call goes on with
-    it; without, it is done in a temporary folder and the array is in memory. The other arguments are the config's keys,
-    and `set` has those that are not named here, such as "recovery.attempts=5". `stop_after` is as in `run`. `progress`
-    shows a bar, by default at a terminal and in a notebook. What happens also goes to the logger "chunkvisor".
-    Relative paths start in the current folder, which also is on the import path of a plug-in `encoder`.
+    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
-    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises; a text that is
-    no string is refused by its index (code 78).
+    With `workdir` the array is mapped from a file there, to be read only, the work survives any end, and the same call
+    goes on with it; without, the folder is a temporary one and the array in memory. A worker encodes `chunk_size`
+    texts. `progress` shows a bar, by default at a terminal and in a notebook; the logger "chunkvisor" has the news.
+    `set` has keys of the config that are no arguments, such as "recovery.attempts=5"; `stop_after` is as in `run`.
+    Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is looked for there.
+
+    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises.
     """
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are

@@ -7,14 +7,21 @@ import difflib
 import functools
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from pydantic import BaseModel
+
 from chunkvisor.config.keys import dotted_keys
+from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.errors import ChunkvisorError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_HANGING: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  ", "break_on_hyphens": False}
 
 _ALWAYS_NUMPY = "leave it out: a NumPy array comes back"
 _HUB_ACCESS = "set HF_TOKEN in the environment, or run `hf auth login` once"
@@ -81,7 +88,20 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
             end = interrupt
         raise end.with_traceback(None) from None
 
+    call.__doc__ = _with_meanings(function)
     return call
+
+
+def _with_meanings(function: Callable[..., Any]) -> str:
+    """Its docstring, and what the keys of the config mean that are arguments of it: `help` is to be enough."""
+    sections: tuple[type[BaseModel], ...] = (ModelConfig, EncodeConfig)
+    fields = {name: field for section in sections for name, field in section.model_fields.items()}
+    lines = [
+        textwrap.fill(f"{name}: {(fields[name].description or '').replace('null', 'None')}", 100, **_HANGING)
+        for name in inspect.signature(function).parameters
+        if name in fields
+    ]
+    return "\n".join([inspect.getdoc(function) or "", *([""] if lines else []), *lines])
 
 
 def problem_of_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -184,6 +184,15 @@ def test_arguments_that_are_missing() -> None:
         call("config.yaml", resume=True)
 
 
+def test_help_explains_the_arguments() -> None:
+    """`help(chunkvisor.encode)` says of each key of the config what it means, in Python's words."""
+    doc = chunkvisor.encode.__doc__ or ""
+    assert "- normalize: Scale every vector to length 1." in doc
+    assert "None = the model's own limit" in doc
+    assert "null" not in doc
+    assert max(map(len, doc.splitlines())) <= 120
+
+
 def test_short_tracebacks(tmp_path: Path) -> None:
     """Two frames at most stand above a message: the caller's line and the edge, whose signature is short."""
     (tmp_path / "config.yaml").write_text("modell: m\n")

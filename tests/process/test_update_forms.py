@@ -64,6 +64,7 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
     ended = place.run_here("--update")
     assert ended.returncode == 0, ended.stderr
     assert sorted(calls(place)[done:]) == sorted(new)
+    assert ("which is rounded (int8)" in ended.stderr) == (before == "int8")
     assert own_files(place) == FILES[after]
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", after)
     assert place.here("verify", str(place.workdir)).returncode == 0
@@ -71,13 +72,13 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
 
 
 def test_parquet(tmp_path: Path) -> None:
-    """An array becomes a table by an update, which goes with it; of the table nothing is taken."""
+    """An array becomes a table by an update, which goes with it; an update of the table takes its vectors."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
     assert place.run_here().returncode == 0
     done = len(calls(place))
     set_output(place, format="parquet")
-    for texts, new in (([*TEXTS, "n0"], ["n0"]), (TEXTS[:3], TEXTS[:3])):
+    for texts, new in (([*TEXTS, "n0"], ["n0"]), (["n1", *TEXTS[:3]], ["n1"])):
         place.write_source(texts)
         ended = place.run_here("--update")
         assert ended.returncode == 0, ended.stderr
@@ -86,6 +87,42 @@ def test_parquet(tmp_path: Path) -> None:
         assert pq.read_table(place.workdir / "out.parquet")["vector"].to_pylist() == expected(texts).tolist()
         assert place.here("verify", str(place.workdir)).returncode == 0
         done += len(new)
+
+
+def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
+    """Tables in one run share texts, in one file and in shards, and so do those of another workdir; `retry` as well."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = {"format": "parquet", "column": "text"}
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    set_output(place, **table, shards=3)
+    set_output(place, "more", **table, source="more.jsonl", encode={"truncate_dim": 5})
+    more = [*TEXTS[::-1], "n1", "bad"]
+    (place.folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in more))
+    place.lay("bad", "value_error!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert "from output out (cut to 5 numbers)" in ended.stderr
+    assert sorted(set(calls(place))) == sorted({*more})
+    others = TEXTS[1:]  # the first one is the control, too: it is the text, and not the worker
+    assert sorted(text for text in calls(place) if text in others) == others
+
+    other = ScriptedWorkplace.make(
+        tmp_path / "other",
+        more,
+        chunk__size=3,
+        outputs__out__encode={"truncate_dim": 5},
+        reuse_from=[str(place.workdir)],
+    )
+    assert other.run_here().returncode == 0
+    assert calls(other) == ["bad"]
+    np.testing.assert_array_equal(other.vectors(), expected(more)[:, :5])
+    place.lift("bad")
+    done = len(calls(place))
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    assert calls(place)[done:] == ["bad"]
+    assert pq.read_table(place.workdir / "more.parquet")["vector"].to_pylist() == expected(more)[:, :5].tolist()
+    assert place.here("verify", str(place.workdir)).returncode == 0
 
 
 def test_chunks_that_are_kept(tmp_path: Path) -> None:
@@ -119,6 +156,25 @@ def test_retry_of_what_is_rounded(tmp_path: Path) -> None:
     assert calls(place)[done:] == ["n0"]
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
     assert not list(place.workdir.rglob("rows.npy"))
+
+
+@pytest.mark.parametrize("keys", [{}, {"format": "parquet"}, {"dtype": "int8"}])
+def test_retry_that_is_killed(tmp_path: Path, keys: dict[str, str]) -> None:
+    """A `retry` over vectors of the earlier final that is killed is taken up by the next run, not forgotten."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    assert place.run_here().returncode == 0
+    place.write_source(NEW_TEXTS)
+    set_output(place, **keys)
+    place.lay("n0", "value_error!")
+    assert place.run_here("--update").returncode == 3
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    place.lay("n0", "kill_both")
+    assert place.run().returncode == -9
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.manifest()["quarantined"] == []
+    assert own_files(place) == FILES[keys.get("dtype", "float32")] - {"out.npy"} | {f"out.{keys.get('format', 'npy')}"}
+    assert place.here("verify", str(place.workdir)).returncode == 0
 
 
 def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:

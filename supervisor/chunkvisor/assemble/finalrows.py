@@ -1,4 +1,4 @@
-"""Reads rows of a finished output, by number, from its file or its shards; checks that they are what was written."""
+"""Reads rows of a finished output by number, from arrays or tables; checks that they are what was written."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,7 +9,10 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.finalfiles import FinalPart
+from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import recorded_parts
+from chunkvisor.assemble.unpack import Scratch, Unpacked
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
@@ -21,13 +24,15 @@ Rows = npt.NDArray[np.int64]
 class FinalRows:
     """The rows of the final that a manifest describes; it is float32."""
 
-    def __init__(self, layout: OutputLayout, manifest: dict[str, Any]) -> None:
+    def __init__(self, layout: OutputLayout, manifest: dict[str, Any], scratch: Scratch) -> None:
         """Raises DamagedError where it cannot be told which rows have no vector."""
         self.dimension = int(manifest["dimension"])
         self.without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
         """Rows without a vector."""
         self._parts = recorded_parts(layout, manifest)
         self._starts = np.array([part.start for part, _ in self._parts])
+        in_tables = form_of(manifest).format is FinalFormat.PARQUET
+        self._unpacked = Unpacked(self.dimension, scratch) if in_tables else None
 
     def problem(self, on_block: Callable[[], None]) -> str | None:
         """What is wrong with the files, in words; None where they have the digests of the manifest.
@@ -37,10 +42,11 @@ class FinalRows:
         for part, recorded in self._parts:
             try:
                 with open_regular(part.path) as file:
-                    shape = read_shape(file)
-                    if (shape.rows, shape.dimension) != (part.rows, self.dimension):
-                        return f"{part.path} holds {shape.rows} x {shape.dimension}"
-                    file.seek(0)
+                    if self._unpacked is None:
+                        shape = read_shape(file)
+                        if (shape.rows, shape.dimension) != (part.rows, self.dimension):
+                            return f"{part.path} holds {shape.rows} x {shape.dimension}"
+                        file.seek(0)
                     digest = hashlib.sha256()
                     while block := file.read(BLOCK_BYTES):
                         digest.update(block)
@@ -64,7 +70,11 @@ class FinalRows:
 
     def _read(self, part: FinalPart, rows: Rows) -> Vectors:
         """By their numbers in the part."""
+        try:
+            path = part.path if self._unpacked is None else self._unpacked.path_of(part)
+        except BadVectorsError as error:
+            raise ValueError(f"{part.path} {error}") from error
         offset_bytes = len(npy_header(part.rows, self.dimension))
-        expect_rows(part.path, offset_bytes, 4 * self.dimension, rows)
-        found: Vectors = pick_rows(part.path, "<f4", offset_bytes, self.dimension, rows)
+        expect_rows(path, offset_bytes, 4 * self.dimension, rows)
+        found: Vectors = pick_rows(path, "<f4", offset_bytes, self.dimension, rows)
         return found

@@ -31,6 +31,11 @@ class Form:
         """Whether it holds the vectors as they are committed, in arrays."""
         return (self.format, self.dtype) == (FinalFormat.NPY, FinalDtype.FLOAT32)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it holds the vectors as they are committed, in whatever files."""
+        return self.dtype is FinalDtype.FLOAT32
+
     def of(self, rows: int) -> Self:
         """The form that this number of rows takes: there are no empty shards."""
         return self if self.shards is None else replace(self, shards=min(self.shards, rows))

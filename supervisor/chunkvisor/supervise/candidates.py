@@ -18,8 +18,10 @@ from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import asked_form, form_of
+from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.textvectors import RowReader
+from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
@@ -41,7 +43,7 @@ Rows = npt.NDArray[np.int64]
 
 def gives_vectors(config: Config, name: str) -> bool:
     """Whether the final of this output is to hold the vectors as they are."""
-    return asked_form(config.outputs[name]).is_of_rows
+    return asked_form(config.outputs[name]).is_exact
 
 
 def sources_first(config: Config, identities: Mapping[str, Identity]) -> list[str]:
@@ -75,13 +77,16 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-IndexOf = Callable[[OutputLayout, str], Path | None]
-"""The index of an output's texts, which the words describe; None where there is none."""
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What looking for vectors takes."""
+
+    index_of: Callable[[OutputLayout, str], Path | None]
+    """The index of an output's texts, which the words describe; None where there is none."""
+    scratch: Scratch
 
 
-def of_final(
-    layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, index_of: IndexOf
-) -> Candidate | None:
+def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, means: Means) -> Candidate | None:
     """The final file of a finished state; None where it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -89,15 +94,15 @@ def of_final(
             return None
         form = form_of(manifest)
         whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, form).exists()
-        if not whole or not form.is_of_rows:
+        if not whole or not form.is_exact or not FORMATS[form.format].can_be_read:
             return None
         versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
         facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
         cut = _cut(fixed, facts, wanted)
-        index = index_of(layout, words) if cut is not None else None
+        index = means.index_of(layout, words) if cut is not None else None
         if cut is None or index is None:
             return None
-        rows = FinalRows(layout, manifest)
+        rows = FinalRows(layout, manifest, means.scratch)
     except (DamagedError, OSError):
         return None
     place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions, cut=cut)
@@ -127,7 +132,7 @@ def _cut(fixed: Fixed, facts: Facts, wanted: Identity) -> Cut | None:
     return None if cut is not None and (cut.dimension or 0) > facts.dimension else cut
 
 
-def of_exact_rows(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:
+def of_exact_rows(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate | None:
     """The rows in float32 that were kept of a finished output whose final is rounded; None where there are none."""
     try:
         stamp = read_record(Stamp, layout.exact_stamp)
@@ -135,7 +140,7 @@ def of_exact_rows(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> 
         if stamp is None or fixed is None or manifest is None or facts is None or not stamp.holds(layout.exact_rows):
             return None
         cut, words = _cut(fixed, facts, wanted), "the rows of this output in float32"
-        index = index_of(layout, words) if cut is not None else None
+        index = means.index_of(layout, words) if cut is not None else None
         if cut is None or index is None:
             return None
         without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
@@ -146,7 +151,7 @@ def of_exact_rows(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> 
     return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, _all_but(without))
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Candidate | None:
+def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate | None:
     """What a state has committed, or copied, that will have no final file; None where that is nothing.
 
     Its chunks are read, each against its digest.
@@ -157,7 +162,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Cand
             return None
         cut = _cut(fixed, facts, wanted)
         words = "earlier chunks of this output"
-        index = index_of(layout, words) if cut is not None else None
+        index = means.index_of(layout, words) if cut is not None else None
         if cut is None or index is None:
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
@@ -177,7 +182,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity, index_of: IndexOf) -> Cand
     return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, numbers)
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity, index_of: IndexOf) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, means: Means) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
         layout = Layout(folder)
@@ -187,7 +192,7 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity, index_of: Index
             )
         for path in sorted(layout.outputs.glob("*/")):
             words = f"{folder} output {path.name}"
-            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, index_of)
+            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, means)
             if found is not None:
                 yield found
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from chunkvisor.assemble.before import switch
 from chunkvisor.assemble.finalfiles import all_places
 from chunkvisor.assemble.form import form_of
-from chunkvisor.assemble.manifest import earlier_holds, read_finished
+from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
+from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.indexing import index_of
@@ -21,7 +22,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,
-    IndexOf,
+    Means,
     copied,
     dtype_of,
     gives_vectors,
@@ -60,8 +61,11 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
     wanted = opening.config.reuse and index_of(table.folder, opening.on_wait) is not None
+    scratch = Scratch(opening.config.workdir, opening.on_wait)
     with Indexes(opening, begun.name, target.state / "indexes") as indexes:
-        found = list(_candidates(opening, begun, outputs, indexes.of)) if wanted else []
+        found = list(_candidates(opening, begun, outputs, Means(indexes.of, scratch))) if wanted else []
+        if wanted:
+            _tell_rounded(opening, begun, found)
         found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
         facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
@@ -69,6 +73,16 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     if begun.moves_on:
         switch(layout)
         begun.moves_on, begun.manifest = False, None
+
+
+def _tell_rounded(opening: Opening, begun: Begun, found: Sequence[Candidate]) -> None:
+    """Say why an update encodes all texts of an output again, where that is so."""
+    manifest = read_recorded(begun.layout) if begun.moves_on else None
+    if manifest is None or form_of(manifest).is_exact or any(each.place.output == begun.name for each in found):
+        return
+    dtype = form_of(manifest).dtype
+    words = f"{begun.name}: no vector can be taken from its final file, which is rounded ({dtype})"
+    opening.emit(Note(f"{words}; with chunk.keep: true, updates encode only new texts"))
 
 
 def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str | None:
@@ -105,15 +119,15 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
     if of_run is not None:
         return not of_run.moves_on and gives_vectors(opening.config, of_run.name)
     manifest = read_finished(other)
-    return manifest is not None and form_of(manifest).is_of_rows
+    return manifest is not None and form_of(manifest).is_exact
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_of: IndexOf) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], means: Means) -> Iterator[Candidate]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
     own = of_final(
-        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", index_of
+        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", means
     )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
@@ -124,18 +138,18 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], index_
         words = f"output {name}"
         if of_run is None or of_run.complete:
             if of_run is not None or not opening.from_scratch:
-                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, index_of)])
+                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, means)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", index_of))
+        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", means))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and gives_vectors(opening.config, name):
             cut = wanted.cut_from(of_run.fixed.identity, dtype_of(other, opening.computes_in))
             yield from filter(None, [promised(of_run.layout, of_run.fixed, cut)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_exact_rows(layout, wanted, index_of), of_chunks(layout, wanted, index_of)])
+        yield from filter(None, [of_exact_rows(layout, wanted, means), of_chunks(layout, wanted, means)])
     yield from late
-    yield from of_other_workdirs(opening.config.reuse_from, wanted, index_of)
+    yield from of_other_workdirs(opening.config.reuse_from, wanted, means)
 
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:

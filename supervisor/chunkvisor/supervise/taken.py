@@ -12,6 +12,7 @@ from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
+from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import config_error
 from chunkvisor.store.fixed import read_facts, read_fixed
@@ -36,7 +37,7 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
         if not place.texts:
             readers.append(_Nothing())
             continue
-        reader, rows = _reader_of(layout, reuse, place)
+        reader, rows = _reader_of(layout, reuse, place, on_block)
         readers.append(reader)
         if rows:
             without |= _texts_without(reuse, number, rows, on_block)
@@ -59,7 +60,9 @@ class _Nothing:
         raise ValueError(rows)
 
 
-def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowReader, dict[int, BadText]]:
+def _reader_of(
+    layout: OutputLayout, reuse: Reuse, place: Place, on_block: Callable[[], None]
+) -> tuple[RowReader, dict[int, BadText]]:
     """The reader, and its rows without a vector."""
     if place.kind is PlaceKind.COPY:
         if (copied := copied_rows(reuse.folder)) is None:
@@ -74,14 +77,14 @@ def _reader_of(layout: OutputLayout, reuse: Reuse, place: Place) -> tuple[RowRea
         check_cut(layout, source, place)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
-    if not form_of(manifest).is_of_rows:
+    if not form_of(manifest).is_exact:
         raise TakenDamagedError(f"{place.words} is not in float32 any more")
     try:
         bad = {
             int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
             for each in every_row(source, manifest)
         }
-        rows = FinalRows(source, manifest)
+        rows = FinalRows(source, manifest, Scratch(layout.workdir, on_block))
     except DamagedError as error:
         raise TakenDamagedError(f"{error} is damaged") from error
     if (place.cut.dimension or 0) > rows.dimension:  # it had no vector yet when it was planned to take them

@@ -5,6 +5,7 @@ May import what `assemble` may; `assemble` imports it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +47,11 @@ class Format:
     """What it needs to be installed."""
     extra: str = ""
     """The extra of ours that has it."""
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether what it needs is installed."""
+        return self.package is None or find_spec(self.package) is not None
 
 
 FORMATS = {

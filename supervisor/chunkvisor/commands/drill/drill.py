@@ -34,6 +34,7 @@ from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Fault, Spec
 from chunkvisor_worker.contract.wire import read_message
@@ -164,7 +165,9 @@ class Drill:
             case Place.ROW:
                 runs = [self._run(workdir, wherever(fault.name, self.good.poison))]
             case Place.WORKER:
-                runs = [self._run(workdir, in_struck_chunk(fault.name), stalls=fault.stalls)]
+                # One of the setup is tried again where a chunk has worked before: none may be struck ahead of that.
+                standby = 0 if fault.seen_as is Outcome.SETUP else None
+                runs = [self._run(workdir, in_struck_chunk(fault.name), stalls=fault.stalls, standby=standby)]
                 if fault.exit_code is not ExitCode.COMPLETE:
                     runs.append(self._run(workdir, worker_command))
         return seen_as(runs[0]), runs

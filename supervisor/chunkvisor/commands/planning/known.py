@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.model import Config
@@ -22,7 +23,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.candidates import dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
+from chunkvisor.supervise.candidates import Means, dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
 
 _AS_THEY_ARE, _CUT = 0, 1
 
@@ -96,12 +97,14 @@ def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]
     def index(of: OutputLayout, _: str) -> Path | None:
         return index_of(of.table, lambda: None, scratch / f"index-{next(numbers)}")
 
+    means = Means(index, Scratch(scratch))
+
     for folder in layout.outputs.glob("*/"):
         other = layout.output(folder.name)
         for each in (other, other.earlier):
-            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, index)) is not None:
+            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, means)) is not None:
                 yield _Place(bool(final.place.cut), final.index, final.numbers)
-    for final in of_other_workdirs(config.reuse_from, wanted, index):
+    for final in of_other_workdirs(config.reuse_from, wanted, means):
         yield _Place(bool(final.place.cut), final.index, final.numbers)
 
 
