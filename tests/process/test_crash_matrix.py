@@ -509,7 +509,7 @@ SLOW_CASES = (
         {"out/1": "disk_full@encode"},
         74,
         {"committed": 1, "disk_full": 2},
-        ("No space left on device", "Free space"),
+        ("No space left on device", "Free some space"),
         done=(0,),
     ),
     Case("gpu-busy-always", {"out/0": "cuda_oom@load"}, 75, {"gpu_busy": 2}, ("nvidia-smi",), done=()),
