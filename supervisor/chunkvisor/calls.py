@@ -25,6 +25,7 @@ _HANGING: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  ", "
 
 _ALWAYS_NUMPY = "leave it out: a NumPy array comes back"
 _HUB_ACCESS = "set HF_TOKEN in the environment, or run `hf auth login` once"
+_HUB_CACHE = "set HF_HOME in the environment, where models are downloaded to"
 _GOES_ON = "leave it out: the same call goes on where the last one ended"
 
 _SAME = {
@@ -40,7 +41,6 @@ _SAME = {
     "pool": "device",
     "target_devices": "device",
     "max_batch_tokens": "batch_tokens",
-    "cache_dir": "workdir",
 }
 """What sentence-transformers, or habit, calls an argument that is here, and its name; the values mean the same."""
 
@@ -55,7 +55,8 @@ _INSTEAD = {
     "prompts": 'kwargs={"prompts": …}',
     "task": "prompt_name=…, where the model has a prompt for it",
     "local_files_only": "set HF_HUB_OFFLINE=1 in the environment",
-    "cache_folder": "set HF_HOME in the environment",
+    "cache_dir": _HUB_CACHE,
+    "cache_folder": _HUB_CACHE,
     "token": _HUB_ACCESS,
     "use_auth_token": _HUB_ACCESS,
     "workers": 'set=["workers.per_device=2"], or more entries in device',
