@@ -102,9 +102,8 @@ def main() -> None:
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
-        if (
-            "" in sys.path
-        ):  # as with `python -c`; in a folder that was removed, imports on Python 3.13 raise SystemError
+        # As with `python -c`: where that folder was removed, imports on Python 3.13 raise SystemError.
+        if "" in sys.path:
             Path.cwd()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:

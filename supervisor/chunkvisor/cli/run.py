@@ -1,5 +1,6 @@
 """`chunkvisor run`: the main job."""
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -116,3 +117,16 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
             complete = code is ExitCode.COMPLETE and request.slice is None
             for line in next_steps(loaded, began_s, trial=request.max_rows is not None, complete=complete):
                 afterwards.tell(line)
+            if code not in (ExitCode.COMPLETE, ExitCode.BUG) and afterwards.began:
+                afterwards.tell(f"the command, to run it again: {_command()}")
+
+
+def _command() -> str:
+    """What was typed, to be typed again: without secrets, and without what would discard all that is done."""
+    from chunkvisor.config.givenvalues import without_secret
+
+    words = (word for word in sys.argv[1:] if word not in ("--from-scratch", "--yes"))
+    shown = (
+        f"--set={without_secret(word[6:])}" if word.startswith("--set=") else without_secret(word) for word in words
+    )
+    return shlex.join(["chunkvisor", *shown])

@@ -4,6 +4,8 @@ import re
 import textwrap
 
 from chunkvisor.decide.handbook import ENTRIES
+from chunkvisor.decide.remedies import last_remedy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.handbook import entry
@@ -32,7 +34,9 @@ def explain(name: str) -> str:
     wanted = name.strip().lower()
     for rule in RULES:
         if rule.name == wanted:
-            return _plain(entry(rule))
+            last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
+            ended = "" if last == rule.remedy else f"\n\n{_wrapped(f'If the run has ended with it: {last}')}"
+            return _plain(entry(rule)) + ended
     outcome = wanted.replace("-", "_")
     if outcome not in ENTRIES:
         raise Halt(

@@ -19,6 +19,16 @@ _SECRET_KEYS = frozenset({"env", "notify"})
 """Values under these may be secrets, and are not repeated in messages."""
 
 
+def _is_secret(dotted: str) -> bool:
+    return dotted.partition(".")[0] in _SECRET_KEYS
+
+
+def without_secret(text: str) -> str:
+    """A KEY=VALUE as it may be repeated."""
+    dotted, equals, _ = text.partition("=")
+    return f"{dotted}=…" if equals and _is_secret(dotted) else text
+
+
 def wrong_config(problems: Sequence[str]) -> Halt:
     """The Halt (78) that lists them."""
     # A lone surrogate from an escape in the YAML could not be printed.
@@ -48,8 +58,8 @@ class GivenValues:
     def override(self, text: str) -> None:
         """Apply one KEY=VALUE; what is wrong with it joins the problems."""
         dotted, equals, value_text = text.partition("=")
-        secret = dotted.partition(".")[0] in _SECRET_KEYS
-        place = "--set " + (f"{dotted}=…" if secret else shlex.quote(_shortened(text)))
+        secret = _is_secret(dotted)
+        place = "--set " + (without_secret(text) if secret else shlex.quote(_shortened(text)))
         if not equals or not all(dotted.split(".")):
             self.problems.append((place, "write it as --set KEY=VALUE, such as --set chunk.size=200"))
             return

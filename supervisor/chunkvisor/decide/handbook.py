@@ -65,8 +65,8 @@ ENTRIES: dict[str, Entry] = {
         "Give the machine or the container more memory, set workers.standby to 0, or lower chunk.size.",
     ),
     Outcome.CRASHED: Entry(
-        "The worker died, or raised an error that no rule knows. Killed by SIGKILL without a record, it may have been "
-        "the kernel's out-of-memory killer or a person: both leave no trace.",
+        "The worker died, or raised an error that chunkvisor does not know. Killed by SIGKILL without a record, it may "
+        "have been the kernel's out-of-memory killer or a person: both leave no trace.",
         "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
         "twice is quarantined. A fault before the first batch is blamed on no text.",
         "Read the log: its last lines, and the attempt's fault.json beside it, say where. For SIGKILL see `dmesg` and "

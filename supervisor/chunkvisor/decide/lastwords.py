@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
+from chunkvisor.decide.remedies import MEANING, last_remedy
 from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.verdict import Verdict
@@ -32,7 +33,7 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         return _too_large(verdict, output, chunk)
     return Halt(
         ExitCode(step.exit_code),
-        f"halted at {output} chunk {chunk}: {verdict.outcome}",
+        f"halted at {output} chunk {chunk}: {verdict.outcome} ({MEANING[verdict.outcome]})",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
         remedy=f"{last_remedy(verdict)} Then run the same command again; finished work is kept.",
         see=verdict.see,
@@ -59,34 +60,6 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
         "gives other vectors). Then run the same command again; finished work is kept.",
         see=verdict.see,
     )
-
-
-def last_remedy(verdict: Verdict) -> str:
-    """What a person can do when the tries are used up.
-
-    A rule's own remedy stands where the rule is about the machine, the config or the world. The others say what
-    chunkvisor does next, and there is no next.
-    """
-    if verdict.exit_code is not None and verdict.remedy:
-        return verdict.remedy
-    return _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
-
-
-_LAST_REMEDIES = {
-    Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",
-    Outcome.HOST_OOM: "Give the machine or its container more memory, or set workers.standby to 0.",
-    Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
-    Outcome.CRASHED: "Read the log: its last lines say where.",
-    Outcome.HUNG: "Read the log: it has the stack. If it was only slow, raise recovery.stall_timeout; to find out, run "
-    "it with --max-rows 100 --set recovery.stall_timeout=30m.",
-    Outcome.BAD_INPUT: "Correct the row in the source.",
-    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 often helps against NaN.",
-    Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
-    Outcome.LOST: "Find out why the machines that worked on it were lost: look at their memory and their Ray logs.",
-    Outcome.DISK_FULL: "Free some space on the disk of the workdir.",
-    Outcome.GPU_BUSY: "End the other process on the GPU, or wait for it.",
-    Outcome.HUB: "Check the network, or name a local model folder.",
-}
 
 
 def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, bad_rows: BadRows) -> Halt:

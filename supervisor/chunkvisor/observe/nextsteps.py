@@ -35,6 +35,11 @@ class Afterwards(Observer):
         if isinstance(event, Invoked) and event.invocation:
             self._files = InvocationFiles(self._layout.invocations / event.invocation)
 
+    @property
+    def began(self) -> bool:
+        """Whether the run came to begin, so that there is a log of it."""
+        return self._files is not None
+
     def tell(self, text: str) -> None:
         """To be called when the run has ended, and with it whoever wrote the log."""
         self._shown.say(text)

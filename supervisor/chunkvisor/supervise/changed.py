@@ -29,6 +29,6 @@ def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: 
         remedy += f"; {GROWING}"
     return config_error(
         f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
-        why="vectors of both would be mixed in one file",
+        why="vectors of both would be mixed in one file; nothing has been touched",
         remedy=remedy,
     )

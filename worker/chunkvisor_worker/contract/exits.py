@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     HOST_OOM = "host_oom"
     """The machine ran out of memory, threads or file descriptors."""
     CRASHED = "crashed"
-    """It died, or raised something that no rule knows."""
+    """It died, or raised something that chunkvisor does not know."""
     HUNG = "hung"
     """It made no progress and was ended."""
     BAD_INPUT = "bad_input"

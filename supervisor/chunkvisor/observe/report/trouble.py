@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from chunkvisor.decide.lastwords import last_remedy
+from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail

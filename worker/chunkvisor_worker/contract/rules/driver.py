@@ -198,7 +198,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
     setup(
         # Nothing but the context and the weights has been asked for: what fails here fails in every worker.
         "cuda-error-before-work",
-        "A CUDA call failed before the first batch, with an error that no rule knows.",
+        "A CUDA call failed before the first batch, with an error that chunkvisor does not know.",
         "Look the error up in NVIDIA's documentation; `chunkvisor doctor` tries the GPU without a run.",
         of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
         runtime_error(r"\bCUDA (?:driver )?error: "),
@@ -208,7 +208,7 @@ DRIVER_RULES: tuple[Rule, ...] = (
     device_fault(
         # AcceleratorError of a code without a rule; and old torch, which raises a plain RuntimeError.
         "cuda-error",
-        "A CUDA call failed with an error that no rule knows.",
+        "A CUDA call failed with an error that chunkvisor does not know.",
         "The chunk is tried again in a new process; if it returns, look the error up in NVIDIA's documentation.",
         of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
         runtime_error(r"\bCUDA (?:driver )?error: "),

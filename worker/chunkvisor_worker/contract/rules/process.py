@@ -102,7 +102,7 @@ UNKNOWN_RULES: tuple[Rule, ...] = (
     ),
     crashed(
         "unknown-on-texts",
-        "The encoder failed while it handled texts, with an error that no rule knows.",
+        "The encoder failed while it handled texts, with an error that chunkvisor does not know.",
         "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder "
         "and the model. Meanwhile the chunk is tried again, then in halves.",
         Sign(),
@@ -111,7 +111,7 @@ UNKNOWN_RULES: tuple[Rule, ...] = (
     ),
     crashed(
         "unknown",
-        "The worker failed with an error that no rule knows.",
+        "The worker failed with an error that chunkvisor does not know.",
         "The chunk is tried again; read the traceback in the attempt's fault.json.",
         Sign(),
     ),

@@ -1,0 +1,62 @@
+"""The words with which a run ends, by what its workers met."""
+
+import pytest
+
+from chunkvisor.commands.explain import explain
+from chunkvisor.config.givenvalues import without_secret
+from chunkvisor.decide.remedies import advice_on_row, last_remedy
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.oommessage import read_oom
+
+_TAKEN = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 120.00 MiB is "
+    "free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch memory, this process has 1.00 GiB memory "
+    "in use. Of the allocated memory 500.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but "
+    "unallocated."
+)
+_OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace("has 1.00 GiB", "has 23.00 GiB")
+
+
+@pytest.mark.parametrize(
+    ("message", "first"),
+    [(_TAKEN, "Other processes hold 22.5 GiB of the GPU's 23.7 GiB"), (_OWN, "Use a GPU with more memory")],
+    ids=["others-hold-it", "all-ours"],
+)
+def test_who_holds_the_memory_of_a_gpu_is_said_first(message: str, first: str) -> None:
+    """Where others hold most of a GPU's memory, the remedy is about them, and not about the model."""
+    verdict = Verdict(Outcome.GPU_OOM, "it did not fit", rule="gpu-out-of-memory", figures=read_oom(message))
+    assert last_remedy(verdict).startswith(first)
+
+
+def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
+    """The NVML assertion that ends a run asks for the driver, in the last words and in the handbook."""
+    words = last_remedy(Verdict(Outcome.GPU_OOM, "", "The run goes on.", "nvml-assert-allocator"))
+    assert "nvidia-smi" in words
+    assert "driver" in words
+    assert "If the run has ended with it: Run `nvidia-smi`" in explain("nvml-assert-allocator")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "words"),
+    [
+        ("crashed", "ended with signal 9 (SIGKILL) and left no record", "dmesg"),
+        ("crashed", "Native code crashed", "Read the log"),
+        ("hung", "no progress for 4 s", "recovery.stall_timeout"),
+        ("bad_output", "its vectors have NaN or infinity", "float32"),
+        ("of_another_version", "", ""),
+    ],
+)
+def test_each_cause_has_its_own_advice(outcome: str, reason: str, words: str) -> None:
+    """A row without a vector is told with what to look at first, by its cause."""
+    assert words in advice_on_row(outcome, reason)
+    assert bool(words) == bool(advice_on_row(outcome, reason))
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("env.HF_TOKEN=abc", "env.HF_TOKEN=…"), ("chunk.size=5", "chunk.size=5"), ("env.yaml", "env.yaml")],
+)
+def test_a_secret_of_the_command_line_is_not_repeated(given: str, shown: str) -> None:
+    """The command that is shown for the next time has no values of the environment in it."""
+    assert without_secret(given) == shown
