@@ -117,7 +117,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
             complete = code is ExitCode.COMPLETE and request.slice is None
             for line in next_steps(loaded, began_s, trial=request.max_rows is not None, complete=complete):
                 afterwards.tell(line)
-            if code not in (ExitCode.COMPLETE, ExitCode.BUG) and afterwards.began:
+            if code not in (ExitCode.COMPLETE, ExitCode.BUG, ExitCode.CONFIG) and afterwards.began:
                 afterwards.tell(f"the command, to run it again: {_command()}")
 
 
