@@ -65,10 +65,10 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
 def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, bad_rows: BadRows) -> Halt:
     """The end of a run by a text that fails alone, from `place`; it is the `count`th."""
     if bad_rows.fail:
-        what = f"output {output}: a row cannot be encoded: {place}"
+        what = f"halted at {output}: a row cannot be encoded: {place}"
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
     else:
-        what = f"output {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
+        what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
         what += f"{bad_rows.limit:,}; the search for more ended with {place}"
         remedy = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. "
         remedy += "If it is the texts, correct them, or raise recovery.max_bad_rows."
@@ -81,7 +81,7 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     """The end of a run in which no text of an output can be encoded."""
     return Halt(
         ExitCode.CONFIG,
-        f"output {output}: none of its texts can be encoded",
+        f"halted at {output}: none of its texts can be encoded",
         why=f"{last.outcome}: {last.reason}" if last is not None else "",
         see=str(last.outcome) if last is not None else "",
         remedy="check the source and the model, and correct what is wrong; then: chunkvisor retry, and run again",
@@ -92,7 +92,7 @@ def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which texts fail alone, and not one was ever encoded."""
     return Halt(
         code_of_nothing(verdict),
-        f"output {output}: no text has been encoded so far, and those that were tried alone failed too, "
+        f"halted at {output}: no text has been encoded so far, and those that were tried alone failed too, "
         f"the last in chunk {chunk}",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at the encoder, the model and "
@@ -110,7 +110,7 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
     """The end of a run in which even a text fails that has its vector already."""
     return Halt(
         _code_of(verdict, ExitCode.TRY_AGAIN),
-        f"output {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
+        f"halted at {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
         why=f"{verdict.outcome}: {verdict.reason}",
         remedy=f"{last_remedy(verdict)} No text is the cause. Then run the same command again.",
         see=verdict.see,
