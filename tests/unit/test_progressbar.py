@@ -29,8 +29,12 @@ DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
     ],
     ids=["nothing", "hub", "wait", "source", "opened", "half", "interrupted", "ended"],
 )
-def test_what_it_says(events: list[Event], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_it_says(
+    events: list[Event], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First what the run is at, then rows, and always what it waits for; a bar without rows is taken away."""
+    monkeypatch.setenv("COLUMNS", "80")  # to which tqdm cuts the bar; it takes note of both or of none
+    monkeypatch.setenv("LINES", "24")
     bar, state = ProgressBar(), RunState()
     for event in events:
         state.apply(event, 0.0)

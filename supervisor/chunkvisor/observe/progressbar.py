@@ -65,6 +65,8 @@ class ProgressBar(Observer):
             return
         snapshot = snapshot_of(self._state, time.time(), take_readings(layout, self._state, sensors=False))
         words = "" if over or snapshot.doing == COMPUTING else f"{stage(snapshot)} "
+        if self._interrupted and not over:
+            words = "stopping; interrupt once more to stop at once "  # first, since 80 columns end before the note
         bar = self._bar = self._bar if self._bar is not None else _new_bar(words)
         if snapshot.rows and bar.total != snapshot.rows:
             bar.bar_format = None
@@ -81,8 +83,6 @@ class ProgressBar(Observer):
 
     def _note(self) -> str:
         state = self._state
-        if self._interrupted:
-            return "interrupt once more to stop at once"
         if state.waits_for:
             return printable(f"waiting: {state.waits_for:.200}")
         if state.quarantined:
