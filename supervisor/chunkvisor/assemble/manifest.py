@@ -139,6 +139,11 @@ def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     return done.manifest
 
 
+def read_done_if_whole(layout: OutputLayout) -> dict[str, Any] | None:
+    """The same; None also where its record is damaged, which a run may mend. Raises OSError."""
+    return _unless_damaged(read_done_manifest, layout)
+
+
 def _read_done(layout: OutputLayout) -> _DoneRecord | None:
     done = read_record(_DoneRecord, layout.done)
     if done is not None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from chunkvisor.child import run_child
 from chunkvisor.decide.outcome import EndedBy, Evidence, judge
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
@@ -26,7 +26,6 @@ from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, Li
 from chunkvisor_worker.contract.wire import read_message, to_json
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-ONE_ROW = Limits(rows=1)
 
 
 @dataclass(frozen=True, slots=True)

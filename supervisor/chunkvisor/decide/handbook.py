@@ -10,8 +10,10 @@ from chunkvisor_worker.contract.exits import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a person wants to know of an end; each a sentence or a few."""
+    """What a person wants to know of an end; each but the first a sentence or a few."""
 
+    brief: str
+    """What happened, in a few words."""
     what: str
     """What happened."""
     then: str
@@ -25,11 +27,13 @@ QUARANTINE = "quarantine"
 
 ENTRIES: dict[str, Entry] = {
     Outcome.COMMITTED: Entry(
+        "it is done",
         "The attempt's vectors are verified and part of the output.",
         "It goes on with the next chunk.",
         "Nothing.",
     ),
     Outcome.GPU_OOM: Entry(
+        "the GPU ran out of memory",
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same thing in disguise.",
         "A new process goes on from the batch that did not fit, with half of it. The smaller batch is kept for texts "
         "of that length and more, in this run and in later ones. Where another process came and took the memory, "
@@ -38,6 +42,7 @@ ENTRIES: dict[str, Entry] = {
         "or model.dtype bfloat16 in another workdir.",
     ),
     Outcome.DEVICE_FAULT: Entry(
+        "the GPU failed in every new process",
         "The CUDA context broke: every later call in that process fails as well.",
         "A new process tries the rest of the chunk, with CUDA_LAUNCH_BLOCKING=1, so that the log names the place. A "
         "text that does it again alone is quarantined. A GPU on which all fails while others succeed is left out.",
@@ -45,26 +50,31 @@ ENTRIES: dict[str, Entry] = {
         "in the kernel's log (dmesg).",
     ),
     Outcome.HARDWARE_FAULT: Entry(
+        "the GPU itself is faulty or gone",
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory errors.",
         "The GPU is left out and the others go on. Without another one the run ends with 69.",
         "Reset the GPU (`nvidia-smi -r`), reboot, or replace it. Then run the same command again.",
     ),
     Outcome.GPU_BUSY: Entry(
+        "another process holds the GPU",
         "Somebody else holds the GPU or its memory.",
         "The run waits up to recovery.wait_timeout, and goes on as soon as there is room. Then it ends with 75.",
         "See who it is with `nvidia-smi`. End that process, wait, or choose another GPU with `device:`.",
     ),
     Outcome.SETUP: Entry(
+        "every worker would fail alike",
         "The driver, a package, the model or the config is wrong, so that every worker would fail alike.",
         "The run ends with 78 or 69, unless workers have succeeded before: then it tries again.",
         "Do what the last words say. `chunkvisor doctor CONFIG` repeats the start of a worker without a run.",
     ),
     Outcome.HOST_OOM: Entry(
+        "the machine ran out of memory, threads or open files",
         "The machine, or its memory limit, ran out of memory, threads or open files.",
         "The chunk is tried again with half the batch.",
         "Give the machine or the container more memory, set workers.standby to 0, or lower chunk.size.",
     ),
     Outcome.CRASHED: Entry(
+        "the worker died",
         "The worker died, or raised an error that chunkvisor does not know. Killed by SIGKILL without a record, it may "
         "have been the kernel's out-of-memory killer or a person: both leave no trace.",
         "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
@@ -73,44 +83,52 @@ ENTRIES: dict[str, Entry] = {
         "the limits of the container or the batch system.",
     ),
     Outcome.HUNG: Entry(
+        "the worker made no progress",
         "The worker made no progress for recovery.stall_timeout (before its first batch: recovery.startup_timeout).",
         "It is asked for its stack and killed. Finished batches are kept, and the texts under way are tried again; a "
         "text that hangs alone twice is quarantined.",
         "Read the log: it has the stack. If the worker was only slow, raise recovery.stall_timeout.",
     ),
     Outcome.BAD_INPUT: Entry(
+        "a text cannot be encoded",
         "A text cannot be encoded by this model.",
         "The text is quarantined, and all others go on.",
         "Correct the row in the source, or do without its vector.",
     ),
     Outcome.BAD_OUTPUT: Entry(
+        "the vectors cannot be used",
         "Vectors came that are not finite, all zero, of the wrong shape or type; or none came at all.",
         "They are not taken. The chunk is tried again; a text whose vector is bad again is quarantined.",
         "model.dtype float32 cures many NaN. `chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
     Outcome.DISK_FULL: Entry(
+        "the disk is full or failing",
         "The disk is full or failing.",
         "The run waits for space, up to recovery.wait_timeout. Then it ends with 74; nothing that is done is lost.",
         "Free some space, or move the workdir. Then run the same command again.",
     ),
     Outcome.HUB: Entry(
+        "the model hub cannot be reached",
         "The model hub cannot be reached, or asks to wait.",
         "The run waits up to recovery.wait_timeout, then ends with 75.",
         "Check the network and the token (HF_TOKEN), or name a local folder as model.name. A model that was fetched "
         "once is not asked for again.",
     ),
     Outcome.INTERRUPTED: Entry(
+        "somebody else ended the worker",
         "Somebody asked the worker to stop.",
         "Finished batches are kept. If the run itself was stopped, running it again goes on; otherwise the chunk is "
         "tried again.",
         "Run the same command again. If nobody of yours did it: see the batch system and the container's limits.",
     ),
     Outcome.LOST: Entry(
+        "the worker's machine was lost",
         "The machine that the worker ran on was lost, or the way to it.",
         "The chunk goes to another machine at once. This spends none of its tries.",
         "Look at the memory of that machine and at its Ray logs.",
     ),
     QUARANTINE: Entry(
+        "rows have no vector",
         "Some texts fail alone, again and again. Their rows have no vector: NaN in a float file, zeros in int8 and "
         "ubinary, null in parquet.",
         "All other rows are complete, and the run ends with 3. More than recovery.max_bad_rows of them end it with 78, "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.decide.remedies import MEANING, last_remedy
+from chunkvisor.decide.handbook import ENTRIES
+from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.verdict import Verdict
@@ -33,7 +34,7 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         return _too_large(verdict, output, chunk)
     return Halt(
         ExitCode(step.exit_code),
-        f"halted at {output} chunk {chunk}: {verdict.outcome} ({MEANING[verdict.outcome]})",
+        f"halted at {output} chunk {chunk}: {verdict.outcome} ({ENTRIES[verdict.outcome].brief})",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
         remedy=f"{last_remedy(verdict)} Then run the same command again; finished work is kept.",
         see=verdict.see,

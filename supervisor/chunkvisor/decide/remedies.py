@@ -3,6 +3,7 @@
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.rules import RULES
 
 
 def last_remedy(verdict: Verdict) -> str:
@@ -19,7 +20,7 @@ def last_remedy(verdict: Verdict) -> str:
             f"Other processes hold {human_bytes(figures.others_bytes)} of the GPU's {human_bytes(figures.total_bytes)}:"
             " `nvidia-smi` shows which. End them, wait for them, or choose another GPU with `device:`."
         )
-    return _LAST_REMEDIES_OF_RULES.get(verdict.rule) or _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
+    return _OF_RULES.get(verdict.rule) or _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
 
 
 def advice_on_row(outcome: str, reason: str) -> str:
@@ -29,31 +30,7 @@ def advice_on_row(outcome: str, reason: str) -> str:
     return _LAST_REMEDIES.get(Outcome(outcome), "") if outcome in list(Outcome) else ""
 
 
-MEANING = {
-    Outcome.COMMITTED: "it is done",
-    Outcome.GPU_OOM: "the GPU ran out of memory",
-    Outcome.DEVICE_FAULT: "the GPU failed in every new process",
-    Outcome.HARDWARE_FAULT: "the GPU itself is faulty or gone",
-    Outcome.GPU_BUSY: "another process holds the GPU",
-    Outcome.SETUP: "every worker would fail alike",
-    Outcome.HOST_OOM: "the machine ran out of memory, threads or open files",
-    Outcome.CRASHED: "the worker died",
-    Outcome.HUNG: "the worker made no progress",
-    Outcome.BAD_INPUT: "a text cannot be encoded",
-    Outcome.BAD_OUTPUT: "the vectors cannot be used",
-    Outcome.DISK_FULL: "the disk is full or failing",
-    Outcome.HUB: "the model hub cannot be reached",
-    Outcome.INTERRUPTED: "somebody else ended the worker",
-    Outcome.LOST: "the worker's machine was lost",
-}
-"""What an outcome means, in a few words."""
-
-_LAST_REMEDIES_OF_RULES = {
-    "nvml-assert-allocator": "Run `nvidia-smi`. If it fails, reload the NVIDIA driver or reboot. If it works, see who "
-    "holds the GPU's memory; else use a GPU with more of it, a smaller model.max_length, or model.dtype bfloat16.",
-}
-"""Where more can be said than by the outcome."""
-
+_OF_RULES = {rule.name: rule.if_ended for rule in RULES if rule.if_ended}
 
 _LAST_REMEDIES = {
     Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import Form, form_of
-from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.config.choices import FinalFormat, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
@@ -17,7 +17,6 @@ from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import open_kept
 
 
@@ -66,10 +65,7 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
 def _how_to_read(layout: Layout, config: Config) -> str | None:
     """Of the first output."""
     name = next(iter(config.outputs))
-    try:
-        manifest = read_done_manifest(layout.output(name))
-    except DamagedError:
-        manifest = None
+    manifest = read_done_if_whole(layout.output(name))
     if manifest is None:
         return None
     form, rows_table = form_of(manifest), None

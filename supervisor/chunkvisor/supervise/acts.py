@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.outcome import EndedBy
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor.decide.watch import Pulse
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Engine
@@ -220,4 +220,4 @@ def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:
 def _not_started(error: OSError) -> Verdict:
     outcome, remedy = of_start(error)
     # A batch of one row, so that the policy does not take it for a matter of batches.
-    return Verdict(outcome, f"no worker could be started: {error}", remedy, limits=Limits(rows=1), batch_rows=1)
+    return Verdict(outcome, f"no worker could be started: {error}", remedy, limits=ONE_ROW, batch_rows=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_done_manifest, recorded_parts
+from chunkvisor.assemble.manifest import read_done_if_whole, recorded_parts
 from chunkvisor.assemble.sides import side_files
 from chunkvisor.assemble.upload import Sent, States, UploadRequest
 from chunkvisor.assemble.uploadowner import Content, Known, refusal, vectors_of
@@ -21,7 +21,7 @@ from chunkvisor.events.output import Uploaded, Uploading
 from chunkvisor.events.run import Note
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError, read_if_whole, write_sealed
+from chunkvisor.store.seal import read_if_whole, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.files import make_folder, remove_folder
 
@@ -84,13 +84,14 @@ def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[
     if config.upload is None:
         return
     outputs = [*map(layout.output, config.outputs), *map(layout.combined, config.combine)]
-    finals = [(output, manifest) for output in outputs if (manifest := _complete(output)) is not None]
+    manifests = [(output, read_done_if_whole(output)) for output in outputs]
+    finals = [(output, manifest, _read(output)) for output, manifest in manifests if manifest is not None]
     there = States()
-    if sent_before := [output for output, _ in finals if _read(output).known(config.upload)]:
+    if sent_before := [output for output, _, record in finals if record.known(config.upload)]:
         there = _ask(layout, UploadRequest(config.upload, look_for=_names(sent_before)), on_wait)
-    for output, manifest in finals:
-        record, files = _read(output), _files_of(output, manifest)
-        known, wanted = record.known(config.upload), {sent.name: (sent.content,) for sent in files}
+    for output, manifest, record in finals:
+        files, known = _files_of(output, manifest), record.known(config.upload)
+        wanted = {sent.name: (sent.content,) for sent in files}
         last = known.get(output.manifest.name)
         as_left = last is not None and last.is_as_left(there.get(last.name))
         if as_left and {name: each.contents for name, each in known.items()} == wanted:
@@ -106,13 +107,6 @@ def upload_finals(config: Config, layout: Layout, emit: Emit, on_wait: Callable[
         done = [_known(sent, states) for sent in files]
         write_sealed(output.uploaded, asdict(record.with_files(config.upload, done)))
         emit(Uploaded(output.name, f"{config.upload}/{output.manifest.name}"))
-
-
-def _complete(output: OutputLayout) -> dict[str, Any] | None:
-    try:
-        return read_done_manifest(output)
-    except DamagedError:
-        return None
 
 
 def _files_of(output: OutputLayout, manifest: dict[str, Any]) -> tuple[Sent, ...]:

@@ -120,6 +120,8 @@ class Rule:
     """Of a GPU that had no room for the model: with which it ends where nobody else is on that GPU."""
     hints: Hint = NO
     evidence: Evidence = Evidence.READ
+    if_ended: str = ""
+    """What to do where it has ended the run, if more can be said than of every fault with its outcome."""
 
     @property
     def smaller_batch_helps(self) -> bool:

@@ -8,7 +8,7 @@ import psutil
 
 from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, gpu_bytes, last_rate, memory_bytes, scaled
@@ -30,7 +30,6 @@ from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.seal import DamagedError
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
@@ -180,10 +179,7 @@ class _Survey:
             self._notes.append(f"{name}: the workdir holds work {what}, which a run accepts with --update")
         if not sample.ours:
             return bytearray(work.count)
-        try:
-            finished = read_done_manifest(layout) is not None
-        except DamagedError:
-            finished = False  # a run may mend it
+        finished = read_done_if_whole(layout) is not None
         return bytearray(b"\1") * work.count if finished else committed_chunks(layout, work)
 
     def _table_bytes(self, table: StagedTable) -> int:

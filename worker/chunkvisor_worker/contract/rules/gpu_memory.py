@@ -86,6 +86,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "The run goes on with a smaller batch; reboot or reload the driver when you can, since `nvidia-smi` is "
         "probably broken too.",
         _NVML_ALLOCATOR,
+        if_ended="Run `nvidia-smi`. If it fails, reload the NVIDIA driver or reboot. If it works, see who holds the "
+        "GPU's memory; else use a GPU with more of it, a smaller model.max_length, or model.dtype bfloat16.",
     ),
     gpu_oom(
         "gpu-memory-cap",
