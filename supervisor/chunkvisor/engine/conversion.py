@@ -11,6 +11,9 @@ from pathlib import Path
 
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import Backend
+from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.specs import model_spec
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.seal import digest_of
@@ -43,6 +46,11 @@ def with_place(model: ModelSpec, folder: Path) -> ModelSpec:
     whose = model.revision or model.name
     made_from = digest_of([_FORM, whose, openvino_version(), model.kwargs, model.trust_remote_code])
     return replace(model, converted=str(folder / made_from[:_NAME_LENGTH]))
+
+
+def placed_spec(model: ModelConfig, source: ModelSource, folder: Path) -> ModelSpec:
+    """The model as workers load it from these files, with the place of its converted form in the folder."""
+    return with_place(model_spec(model, source.path, source.revision), folder)
 
 
 def ensure_converted(

@@ -4,9 +4,8 @@ import os
 from collections.abc import Sequence
 
 from chunkvisor.config.choices import Backend, EngineKind, Start
-from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import with_place
+from chunkvisor.engine.conversion import placed_spec
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
@@ -55,7 +54,7 @@ class Engines:
     def _local(self, source: ModelSource) -> LocalEngine:
         config, layout, device = self._config, self._run.layout, self._devices[0]
         # All outputs have the same model.
-        model = with_place(model_spec(config.model, source.path, source.revision), layout.converted)
+        model = placed_spec(config.model, source, layout.converted)
         settings = WorkerSettings(
             # A command line of somebody else's can only be started afresh.
             config.workers.start if self._request.command is worker_command else Start.FRESH,

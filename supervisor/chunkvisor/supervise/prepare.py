@@ -12,8 +12,8 @@ from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.config.choices import Strictness
-from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
-from chunkvisor.engine.conversion import with_place
+from chunkvisor.config.specs import encode_spec, resolve_limits
+from chunkvisor.engine.conversion import placed_spec
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
@@ -110,12 +110,11 @@ def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:
     cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
     wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-    model = model_spec(opening.config.model, opening.source.path, opening.source.revision)
     return Job(
         run_id=opening.run_id,
         fingerprint=fingerprint,
         output=name,
-        model=with_place(model, Layout(opening.config.workdir).converted),
+        model=placed_spec(opening.config.model, opening.source, Layout(opening.config.workdir).converted),
         encode=encode_spec(opening.config.effective_encode(name)),
         import_path=(str(opening.loaded.folder),),
         threads=thread_count(wanted, opening.device_kind, cores),

@@ -20,12 +20,12 @@ from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.config.specs import encode_spec
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
-from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
+from chunkvisor.engine.conversion import ensure_converted, openvino_version, placed_spec
 from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.errors import ExitCode, Halt
@@ -141,7 +141,7 @@ def _samples(
 ) -> Iterator[SampleReading]:
     """Every way of encoding on the first device, and the first of them on the others."""
     config = loaded.config
-    model = with_place(model_spec(config.model, source.path, source.revision), scratch / "openvino")
+    model = placed_spec(config.model, source, scratch / "openvino")
     if model.converted is not None:
         say("converting the model for openvino")
         try:
