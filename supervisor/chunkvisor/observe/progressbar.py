@@ -13,7 +13,7 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import stage
 from chunkvisor.observe.readings import layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.units import printable
+from chunkvisor.units import counted, printable
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -87,7 +87,7 @@ class ProgressBar(Observer):
             return printable(f"waiting: {state.waits_for:.200}")
         if state.quarantined:
             return f"{state.quarantined} in quarantine"
-        return f"{state.failed} failed attempts, tried again" if state.failed else ""
+        return f"{counted(state.failed, 'failed attempt')}, tried again" if state.failed else ""
 
 
 def _new_bar(words: str) -> "tqdm[Never]":
