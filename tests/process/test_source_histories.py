@@ -222,7 +222,7 @@ def play(folder: Path, kind: str, chance: random.Random, steps: int) -> None:
         raise
 
 
-QUICK = ("jsonl.gz", "save_to_disk", "duckdb", "sqlite")
+QUICK = ("save_to_disk", "sqlite")
 
 
 @pytest.mark.soak
