@@ -217,7 +217,7 @@ def test_side_by_side_in_other_dtypes(tmp_path: Path, dtype: str) -> None:
 
 
 def test_bytes_are_not_split(tmp_path: Path) -> None:
-    """ubinary vectors that do not fill their last byte can only stand at the end; the refusal says so."""
+    """Vectors of ubinary that do not fill their last byte can only stand at the end; the refusal says so."""
     place = combining(tmp_path / "place", dtype="ubinary")
     config = yaml.safe_load(place.config_path.read_text())
     config["outputs"]["out"] |= {"dtype": "ubinary", "encode": {"truncate_dim": 5}}
