@@ -38,9 +38,8 @@ def stored(texts: list[str], dtype: str) -> np.ndarray:
     if dtype == "int8":
         low, high = vectors.min(axis=0), vectors.max(axis=0)
         steps = np.where(high > low, (high - low) / np.float32(255), np.float32(1))
-        return (np.clip(np.floor((vectors - low) / steps), 0, 255) - 128).astype(np.int8)
-    found: np.ndarray = vectors.astype(dtype)
-    return found
+        vectors = np.clip(np.floor((vectors - low) / steps), 0, 255) - 128
+    return vectors.astype(dtype)
 
 
 @dataclass(frozen=True)
