@@ -53,7 +53,7 @@ class Frame:
         return iter(self.columns)
 
 
-class LazyFrame(Frame):
+class LazyFrame:
     """As polars and Spark have it: what it holds is not there yet, and to ask for its columns is dear."""
 
     @property
