@@ -83,6 +83,7 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except ChunkvisorError as error:
             error.what, error.remedy = _OVERRIDE.sub("set ", error.what), in_python(error.remedy)
+            error.what = _LINE.sub(lambda line: f"texts[{int(line[1]) - 1}]", error.what)
             end: BaseException = error
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
@@ -167,6 +168,8 @@ def in_python(words: str) -> str:
     return words
 
 
+_LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
+"""Where a text stands in the file that `encode` has written of those that it was given."""
 _OVERRIDE = re.compile(r"^--set ", re.MULTILINE)
 _KEY = re.compile(r"^(?:(model)\.name|(chunk)\.(?=size)|(?:model|encode)\.)(?=\w*: )", re.MULTILINE)
 
