@@ -113,15 +113,15 @@ def encode(
 
     Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
     an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
-    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table. `device` is
-    "cuda" (every GPU), "cuda:1", a list of such, or "cpu".
+    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
     With `workdir` the array is mapped from a file there, to be read only, the work survives any end, and the same call
     goes on with it; without, the folder is a temporary one and the array in memory. A worker encodes `chunk_size`
-    texts. `progress` shows a bar, by default at a terminal and in a notebook; the logger "chunkvisor" has the news.
-    `set` has keys of the config that are no arguments, such as "recovery.attempts=5". `from_scratch` discards what the
-    workdir has, and encodes anew; `stop_after` and `on_event` are as in `run`.
-    Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is looked for there.
+    texts. `device` is cuda (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a
+    terminal and in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no
+    arguments, such as "recovery.attempts=5". `from_scratch` discards what the workdir has; `stop_after` and `on_event`
+    are as in `run`. Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is
+    looked for there.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises.
     """
