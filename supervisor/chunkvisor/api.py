@@ -28,6 +28,8 @@ from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.results import Report, loss_in_words
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -122,9 +124,8 @@ def encode(
     start in the current folder; a plug-in `encoder` is looked for there. Texts that cannot be encoded are NaN, and
     warned of (QuarantineWarning). Raises what `run` raises.
     """
-    name = os.fspath(model) if isinstance(model, os.PathLike) else model
-    given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
-    values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
+    name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
+    values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place, writing(texts, column, place) as write:
         loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
@@ -176,14 +177,14 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
+        run_session(request, Observers(on_event, guarded=[*([ProgressBar()] if progress else []), Logger()]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             if not kept:
-                _part_with_the_folder(error)
+                _part_with_the_folder(error, Layout(request.loaded.config.workdir).output(_OUTPUT))
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
@@ -192,10 +193,11 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
     return report
 
 
-def _part_with_the_folder(error: ChunkvisorError) -> None:
+def _part_with_the_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
     """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
     error.remedy = error.remedy.replace("; finished work is kept", "")
-    error.add_note(_NOT_KEPT)
+    if layout.attempts.exists():  # a worker was started
+        error.add_note(_NOT_KEPT)
     if error.log is not None:
         with contextlib.suppress(OSError):
             if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:

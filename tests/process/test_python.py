@@ -93,6 +93,7 @@ def test_update(tmp_path: Path) -> None:
     """
     first = encode(["a", "b"], workdir="w")
     frame = SimpleNamespace(column_names=["id", "text"], select_columns=lambda _: [{"text": "c"}, {"text": "b"}])
+    frame.with_format = lambda _: frame
     for texts, column, right, new in (
         (iter(["n", "b", "a", "b"]), None, ["n", "b", "a", "b"], 1),
         (frame, "text", ["c", "b"], 1),
@@ -338,10 +339,13 @@ def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("workdir", ["w", None])
 def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir: str | None) -> None:
     """Without a workdir no error and no interrupt says that finished work is kept; a folder without use is removed."""
-    code = chunkvisor.ExitCode.TRY_AGAIN
+    code, started = chunkvisor.ExitCode.TRY_AGAIN, True
 
     def run_session(request: Request, _observer: object) -> None:
-        Layout(request.loaded.config.workdir).events.touch()
+        layout = Layout(request.loaded.config.workdir)
+        layout.events.touch()
+        if started:
+            layout.output("embeddings").attempts.mkdir(parents=True, exist_ok=True)
         raise chunkvisor.ChunkvisorError(code, "stopped", remedy="run again to go on; finished work is kept")
 
     monkeypatch.setattr("chunkvisor.api.run_session", run_session)
@@ -355,6 +359,13 @@ def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir:
         encode(["a"], workdir=workdir)
     assert ("finished work is kept" in str(interrupt.value)) == (workdir is not None)
     assert (removed in str(interrupt.value)) == (workdir is None)
+    started = False
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        encode(["a"])
+    code = chunkvisor.ExitCode.MACHINE
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a"])
+    assert not hasattr(caught.value, "__notes__")
     for refused in ("refused", None):
         with pytest.raises(chunkvisor.ChunkvisorError) as caught:
             encode([3], workdir=refused)
