@@ -10,7 +10,6 @@ from chunkvisor.ingest.problem import blank_line, input_error, missing_column, t
 from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Number, Row
 
-
 _ENDS = ("\n", "\r\n", "")
 """Of a line."""
 
