@@ -23,7 +23,7 @@ from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.given import write_texts
+from chunkvisor.ingest.given import writing
 from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
@@ -105,6 +105,7 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
+    update: bool = False,
     stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
@@ -115,23 +116,21 @@ def encode(
     an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
     are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
-    With `workdir` the array is mapped from a file there, to be read only, the work survives any end, and the same call
-    goes on with it; without, the folder is a temporary one and the array in memory. A worker encodes `chunk_size`
-    texts. `device` is cuda (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a
-    terminal and in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no
-    arguments, such as "recovery.attempts=5". `from_scratch` discards what the workdir has; `stop_after` and `on_event`
-    are as in `run`. Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is
-    looked for there.
-
-    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises.
+    With `workdir` the array is mapped from a file there, read-only, the work survives any end, and the same call goes
+    on; without, the folder is a temporary one and the array in memory. With `update` the texts may be others than
+    before, and only new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts.
+    `device` is cuda (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal and
+    in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, such as
+    "recovery.attempts=5"; `stop_after` and `on_event` are as in `run`. Relative paths, such as a `model` folder, start
+    in the current folder; a plug-in `encoder` is looked for there. Texts that cannot be encoded are NaN, and warned of
+    (QuarantineWarning). Raises what `run` raises.
     """
-    name = os.fspath(model) if isinstance(model, os.PathLike) else model
-    given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
-    values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
+    name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
+    values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
-    with _workdir(workdir) as place:
-        loaded = _loaded(values | {"workdir": str(place)}, overrides, lambda: write_texts(texts, column, place))
-        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
+    with _workdir(workdir) as place, writing(texts, column, place) as write:
+        loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
+        request = Request(loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s)
         final = _run(request, on_event, progress, kept=workdir is not None).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
 

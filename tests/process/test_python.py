@@ -1,6 +1,7 @@
 """`chunkvisor.encode` and `chunkvisor.run`, as a program calls them."""
 
 import inspect
+import json
 import os
 import pickle
 import re
@@ -81,9 +82,47 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
-    assert "update" not in caught.value.remedy  # `encode` has none
+    assert "give update=True, which encodes only texts that have no vector yet" in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
+
+
+def test_update(tmp_path: Path) -> None:
+    """With `update`, other texts are taken in whatever they come in, and only new ones are encoded.
+
+    An array that is mapped stays what it was; of the texts, only those of the last call are kept.
+    """
+    first = encode(["a", "b"], workdir="w")
+    frame = SimpleNamespace(column_names=["id", "text"], select_columns=lambda _: [{"text": "c"}, {"text": "b"}])
+    frame.with_format = lambda _: frame
+    for texts, column, right, new in (
+        (iter(["n", "b", "a", "b"]), None, ["n", "b", "a", "b"], 1),
+        (frame, "text", ["c", "b"], 1),
+        (["b"], None, ["b"], 0),
+    ):
+        vectors = encode(texts, column=column, workdir="w", update=True)
+        np.testing.assert_array_equal(vectors, expected(right))
+        manifest = json.loads((tmp_path / "w" / "embeddings.json").read_text())
+        assert manifest["texts_encoded"] == new
+        assert len(list((tmp_path / "w").glob("*texts-*"))) == 1
+    np.testing.assert_array_equal(first, expected(["a", "b"]))
+
+
+def test_update_that_is_stopped(tmp_path: Path) -> None:
+    """An update that ends early leaves the array of before; the same call goes on, and so does one of other texts."""
+    kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}
+    arguments: dict[str, Any] = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
+    stop, go_on = ("recovery.on_bad_row=fail",), ("env.BEHAVE='1'",)
+    encode(["a"], **arguments)
+    with pytest.raises(chunkvisor.ChunkvisorError):
+        encode(["a", "n0", "n1", "n2"], update=True, set=stop, **arguments)
+    np.testing.assert_array_equal(np.load(tmp_path / "w" / "embeddings.npy"), expected(["a"]))
+    events: list[str] = []
+    texts = ["n2", "n1", "a", "n0", "n3"]
+    vectors = encode(texts, update=True, set=go_on, on_event=lambda name, _: events.append(name), **arguments)
+    np.testing.assert_array_equal(vectors, expected(texts))
+    assert events.count("chunk_committed") == 2  # n1, which failed, and n3
+    assert len(list((tmp_path / "w").glob("*texts-*"))) == 1
 
 
 def test_interrupted_work_goes_on() -> None:

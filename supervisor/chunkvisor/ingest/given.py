@@ -1,11 +1,13 @@
 """Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from chunkvisor.store.refusal import refusal
 from chunkvisor.units import listed
 
 _MOST_NAMES = 20
+_WRITTEN = re.compile(r"texts-[0-9a-f]{16}\.jsonl")
 
 
 def texts_of(given: Any, column: str | None) -> Iterable[object]:
@@ -55,6 +58,21 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
         return _of_rows(given.with_format(None).select_columns([column]), column)  # in any other it gives tables
     return _iterable(given[column])
+
+
+@contextlib.contextmanager
+def writing(given: Any, column: str | None, folder: Path) -> Iterator[Callable[[], Path]]:
+    """What writes the texts, as `write_texts` does; after a good end, what earlier calls have left there goes."""
+    before = {path for path in folder.glob("texts-*.jsonl") if _WRITTEN.fullmatch(path.name)}
+
+    def write() -> Path:
+        path = write_texts(given, column, folder)
+        before.discard(path)
+        return path
+
+    yield write
+    for path in before:
+        path.unlink(missing_ok=True)
 
 
 def write_texts(given: Any, column: str | None, folder: Path) -> Path:
