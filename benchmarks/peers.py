@@ -23,7 +23,7 @@ import yaml
 from corpus import ensure_model, read_texts
 from machine import machine
 from measured import CHUNKVISOR, FailedError, took
-from tokens import computed, matrix_peak
+from tokens import computed
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -160,7 +160,7 @@ class Contest:
         peer.least_cosine = min(peer.least_cosine, float((np.einsum("ij,ij->i", mine, plain) / lengths).min()))
         say(f"{peer.name}: {found.seconds:.1f} s, {found.used_s:.1f} CPU s")
         if peer.workdir:
-            peer.computed = computed(self.folder / peer.workdir, self.model, matrix_peak("cpu", "float32"))
+            peer.computed = computed(self.folder / peer.workdir)
             say(f"{peer.name}: {peer.computed}")
 
 

@@ -2,8 +2,11 @@
 
 import json
 import time
-from math import prod
+from dataclasses import fields
 from pathlib import Path
+
+from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.progress import DeviceTimes
 
 
 def matrix_peak(device: str, dtype: str) -> float:
@@ -24,26 +27,16 @@ def matrix_peak(device: str, dtype: str) -> float:
     return best
 
 
-def layer_parameters(model: Path) -> int:
-    """Of the matrices that every token is multiplied with: those in model.safetensors, without the embeddings."""
-    with open(model / "model.safetensors", "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    shapes = {name: each["shape"] for name, each in header.items() if name != "__metadata__"}
-    kept = (name for name in shapes if "embeddings" not in name and "pooler" not in name)
-    return sum(prod(shapes[name]) for name in kept if len(shapes[name]) == 2)
-
-
-def computed(workdir: Path, model: Path, peak: float) -> str:
-    """Of the last run in the workdir, while its workers computed.
-
-    Two FLOP for each parameter and token, padding among them; attention's own products are not counted.
-    """
+def computed(workdir: Path) -> str:
+    """Of the last run in the workdir, while its workers computed: as its report has it."""
     events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
-    ended = [each for each in events if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]]
-    tokens, padded = (sum(each[key] for each in ended) for key in ("tokens", "padded_tokens"))
-    busy_s = sum(each["busy_s"] for each in ended)
-    share = 2 * layer_parameters(model) * padded / busy_s / peak
+    times = DeviceTimes()
+    for each in events:
+        if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]:
+            times.add(WorkerEnded(**{field.name: each[field.name] for field in fields(WorkerEnded)}))
+    if not times.tokens_per_s or times.padding_share is None or times.peak_share is None:
+        return "tokens are not known"
     return (
-        f"{tokens / busy_s:,.0f} tokens/s beside {100 * (1 - tokens / padded):.1f} % of padding, "
-        f"{100 * share:.0f} % of {peak / 1e9:.0f} GFLOP/s"
+        f"{times.tokens_per_s:,.0f} tokens/s beside {100 * times.padding_share:.1f} % of padding, "
+        f"{100 * times.peak_share:.0f} % of {times.peak_flop / times.busy_s / 1e9:.0f} GFLOP/s"
     )

@@ -23,6 +23,7 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     traces = gpu_workplace.gpu.trace().values()
     assert [any("cudaLaunchKernel" in call for call in calls) for calls in traces] == [True, True]
     assert gpu_workplace.gpu.used_bytes() == 0
+    assert all(each["flop"] > 0 < each["peak_flop_per_s"] for each in gpu_workplace.named("worker_ended"))
 
 
 @pytest.mark.parametrize(

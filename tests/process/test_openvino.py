@@ -76,6 +76,7 @@ def run(model: ModelSpec, encode: EncodeSpec) -> tuple[Any, Any]:
     parts = list(encoder.encode(Limits(rows=16, tokens=256), progress))
     order = np.argsort(np.concatenate([indices for indices, _ in parts]))
     assert sum(tokens for _, tokens, _ in progress.advances) == progress.tokens
+    assert progress.flop > 0 < progress.peak
     return np.concatenate([vectors for _, vectors in parts])[order], encoder
 
 

@@ -66,12 +66,15 @@ class RecordedProgress:
     """See `Progress`."""
     tokens = 0
 
-    def expect(self, tokens: int) -> None:
+    def expect(self, tokens: int, peak_flop_per_s: float = 0.0) -> None:
         """All texts have so many tokens."""
-        self.tokens = tokens
+        self.tokens, self.peak = tokens, peak_flop_per_s
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+    flop, peak = 0.0, 0.0
+
+    def advance(self, rows: int, tokens: int, padded_tokens: int, flop: float = 0.0) -> None:
         """A batch was done."""
+        self.flop += flop
         self.advances.append((rows, tokens, padded_tokens))
 
 
@@ -189,6 +192,8 @@ def test_progress_counts_rows_and_tokens(minilm: ModelSpec, library: Any) -> Non
     assert max(padded for _, padded in progress.batches) <= 1024
     ids = library.tokenizer(TEXTS, truncation=True, max_length=256)["input_ids"]
     assert sum(tokens for _, tokens, _ in progress.advances) == sum(map(len, ids))
+    assert progress.flop > 2 * 10_000_000 * sum(map(len, ids)), "more than ten million weights for each token"
+    assert progress.peak > 0
 
 
 def test_facts_tell_the_model(minilm: ModelSpec) -> None:

@@ -62,10 +62,15 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     return batches
 
 
-def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
-    """Tokens the device works on for the batch: its rows times its longest length; of a `flat` one, their sum."""
+def computed_lengths(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> Indices:
+    """Tokens the device works on for each text of the batch: the longest length; of a `flat` one, its own."""
     sizes = np.asarray(lengths, dtype=np.int64)[batch]
-    return int(sizes.sum()) if flat else len(batch) * int(sizes.max(initial=0))
+    return sizes if flat else np.full_like(sizes, sizes.max(initial=0))
+
+
+def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
+    """The same of the whole batch."""
+    return int(computed_lengths(lengths, batch, flat=flat).sum())
 
 
 def slices(sizes: list[int]) -> Iterator[slice]:

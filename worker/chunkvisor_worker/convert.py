@@ -22,6 +22,7 @@ from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.converted_tokenizer import ConvertedTokenizer, collate
 from chunkvisor_worker.faults import recorded
+from chunkvisor_worker.flop import layer_shapes
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import is_plain_text_model, load_model, max_length, position_limit, table_rows
@@ -113,6 +114,7 @@ def _describe(model: Any, made_from: str) -> Converted:
         pools_prompt=all(getattr(module, "include_prompt", True) for module in model),
         difference=0.0,
         versions={},
+        layers=layer_shapes(transformer),
     )
 
 

@@ -28,11 +28,11 @@ class Progress(Protocol):
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """The texts at these positions begin, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
 
-    def expect(self, tokens: int) -> None:
-        """All texts together have so many tokens, without padding."""
+    def expect(self, tokens: int, peak_flop_per_s: float = 0.0) -> None:
+        """All texts together have so many tokens, without padding; see `Beat` for the peak."""
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
-        """The batch is done: rows, tokens without padding, tokens with padding (0 = unknown)."""
+    def advance(self, rows: int, tokens: int, padded_tokens: int, flop: float = 0.0) -> None:
+        """The batch is done: rows, tokens without padding, tokens with padding, operations (0 = unknown)."""
 
 
 class Encoder(Protocol):

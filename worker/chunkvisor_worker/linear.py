@@ -20,6 +20,7 @@ from typing import Any
 
 from chunkvisor_worker.contract.environment import LINEAR
 from chunkvisor_worker.contract.messages import LinearKernel
+from chunkvisor_worker.flop import one_thread
 
 TORCH, ONEDNN = "torch", "onednn"
 
@@ -156,15 +157,8 @@ def _measure(layers: Sequence[Any]) -> list[Timing]:
     shapes = Counter((layer.out_features, layer.in_features) for layer in layers)
     dear = sorted(shapes, key=lambda shape: -shapes[shape] * shape[0] * shape[1])[:_SHAPES]
     of_shape = {(layer.out_features, layer.in_features): layer for layer in reversed(layers)}
-    threads = torch.get_num_threads()
-    if threads != 1:
-        torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            return _timed(torch, [(shapes[shape], of_shape[shape]) for shape in dear])
-    finally:
-        if threads != 1:
-            torch.set_num_threads(threads)
+    with one_thread(), torch.inference_mode():
+        return _timed(torch, [(shapes[shape], of_shape[shape]) for shape in dear])
 
 
 def _timed(torch: Any, layers: Sequence[tuple[int, Any]]) -> list[Timing]:

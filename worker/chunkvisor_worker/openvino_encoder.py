@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import cut, padded_tokens, slices
+from chunkvisor_worker.batching import computed_lengths, cut, slices
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.flop import CPU_SIZE, core_rate, cores
 from chunkvisor_worker.model import chosen_prompt, refuse_length, refuse_truncation
 from chunkvisor_worker.quietopenvino import import_openvino
 from chunkvisor_worker.tokenizer_check import check_ids
@@ -43,6 +44,8 @@ class OpenvinoEncoder:
         self._tensor: Any = None
         self._network: Any = None
         self._request: Any = None
+        self._rate = 0.0
+        """Operations a second, of a core; 0 = unknown."""
         self._known: Converted | None = None
         self._tokenizer: ConvertedTokenizer | None = None
         self._rows: list[Row] = []
@@ -91,6 +94,7 @@ class OpenvinoEncoder:
                 "ENABLE_CPU_PINNING": False,
             }
             self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
+            self._rate = self._core_rate(settings) if self._model.layers.weights else 0.0
         progress.phase(Phase.TOKENIZE)
         assert self._tokenizer is not None
         prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
@@ -111,11 +115,12 @@ class OpenvinoEncoder:
 
         Raises MemoryError, and RuntimeError of OpenVINO.
         """
-        progress.expect(int(self._lengths.sum()))
+        progress.expect(int(self._lengths.sum()), self._rate * cores(_threads()))
         for indices in cut(self._lengths, limits):
             if progress.leaving:
                 return
-            padded = padded_tokens(self._lengths, indices)
+            computed = computed_lengths(self._lengths, indices)
+            padded = int(computed.sum())
             progress.batch(indices, padded)
             batch = collate(self._model, [self._rows[index] for index in indices])
             vectors = np.full((len(indices), self._model.dimension), _UNTOUCHED, dtype=np.uint32).view(np.float32)
@@ -125,7 +130,8 @@ class OpenvinoEncoder:
             vectors = np.ascontiguousarray(vectors[:, : self._encode.truncate_dim])
             if self._encode.normalize:
                 vectors = unit_length(vectors)
-            progress.advance(len(indices), int(self._lengths[indices].sum()), padded)
+            flop = self._model.layers.flop(computed.tolist())
+            progress.advance(len(indices), int(self._lengths[indices].sum()), padded, flop)
             yield indices, vectors
 
     def facts(self) -> Facts:
@@ -145,6 +151,16 @@ class OpenvinoEncoder:
     def release(self) -> bool:
         """The CPU is free when this process computes no longer."""
         return True
+
+    def _core_rate(self, settings: dict[str, Any]) -> float:
+        """Operations a second of one core, of a product in the dtype that the network is computed in."""
+        openvino = import_openvino()
+        ops, square = openvino.opset13, np.full((CPU_SIZE, CPU_SIZE), 0.5, dtype=np.float32)
+        given = ops.parameter(square.shape, np.float32)
+        network = openvino.Model([ops.matmul(given, ops.constant(square), False, True)], [given])
+        compiled = self._core.compile_model(network, "CPU", settings | {"INFERENCE_NUM_THREADS": 1})
+        request = compiled.create_infer_request()
+        return core_rate(lambda: request.infer([square], share_inputs=True, share_outputs=True))
 
     @property
     def _model(self) -> Converted:

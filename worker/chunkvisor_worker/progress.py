@@ -79,17 +79,18 @@ class BeatWriter:
         else:
             self.tick()
 
-    def expect(self, tokens: int) -> None:
+    def expect(self, tokens: int, peak_flop_per_s: float = 0.0) -> None:
         """See `Progress.expect`."""
-        self.know(tokens_total=tokens)
+        self.know(tokens_total=tokens, peak_flop_per_s=peak_flop_per_s)
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+    def advance(self, rows: int, tokens: int, padded_tokens: int, flop: float = 0.0) -> None:
         """A batch is done."""
         before = self.beat
         self.know(
             rows_done=before.rows_done + rows,
             tokens_done=before.tokens_done + tokens,
             padded_tokens=before.padded_tokens + padded_tokens,
+            flop=before.flop + flop,
         )
         self.tick()
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker import attention, linear
-from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.batching import computed_lengths, cut
+from chunkvisor_worker.contract.layershapes import LayerShapes
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
+from chunkvisor_worker.flop import cpu_rate, gpu_rate, layer_shapes, torch_cores
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
@@ -56,6 +58,9 @@ class SentenceTransformerEncoder:
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear: LinearKernel | None = None
+        self._layers = LayerShapes()
+        self._rate = 0.0
+        """Operations a second, of a core or of the GPU; 0 = unknown."""
         self._pinned = PinnedBuffers()
 
     def load(self, progress: Progress) -> None:
@@ -100,6 +105,8 @@ class SentenceTransformerEncoder:
             progress.phase(Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
+            if self._layers.weights:
+                self._rate = gpu_rate(self._model.dtype, self._device)
         if self._model is None:
             self._load(self._device, progress)
             self._tokenize(progress)
@@ -116,18 +123,19 @@ class SentenceTransformerEncoder:
         an output that is not one vector a text.
         """
         ahead = 0 if self._device == "cpu" else 1
-        launched: deque[tuple[Indices, int, Callable[[], Vectors]]] = deque()
+        launched: deque[tuple[Indices, Indices, Callable[[], Vectors]]] = deque()
         if self._tokenized is not None:
-            progress.expect(int(self._lengths.sum()))
+            peak = self._rate * (torch_cores() if self._device == "cpu" else 1)
+            progress.expect(int(self._lengths.sum()), peak)
         for indices in self._batches(limits):
             if progress.leaving:
                 break
             known = self._tokenized
-            padded = padded_tokens(self._lengths, indices, flat=known.flat) if known is not None else 0
-            progress.batch(indices, padded)
+            computed = computed_lengths(self._lengths, indices, flat=known is not None and known.flat)
+            progress.batch(indices, int(computed.sum()) if known is not None else 0)
             self._pinned.next_batch()
             begun = self._forward(known, indices) if known is not None else self._forward_texts(indices)
-            launched.append((indices, padded, begun))
+            launched.append((indices, computed, begun))
             if len(launched) > ahead:
                 yield self._finished(*launched.popleft(), progress)
         while launched:
@@ -164,8 +172,11 @@ class SentenceTransformerEncoder:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
             self._model = load_model(self._spec, device)
-            if self._device == "cpu" and is_plain_text_model(self._model):
-                self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
+            if is_plain_text_model(self._model):
+                self._layers = layer_shapes(self._model.transformers_model)
+                if self._device == "cpu":
+                    self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
+                    self._rate = cpu_rate(self._model.dtype, self._linear) if self._layers.weights else 0.0
         set_truncate_dim(self._model, self._encode.truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 
@@ -193,13 +204,15 @@ class SentenceTransformerEncoder:
         return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
 
     def _finished(
-        self, indices: Indices, padded: int, copied: Callable[[], Vectors], progress: Progress
+        self, indices: Indices, computed: Indices, copied: Callable[[], Vectors], progress: Progress
     ) -> tuple[Indices, Vectors]:
         vectors = copied()
         if vectors.ndim != 2 or len(vectors) != len(indices):
             raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
         self._dimension = vectors.shape[1]
-        progress.advance(len(indices), int(self._lengths[indices].sum()) if self._tokenized is not None else 0, padded)
+        counted = self._tokenized is not None
+        tokens, padded = (int(each.sum()) if counted else 0 for each in (self._lengths[indices], computed))
+        progress.advance(len(indices), tokens, padded, self._layers.flop(computed.tolist()))
         return indices, vectors
 
     def _forward(self, tokenized: TokenizedTexts, indices: Indices) -> Callable[[], Vectors]:

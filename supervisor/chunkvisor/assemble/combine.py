@@ -16,10 +16,12 @@ from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.manifest import publish_manifest, read_finished, recorded_parts
 from chunkvisor.assemble.newmanifest import describe_files
-from chunkvisor.assemble.numbers import Stored
+from chunkvisor.assemble.numbers import Numbers, Stored
 from chunkvisor.assemble.reform import Source, rows_of_parts
+from chunkvisor.assemble.sides import ranges_of, remove_sides, write_sides
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, bad_rows
+from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.fixed import make_state
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
@@ -35,18 +37,18 @@ class Member:
     manifest: dict[str, Any]
 
     @property
-    def dimension(self) -> int:
+    def numbers(self) -> Numbers:
         """Of its vectors."""
-        return int(self.manifest["dimension"])
+        return Numbers(form_of(self.manifest).dtype, int(self.manifest["dimension"]))
 
     def described(self) -> dict[str, Any]:
         """Which columns of the combined final are its own, and what they are made of."""
-        return {"output": self.layout.name, "dimension": self.dimension, "digest": self.manifest["digest"]}
+        return {"output": self.layout.name, "dimension": self.numbers.dimension, "digest": self.manifest["digest"]}
 
     def rows(self) -> Iterator[Stored]:
         """Its rows, in blocks. Raises BadVectorsError where they are not what its manifest says, OSError."""
         missing = sorted(each["row"] for each in every_row(self.layout, self.manifest))
-        source = Source(self.layout, self.manifest["rows"], self.dimension, form_of(self.manifest), missing)
+        source = Source(self.layout, self.manifest["rows"], self.numbers.dimension, form_of(self.manifest), missing)
         yield from rows_of_parts(recorded_parts(self.layout, self.manifest), source)
 
 
@@ -66,10 +68,10 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
 def combine(
     layout: OutputLayout, members: Sequence[Member], on_block: Callable[[], None]
 ) -> tuple[dict[str, Any], bool]:
-    """The manifest of the combined final, and whether it was there already.
+    """The manifest of the combined final, which has the dtype of its members, and whether it was there already.
 
-    Calls `on_block` now and then; it may raise to stop. Raises Halt: 78 where row counts differ or something that is
-    not ours stands in its place, 74 where a member is damaged; OSError.
+    Calls `on_block` now and then; it may raise to stop. Raises Halt: 78 where row counts differ, bytes of ubinary
+    would have to be split, or something that is not ours stands in its place, 74 where a member is damaged; OSError.
     """
     counts = {each.layout.name: each.manifest["rows"] for each in members}
     refuse_unequal({layout.name: list(counts)}, counts)
@@ -77,23 +79,27 @@ def combine(
     fingerprint = digest_of(of_what)
     finished = read_finished(layout)
     if finished is not None and finished["fingerprint"] == fingerprint:
+        write_sides(layout, finished)
         return finished, True
     if layout.final.exists() and finished is None and not is_ours(layout, layout.final) and not layout.done.exists():
         raise not_ours(layout.final, "give the combination another name")
+    numbers = _numbers(layout.name, members)
     make_state(layout)
-    rows, dimension = members[0].manifest["rows"], sum(each.dimension for each in members)
+    rows, form, ranges = members[0].manifest["rows"], Form(dtype=numbers.dtype), _ranges(members)
     clear_partial(layout)
-    with FinalWriter(layout, rows, dimension, Form()) as writer:
+    with FinalWriter(layout, rows, numbers.dimension, form) as writer:
         zero_rows = 0
-        for block in _side_by_side(members, rows, dimension):
-            zero_rows += len(bad_rows(block)[1])
+        for block in _side_by_side(members, rows, numbers):
+            zero_rows += len(bad_rows(block)[1]) if numbers.is_float else 0
             writer.write(block, np.empty(0, dtype=np.int64))
             on_block()
         stamps = writer.publish()
+    if not numbers.is_float:  # what is zero there may have been something else
+        zero_rows = min(each.manifest["zero_rows"] for each in members)
     manifest = {
         "rows": rows,
-        "dimension": dimension,
-        **describe_files(layout, Form(), rows, stamps, None),
+        "dimension": numbers.dimension,
+        **describe_files(layout, form, rows, stamps, ranges),
         "fingerprint": fingerprint,
         **record(layout, _quarantined(members)),
         "zero_rows": zero_rows,
@@ -102,12 +108,33 @@ def combine(
         "versions": {"chunkvisor": __version__},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if finished is not None:
+        remove_sides(layout, finished)
+    write_sides(layout, manifest)
     publish_manifest(layout, manifest, stamps)
     return manifest, False
 
 
-def _side_by_side(members: Sequence[Member], rows: int, dimension: int) -> Iterator[Stored]:
-    per_block = max(1, BLOCK_BYTES // (4 * dimension))
+def _numbers(name: str, members: Sequence[Member]) -> Numbers:
+    """Of the combined rows. Raises Halt (78) where they would not begin with a byte of their own."""
+    for each in members[:-1]:
+        if each.numbers.dtype is FinalDtype.UBINARY and each.numbers.dimension % 8:
+            raise config_error(
+                f"combine.{name}: {each.layout.name} has {each.numbers.dimension} dimensions, and eight share a byte",
+                why="The next output would begin in the middle of one.",
+                remedy="Name it last, or give it an encode.truncate_dim that 8 divides.",
+            )
+    return Numbers(members[0].numbers.dtype, sum(each.numbers.dimension for each in members))
+
+
+def _ranges(members: Sequence[Member]) -> Vectors | None:
+    """Of int8: each dimension has its own."""
+    ranges = [each for each in (ranges_of(member.manifest) for member in members) if each is not None]
+    return np.concatenate(ranges, axis=1) if ranges else None
+
+
+def _side_by_side(members: Sequence[Member], rows: int, numbers: Numbers) -> Iterator[Stored]:
+    per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
     readers = [_Reader(each) for each in members]
     for first in range(0, rows, per_block):
         count = min(per_block, rows - first)
@@ -122,7 +149,7 @@ class _Reader:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._blocks = member.rows()
-        self._left: Stored = np.empty((0, member.dimension), dtype=np.float32)
+        self._left: Stored = np.empty((0, member.numbers.width), dtype=member.numbers.numpy)
 
     def take(self, count: int) -> Stored:
         """The next rows."""
@@ -154,7 +181,7 @@ class _Reader:
 
 
 def _quarantined(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """One entry for each row that lacks the vector of a member; those columns of it are NaN."""
+    """One entry for each row that lacks the vector of a member; those columns of it are NaN, or zero."""
     found: dict[int, dict[str, Any]] = {}
     for member in members:
         for each in every_row(member.layout, member.manifest):

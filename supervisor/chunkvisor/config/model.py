@@ -77,16 +77,19 @@ class Config(Section):
         taken = {file.casefold(): name for name, output in self.outputs.items() for file in files_of(name, output)}
         taken |= dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
         for name, members in self.combine.items():
-            for file in (f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.npy"):
-                if (owner := taken.setdefault(file.casefold(), f"combine.{name}")) != f"combine.{name}":
-                    raise refused(f"combine.{name} would need the name {file}, which {owner} has; rename it")
             for member in members:
                 if member not in self.outputs:
                     near = get_close_matches(member, self.outputs, 1)
                     hint = f"; the nearest is {near[0]}" if near else ""
                     raise refused(f"combine.{name}: there is no output {member}{hint}")
-                if (dtype := self.outputs[member].dtype) is not FinalDtype.FLOAT32:
-                    raise refused(f"combine.{name}: {member} is of {dtype}; only float32 can be put side by side")
+            dtypes = {self.outputs[member].dtype: member for member in members}
+            if len(dtypes) > 1:
+                said = " and ".join(f"{member} is of {dtype}" for dtype, member in dtypes.items())
+                raise refused(f"combine.{name}: {said}; only outputs of one dtype can be put side by side")
+            beside = [f"{name}.ranges.npy"] * (FinalDtype.INT8 in dtypes)
+            for file in (f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.npy", *beside):
+                if (owner := taken.setdefault(file.casefold(), f"combine.{name}")) != f"combine.{name}":
+                    raise refused(f"combine.{name} would need the name {file}, which {owner} has; rename it")
             if cut := [member for member in members if self.effective_encode(member).long is Long.WINDOWS]:
                 raise refused(f"combine.{name}: rows of {cut[0]} are windows of its own texts (encode.long)")
             conditions = {self.outputs[member].where for member in members}

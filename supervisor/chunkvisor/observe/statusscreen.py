@@ -124,6 +124,8 @@ def _device(name: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
     if device.padding_share is not None:
         tokens += f", {100 * device.padding_share:.1f} % padding"
+    if device.peak_share is not None:
+        tokens += f", {100 * device.peak_share:.0f} % of the hardware's peak"
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
     rate = f"{figure(device.texts_per_s or 0)} texts/s{tokens}"
     return f"  {name}: {rate} while computing, idle {idle:.1f} % between chunks"

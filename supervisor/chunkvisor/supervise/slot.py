@@ -127,6 +127,8 @@ class Slot:
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
             "padded_tokens": beat.padded_tokens if beat else 0,
+            "flop": beat.flop if beat else 0.0,
+            "peak_flop_per_s": beat.peak_flop_per_s if beat else 0.0,
         }
 
     def go(self, limits: Limits) -> None:

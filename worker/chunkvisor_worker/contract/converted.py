@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor_worker.contract.files import FileIn
+from chunkvisor_worker.contract.layershapes import LayerShapes
 from chunkvisor_worker.contract.messages import ModelSpec
 
 
@@ -69,3 +70,5 @@ class Converted:
     """Largest difference of a vector to the original's, relative to its largest component, on a sample."""
     versions: dict[str, str]
     """Of the libraries that have converted it."""
+    layers: LayerShapes = LayerShapes()  # noqa: RUF009 - frozen
+    """Unknown of models that an earlier version has converted."""

@@ -170,6 +170,10 @@ class Beat:
     """The device is free for the next worker, though this one has not ended."""
     opening_s: float = 0.0
     """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
+    flop: float = 0.0
+    """Floating-point operations of the batches that are done; 0 = unknown, like the next."""
+    peak_flop_per_s: float = 0.0
+    """Operations a second that its device has done in a matrix product, at most; on a CPU, its threads' cores."""
 
 
 @dataclass(frozen=True, slots=True)
