@@ -23,11 +23,13 @@ from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.given import write_texts
+from chunkvisor.ingest.given import writing
 from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
 from chunkvisor.results import Report, loss_in_words
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -103,6 +105,7 @@ def encode(
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
+    update: bool = False,
     stop_after: float | str | None = None,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
@@ -113,21 +116,20 @@ def encode(
     an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
     are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
-    With `workdir` the array is mapped from a file there, to be read only, the work survives any end, and the same call
-    goes on with it; without, the folder is a temporary one and the array in memory. A worker encodes `chunk_size`
-    texts. `progress` shows a bar, by default at a terminal and in a notebook; the logger "chunkvisor" has the news.
-    `set` has keys of the config that are no arguments, such as "recovery.attempts=5"; `stop_after` is as in `run`.
-    Relative paths, such as a `model` folder, start in the current folder; a plug-in `encoder` is looked for there.
-
-    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises what `run` raises.
+    With `workdir` the array is mapped from a file there, read-only, the work survives any end, and the same call goes
+    on; without, the folder is a temporary one and the array in memory. With `update` the texts may be others than
+    before, and only new ones are encoded. A worker encodes `chunk_size` texts. `progress` shows a bar, by default at a
+    terminal and in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no
+    arguments, such as "recovery.attempts=5"; `stop_after` is as in `run`. Relative paths, such as a `model` folder,
+    start in the current folder; a plug-in `encoder` is looked for there. Texts that cannot be encoded are NaN, and
+    warned of (QuarantineWarning). Raises what `run` raises.
     """
-    name = os.fspath(model) if isinstance(model, os.PathLike) else model
-    given = locals() | {"kwargs": dict(kwargs or {})}  # the arguments are called as the keys are
-    values: dict[str, Any] = in_sections(given) | {"chunk": {"size": chunk_size}, "device": device}
+    name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
+    values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
-    with _workdir(workdir) as place:
-        loaded = _loaded(values | {"workdir": str(place)}, overrides, lambda: write_texts(texts, column, place))
-        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s)
+    with _workdir(workdir) as place, writing(texts, column, place) as write:
+        loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
+        request = Request(loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s)
         final = _run(request, on_event, progress, kept=workdir is not None).outputs[_OUTPUT]
         return final.vectors() if workdir is not None else np.array(final.vectors())
 
@@ -175,14 +177,14 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
     try:
-        run_session(request, Observers(on_event, guarded=[Logger(), *([ProgressBar()] if progress else [])]))
+        run_session(request, Observers(on_event, guarded=[*([ProgressBar()] if progress else []), Logger()]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             if not kept:
-                _part_with_the_folder(error)
+                _part_with_the_folder(error, Layout(request.loaded.config.workdir).output(_OUTPUT))
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
@@ -191,10 +193,11 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
     return report
 
 
-def _part_with_the_folder(error: ChunkvisorError) -> None:
+def _part_with_the_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
     """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
     error.remedy = error.remedy.replace("; finished work is kept", "")
-    error.add_note(_NOT_KEPT)
+    if layout.attempts.exists():  # a worker was started
+        error.add_note(_NOT_KEPT)
     if error.log is not None:
         with contextlib.suppress(OSError):
             if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:

@@ -76,6 +76,7 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True  # of IPython and pytest: it is not the caller's code
         if problem := problem_of_call(function, args, kwargs):
             raise TypeError(problem)
         try:

@@ -42,6 +42,23 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
     assert all(len(final) == 3 for final in finals.values())
 
 
+def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
+    """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row, by name."""
+    config = workplace.folder / "debug_cuda.yaml"
+    config.write_text((ROOT / "configs" / "debug_cuda.yaml").read_text())
+    workplace.write_source(["one", "two", "bad", "three"])
+    path = os.pathsep.join(filter(None, [str(ENCODERS), os.environ.get("PYTHONPATH")]))
+    changes = ["model.encoder=picky:make", "device=cpu", "workdir=work", f"env.PYTHONPATH={path}"]
+    changes += [f"outputs.suspects.source={workplace.source}", "outputs.suspects.column=text"]
+    options = [part for change in changes for part in ("--set", change)]
+
+    ended = workplace.call("run", str(config), *options)
+
+    assert ended.returncode == 78, ended.stderr
+    assert f"a row cannot be encoded: {workplace.source}:3" in ended.stderr
+    assert ended.stderr.count(", attempt ") == 1
+
+
 def write_sources(folder: Path) -> None:
     """What the example configs name as sources, three rows each."""
     for datasets in (folder / "datasets", folder / "configs" / "datasets"):

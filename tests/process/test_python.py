@@ -1,5 +1,6 @@
 """`chunkvisor.encode` and `chunkvisor.run`, as a program calls them."""
 
+import json
 import os
 import pickle
 import re
@@ -80,9 +81,47 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
-    assert "update" not in caught.value.remedy  # `encode` has none
+    assert "give update=True, which encodes only texts that have no vector yet" in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
+
+
+def test_update(tmp_path: Path) -> None:
+    """With `update`, other texts are taken in whatever they come in, and only new ones are encoded.
+
+    An array that is mapped stays what it was; of the texts, only those of the last call are kept.
+    """
+    first = encode(["a", "b"], workdir="w")
+    frame = SimpleNamespace(column_names=["id", "text"], select_columns=lambda _: [{"text": "c"}, {"text": "b"}])
+    frame.with_format = lambda _: frame
+    for texts, column, right, new in (
+        (iter(["n", "b", "a", "b"]), None, ["n", "b", "a", "b"], 1),
+        (frame, "text", ["c", "b"], 1),
+        (["b"], None, ["b"], 0),
+    ):
+        vectors = encode(texts, column=column, workdir="w", update=True)
+        np.testing.assert_array_equal(vectors, expected(right))
+        manifest = json.loads((tmp_path / "w" / "embeddings.json").read_text())
+        assert manifest["texts_encoded"] == new
+        assert len(list((tmp_path / "w").glob("*texts-*"))) == 1
+    np.testing.assert_array_equal(first, expected(["a", "b"]))
+
+
+def test_update_that_is_stopped(tmp_path: Path) -> None:
+    """An update that ends early leaves the array of before; the same call goes on, and so does one of other texts."""
+    kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}
+    arguments: dict[str, Any] = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
+    stop, go_on = ("recovery.on_bad_row=fail",), ("env.BEHAVE='1'",)
+    encode(["a"], **arguments)
+    with pytest.raises(chunkvisor.ChunkvisorError):
+        encode(["a", "n0", "n1", "n2"], update=True, set=stop, **arguments)
+    np.testing.assert_array_equal(np.load(tmp_path / "w" / "embeddings.npy"), expected(["a"]))
+    events: list[str] = []
+    texts = ["n2", "n1", "a", "n0", "n3"]
+    vectors = encode(texts, update=True, set=go_on, on_event=lambda name, _: events.append(name), **arguments)
+    np.testing.assert_array_equal(vectors, expected(texts))
+    assert events.count("chunk_committed") == 2  # n1, which failed, and n3
+    assert len(list((tmp_path / "w").glob("*texts-*"))) == 1
 
 
 def test_interrupted_work_goes_on() -> None:
@@ -300,10 +339,13 @@ def test_a_time_to_stop_at(workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("workdir", ["w", None])
 def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir: str | None) -> None:
     """Without a workdir no error and no interrupt says that finished work is kept; a folder without use is removed."""
-    code = chunkvisor.ExitCode.TRY_AGAIN
+    code, started = chunkvisor.ExitCode.TRY_AGAIN, True
 
     def run_session(request: Request, _observer: object) -> None:
-        Layout(request.loaded.config.workdir).events.touch()
+        layout = Layout(request.loaded.config.workdir)
+        layout.events.touch()
+        if started:
+            layout.output("embeddings").attempts.mkdir(parents=True, exist_ok=True)
         raise chunkvisor.ChunkvisorError(code, "stopped", remedy="run again to go on; finished work is kept")
 
     monkeypatch.setattr("chunkvisor.api.run_session", run_session)
@@ -317,6 +359,13 @@ def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir:
         encode(["a"], workdir=workdir)
     assert ("finished work is kept" in str(interrupt.value)) == (workdir is not None)
     assert (removed in str(interrupt.value)) == (workdir is None)
+    started = False
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        encode(["a"])
+    code = chunkvisor.ExitCode.MACHINE
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a"])
+    assert not hasattr(caught.value, "__notes__")
     for refused in ("refused", None):
         with pytest.raises(chunkvisor.ChunkvisorError) as caught:
             encode([3], workdir=refused)

@@ -63,7 +63,7 @@ def page_of(path: Path) -> Page:
     """The page; it is sound, loads nothing, and runs nothing but the search, which its policy names by its digest."""
     text = path.read_text("utf-8")
     page = Page(text)
-    assert set(page.loads) <= {"data:,"}
+    assert {each for each in page.loads if not each.startswith("#")} <= {"data:,"}  # "#" leads within the page
     assert page.handlers == []
     assert page.tags.count("script") == 1
     (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)

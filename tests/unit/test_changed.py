@@ -15,7 +15,7 @@ WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
     (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
     (OF_SOURCE, Given.OPTIONS, True): {"restore the source", "-o", "--workdir", "`chunkvisor run --update`"},
     (OF_SETTINGS, Given.OPTIONS, True): {"undo the change", "-o", "--workdir"},
-    (OF_SOURCE, Given.ARGUMENTS, True): {"restore the source", ELSEWHERE},
+    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "restore the source", ELSEWHERE},
     (OF_SETTINGS, Given.ARGUMENTS, False): {"undo the change", ELSEWHERE},
 }
 ALL = set().union(*WORDS.values())
@@ -23,7 +23,7 @@ ALL = set().union(*WORDS.values())
 
 @pytest.mark.parametrize(("changes", "given", "serve"), WORDS)
 def test_what_can_be_done(changes: tuple[str, ...], given: Given, serve: bool) -> None:
-    """A refusal offers what the caller has: `--update` is an option of `run` alone, and not where it would not help."""
+    """A refusal offers what the caller has: not `--update` to `chunkvisor encode`, nor where it would not help."""
     halt = refuse_changes("titles", changes, given, serve=serve)
     assert halt.code is ExitCode.CONFIG
     assert changes[0] in halt.what

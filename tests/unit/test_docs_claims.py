@@ -25,7 +25,7 @@ from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rule import Evidence
@@ -338,9 +338,61 @@ def test_numbers_of_things_are_right() -> None:
     assert f"All {len(RULES)} rules" in text_of(ROOT / "docs" / "reference" / "failures.md")
     assert "one of fifteen" in text_of(ROOT / "docs" / "explanation" / "how-it-works.md")
     assert len(Outcome) == 15
-    seen = any(rule.evidence is Evidence.CARD for rule in RULES)
-    told = "**Nothing has been seen on a card yet.**" in text_of(ROOT / "docs" / "explanation" / "evidence.md")
-    assert told is not seen
+
+
+def test_no_page_says_that_no_card_was_seen() -> None:
+    """Once a rule was seen on a card, no page says that none has been seen, measured or asked yet."""
+    assert any(rule.evidence is Evidence.CARD for rule in RULES)
+    denied = re.compile(
+        r"\b(?:no|nobody|nothing|not)\b[^.]{0,80}\b(?:GPU|card|on one)\b[^.]{0,30}\byet\b", re.IGNORECASE
+    )
+    wrong = [
+        f"{name_of(page)}: {match[0]}"
+        for page in CURRENT
+        for match in denied.finditer(" ".join(prose(page).split()))
+        if re.search("seen|run|measured|confirmed|tried", match[0])
+    ]
+    assert wrong == []
+
+
+def test_codes_of_a_worker_mean_what_they_say() -> None:
+    """Each can come of a rule or of a worker's own leaving; 27 is in the words of its rule, and is no NaN."""
+    by_rule = {EXIT_OF_OUTCOME[rule.outcome] for rule in RULES}
+    assert by_rule | {WorkerExit.DONE, WorkerExit.USAGE, WorkerExit.TAINTED_TEMPLATE} == set(WorkerExit)
+    page = text_of(ROOT / "docs" / "reference" / "exit-codes.md").partition("## Exit codes of a worker")[2]
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    (rule,) = [rule for rule in RULES if rule.outcome is Outcome.BAD_OUTPUT]
+    assert rows["27"].startswith("the encoder gave too few vectors, or misshapen ones, or of the wrong type.")
+    assert rule.cause.endswith("too few, misshapen or of the wrong type.")
+    assert "NaN" in rows["27"].partition("found by the parent")[0]
+
+
+COUNTS = {"1,000": 1_000_000, "3,000": 333_334}
+"""Chunks of a billion texts, by their size."""
+LAWS = [
+    ("`status`", r"([\d.]+) µs a chunk", 1e-6, r"([\d.]+) s"),
+    ("`report`", r"([\d.]+) ms a chunk", 1e-3, r"([\d.]+) s"),
+    ("resume", r"([\d.]+) µs a chunk", 1e-6, r"([\d.]+) s"),
+    ("the parent's memory", r"and (\d+) bytes a chunk", 1e-6, r"([\d.]+) MB"),
+    ("reading the source, before the first GPU works", r"([\d.]+) µs a row", 1000 / 60e6, r"([\d.]+) minutes"),
+]
+"""(row of the table on paper, its law, unit of the law by that of the figure, figure)."""
+
+
+@pytest.mark.parametrize(("row", "law", "unit", "figure"), LAWS, ids=[law[0] for law in LAWS])
+def test_what_is_computed_follows_from_its_law(row: str, law: str, unit: float, figure: str) -> None:
+    """Each figure of the table on paper is its law times the chunks, or texts, rounded; the measured one fits, too."""
+    page = text_of(ROOT / "docs" / "explanation" / "performance.md")
+    (cells,) = re.findall(rf"^\| {re.escape(row)} \| (.+?) \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    factor = float(re.search(law, cells[0])[1]) * unit  # type: ignore[index]
+    base = 57 if "memory" in row else 0
+    if "row" in law:
+        assert "(45 s for 14,700,000)" in cells[0]
+        assert factor * COUNTS["1,000"] == pytest.approx(45 / 14.7e6 * 1e9 / 60, rel=0.03)
+    for cell, chunks in zip(cells[1:], COUNTS.values(), strict=True):
+        if cell != "the same":
+            found = float(re.search(figure, cell)[1])  # type: ignore[index]
+            assert found == pytest.approx(base + factor * chunks, rel=0.35 if found < 10 else 0.05)
 
 
 def test_each_mark_of_evidence_is_explained() -> None:

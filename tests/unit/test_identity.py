@@ -137,6 +137,30 @@ def test_types_of_kwargs_count(before: Any, now: Any) -> None:
     assert len(differences(old, new)) == 1
 
 
+@pytest.mark.parametrize(
+    "kwargs", [{"api_key": "sk-123"}, {"a": {"hf_token": "sk-123"}}, {"tokens": 5, "my_secret": ["sk-123"]}]
+)
+def test_secrets_are_noted_as_digests(kwargs: dict[str, Any]) -> None:
+    """No secret is in the record or in a sentence; another one counts, and an earlier version's record is the same."""
+    now = identity(model={"name": "m", "kwargs": kwargs})
+    assert "sk-123" not in json.dumps(now.values)
+    assert from_json(json.loads(json.dumps(now.values))) == now
+    other = identity(model={"name": "m", "kwargs": {"api_key": "sk-124"}})
+    (sentence,) = differences(now, other)
+    assert "sk-12" not in sentence
+    earlier = Identity(now.values | {"model.kwargs": kwargs})
+    assert now.as_noted_in(earlier).fingerprint == earlier.fingerprint
+    assert other.as_noted_in(earlier).fingerprint == other.fingerprint
+    (sentence,) = differences(earlier, other)
+    assert "sk-12" not in sentence
+
+
+def test_only_secrets_are_noted_as_before() -> None:
+    """What Python takes for equal, but a model may not, is not taken over from an earlier record."""
+    now = identity(model={"name": "m", "kwargs": {"a": True}})
+    assert now.as_noted_in(identity(model={"name": "m", "kwargs": {"a": 1}})) == now
+
+
 def test_long_texts_are_shortened() -> None:
     """Long templates are shortened in the middle, but never so far that the difference is lost."""
     ends = identity(outputs=output(template="A" + "x" * 500)), identity(outputs=output(template="B" + "x" * 500))

@@ -576,7 +576,9 @@ def test_generations_and_reuse_stand_together() -> None:
     """What an output reuses after its source has changed is told with that generation; of another one, by itself."""
     costs = Costs()
     costs.took(GenerationBegun("a", 2, 10, 12), 1.0)
+    costs.took(GenerationBegun("c", 3, 7, 8), 1.0)
     costs.took(TextsReused("a", 12, 10, 2), 2.0)
+    costs.took(TextsReused("c", 8, 7, 1), 2.0)
     costs.took(TextsReused("b", 5, 5, 0), 3.0)
     found = [(each.output, each.generation, each.reuse.taken if each.reuse else None) for each in costs.taken]
-    assert found == [("a", 2, 10), ("b", 0, 5)]
+    assert found == [("a", 2, 10), ("c", 3, 7), ("b", 0, 5)]

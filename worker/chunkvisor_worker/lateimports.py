@@ -2,7 +2,8 @@
 
 sentence-transformers imports scikit-learn and scipy for one similarity and for its evaluators, transformers for losses.
 What they take from them within `LateImports` are stand-ins, each of which imports the real function when it is first
-called. Whoever else asks for these libraries, within or afterwards, gets the libraries themselves.
+called. Whoever else asks for these libraries, within or afterwards, gets the libraries themselves. `importscan` hastens
+what transformers does on its own.
 """
 
 import functools
@@ -12,6 +13,8 @@ import importlib.machinery
 import sys
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
+
+from chunkvisor_worker.importscan import SCANNER, spec_of_scanner
 
 LATE = frozenset({"sklearn", "sklearn.metrics", "scipy", "scipy.optimize", "scipy.sparse", "scipy.stats"})
 """Packages, and their modules, that are put off."""
@@ -31,8 +34,10 @@ class LateImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         _forget()
 
-    def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """A stand-in's, or where another module of its package is wanted, the real one's."""
+        if fullname == SCANNER:
+            return spec_of_scanner(path)
         package = sys.modules.get(fullname.partition(".")[0])
         if fullname in LATE and isinstance(package, _StandIn | None) and _asked_by_one_of_them():
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)

@@ -1,11 +1,14 @@
 """Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import listed
 
 _MOST_NAMES = 20
+_WRITTEN = re.compile(r"texts-[0-9a-f]{16}\.jsonl")
 
 
 def texts_of(given: Any, column: str | None) -> Iterable[object]:
@@ -20,8 +24,13 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
 
     To iterate a table gives other things than its texts: the names of its columns, or rows.
     """
-    if isinstance(given, str | bytes):
-        raise config_error("texts is a single string", remedy="give a list of strings, such as [text]")
+    if isinstance(given, str | bytes | os.PathLike):
+        what = "a single string" if isinstance(given, str | bytes) else "a path"
+        remedy = "give a list of strings, such as [text]; a file's texts want chunkvisor.run with a config"
+        raise config_error(f"texts is {what}", remedy=remedy)
+    if callable(getattr(given, "collect", None)):  # of polars and Spark; to ask it for its columns may take long
+        kind = type(given).__name__
+        raise config_error(f"texts is {_one(kind)} that has not been computed yet", remedy="give texts.collect()")
     if isinstance(given, set | frozenset):
         raise config_error(
             f"texts is a {type(given).__name__}, which has no order: no row would belong to a text",
@@ -34,7 +43,7 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
         )
         shown = listed([repr(name) for name in names], _MOST_NAMES)
         raise config_error(
-            f"texts is a {kind}, which would give the names of its columns, or rows: {shown}",
+            f"texts is {_one(kind)}, which would give the names of its columns, or rows: {shown}",
             remedy=f"give one column: texts[{(names or ['column'])[0]!r}], or name it by column=…",
         )
     if column is None:
@@ -46,8 +55,23 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     if names.count(column) > 1:  # in pandas, both of them are a table again, which gives their names
         raise config_error(f"texts has {names.count(column)} columns {column!r}", remedy="rename all but one of them")
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
-        return _of_rows(given.select_columns([column]), column)
+        return _of_rows(given.with_format(None).select_columns([column]), column)  # in any other it gives tables
     return _iterable(given[column])
+
+
+@contextlib.contextmanager
+def writing(given: Any, column: str | None, folder: Path) -> Iterator[Callable[[], Path]]:
+    """What writes the texts, as `write_texts` does; after a good end, what earlier calls have left there goes."""
+    before = {path for path in folder.glob("texts-*.jsonl") if _WRITTEN.fullmatch(path.name)}
+
+    def write() -> Path:
+        path = write_texts(given, column, folder)
+        before.discard(path)
+        return path
+
+    yield write
+    for path in before:
+        path.unlink(missing_ok=True)
 
 
 def write_texts(given: Any, column: str | None, folder: Path) -> Path:
@@ -91,6 +115,10 @@ def _columns_of(given: Any) -> list[str] | None:
     return None
 
 
+def _one(kind: str) -> str:
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+
+
 def _iterable(given: Any) -> Iterable[object]:
     if not isinstance(given, Iterable):
         raise config_error(
@@ -116,7 +144,7 @@ def _line(place: str, text: object) -> bytes:
         )
     if text is not None and not isinstance(text, str):
         # What pandas has where a text is missing: NaN, or its NA.
-        missing = type(text).__name__ == "NAType" or (isinstance(text, float) and math.isnan(text))
+        missing = type(text).__name__ in ("NAType", "NaTType") or (isinstance(text, Real) and math.isnan(text))
         raise config_error(
             f"{place} is {'missing' if missing else 'no string'}: {type(text).__name__} {text!r:.60}",
             remedy="say what stands for a missing text, such as an empty one: fillna('')"

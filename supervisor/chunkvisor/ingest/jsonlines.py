@@ -1,7 +1,7 @@
 """JSON lines: one object a line, read as a stream with the line of each; numbers stay as the source writes them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -9,6 +9,9 @@ from chunkvisor.ingest.lines import decode, lines
 from chunkvisor.ingest.problem import blank_line, input_error, missing_column, too_deep
 from chunkvisor.ingest.sources import SourceFile
 from chunkvisor.ingest.values import Number, Row
+
+_ENDS = ("\n", "\r\n", "")
+"""Of a line."""
 
 
 class _Ambiguous(dict[str, Any]):
@@ -53,13 +56,11 @@ def read_jsonl(
 
 def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of each row. Raises Halt (exit 78) for bad input."""
-    decoder = json.JSONDecoder(
-        object_pairs_hook=_object, parse_float=Number, parse_int=Number, parse_constant=_refuse_constant
-    )
+    parse = _parser()
     for number, line in _filled_lines(file, skip_blank=skip_blank):
         text = decode(file.path, number, line)
         try:
-            item = decoder.decode(text)
+            item = parse(text)
         except ValueError as error:
             place = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
             raise input_error(
@@ -79,6 +80,24 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
                 remedy='Each line must be an object, such as {"text": "..."}.',
             )
         yield number, item
+
+
+def _parser() -> Callable[[str], object]:
+    """What one JSON text stands for. Raises ValueError, RecursionError."""
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=Number, parse_int=Number, parse_constant=_refuse_constant
+    )
+    scan = decoder.scan_once  # type: ignore[attr-defined] # typeshed leaves it out
+
+    def parse(text: str) -> object:
+        # A third of the time of `decode` are its searches for white space, which most lines have at their end alone.
+        try:
+            item, end = scan(text, 0)
+        except StopIteration:
+            return decoder.decode(text)
+        return item if text[end:] in _ENDS else decoder.decode(text)
+
+    return parse
 
 
 def _filled_lines(file: SourceFile, *, skip_blank: bool) -> Iterator[tuple[int, bytes]]:

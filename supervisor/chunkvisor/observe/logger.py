@@ -7,8 +7,8 @@ from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 
 _LEVELS = {Severity.NEWS: logging.INFO, Severity.CARE: logging.WARNING, Severity.LOSS: logging.ERROR}
-_LOGGER = logging.getLogger("chunkvisor")
-_LOGGER.addHandler(logging.NullHandler())  # else Python would print warnings where nobody has asked for a log
+LOGGER = logging.getLogger("chunkvisor")
+LOGGER.addHandler(logging.NullHandler())  # else Python would print warnings where nobody has asked for a log
 
 
 class Logger(Observer):
@@ -17,4 +17,4 @@ class Logger(Observer):
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Log the line of the event, if it has one."""
         if line := event.line:
-            _LOGGER.log(_LEVELS[event.severity], "%s", line)
+            LOGGER.log(_LEVELS[event.severity], "%s", line)

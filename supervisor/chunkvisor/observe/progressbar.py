@@ -1,5 +1,6 @@
 """A progress bar for scripts and notebooks, by tqdm: what the run is at, rows done, the rate, the time left."""
 
+import logging
 import sys
 import time
 import warnings
@@ -9,11 +10,12 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.run import CheckingModel, ConvertingModel, Draining, Resolving, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
+from chunkvisor.observe.logger import LOGGER
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import stage
 from chunkvisor.observe.readings import layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.units import printable
+from chunkvisor.units import counted, printable
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -45,7 +47,9 @@ class ProgressBar(Observer):
         self._state = state
         if isinstance(event, Draining):
             self._interrupted = event.signal == "SIGINT"
-        if isinstance(event, Resolving | CheckingModel | ConvertingModel | Waiting | Draining):
+        if self._bar is not None and event.line and LOGGER.isEnabledFor(logging.INFO):
+            self._bar.clear()  # the line that is logged next would stand behind it
+        elif isinstance(event, Resolving | CheckingModel | ConvertingModel | Waiting | Draining):
             self._draw()  # the next tick may be long in coming
 
     def tick(self) -> None:
@@ -64,9 +68,9 @@ class ProgressBar(Observer):
         if (layout := layout_of(self._state)) is None:
             return
         snapshot = snapshot_of(self._state, time.time(), take_readings(layout, self._state, sensors=False))
-        words = "" if over or snapshot.doing == COMPUTING else f"{stage(snapshot)} "
+        words = "" if over or snapshot.doing == COMPUTING else stage(snapshot)
         if self._interrupted and not over:
-            words = "stopping; interrupt once more to stop at once "  # first, since 80 columns end before the note
+            words = "stopping; interrupt once more to stop at once"  # first, since 80 columns end before the note
         bar = self._bar = self._bar if self._bar is not None else _new_bar(words)
         if snapshot.rows and bar.total != snapshot.rows:
             bar.bar_format = None
@@ -87,7 +91,7 @@ class ProgressBar(Observer):
             return printable(f"waiting: {state.waits_for:.200}")
         if state.quarantined:
             return f"{state.quarantined} in quarantine"
-        return f"{state.failed} failed attempts, tried again" if state.failed else ""
+        return f"{counted(state.failed, 'failed attempt')}, tried again" if state.failed else ""
 
 
 def _new_bar(words: str) -> "tqdm[Never]":

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from chunkvisor.config.secretnames import is_secret
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import read_bounded
 
@@ -31,10 +32,6 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 LEFT_OUT = "(left out)"
 
-_SECRET_WORDS = frozenset(
-    {"apikey", "auth", "cookie", "credential", "credentials", "key", "passwd", "password", "pat", "pwd", "secret"}
-    | {"token"}  # not tokens: encode.batch_tokens
-)
 _ADDRESS_KEYS = frozenset({"notify"})
 """Their values are addresses with the secret somewhere in the path; only the scheme is harmless."""
 
@@ -71,11 +68,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def is_secret(name: str) -> bool:
-    """Whether a key or a variable of this name probably holds a secret."""
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -1,7 +1,7 @@
 """Identity: everything that shapes the vectors of one output, and its fingerprint.
 
 What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
-may change at any resume.
+may change at any resume. Of what is probably a secret it has a digest.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 from chunkvisor.config.choices import Backend, Long
 from chunkvisor.config.model import Config
+from chunkvisor.config.secretnames import digested
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
@@ -20,6 +21,7 @@ UNREAD = 0
 _ROWS = "source.rows"
 _DIGEST = "source.digest"
 _NAME = "model.name"
+_KWARGS = "model.kwargs"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 _TRUNCATE_DIM, _NORMALIZE = "encode.truncate_dim", "encode.normalize"
@@ -61,6 +63,12 @@ class Identity:
         cut = cut_between(other.shape, self.shape)
         # The vectors of a plug-in are made float32 before they are cut.
         return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
+
+    def as_noted_in(self, other: "Identity") -> "Identity":
+        """With secrets in clear where the other, of an earlier version, has the same ones in clear."""
+        noted = other.values.get(_KWARGS)
+        same = digest_of(digested(noted)) == digest_of(self.values.get(_KWARGS))
+        return Identity(self.values | {_KWARGS: noted}) if same else self
 
     def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
         chosen = {name: value for name, value in self.values.items() if counts(name)}
@@ -115,7 +123,7 @@ def identity_of(
         "model.revision": revision,
         "model.dtype": model.dtype.value,
         "model.max_length": model.max_length,
-        "model.kwargs": model.kwargs,
+        _KWARGS: digested(model.kwargs),
         "model.encoder": model.encoder,
         "model.trust_remote_code": model.trust_remote_code,
         _NORMALIZE: encode.normalize,
@@ -167,7 +175,7 @@ def _source_difference(old: Identity, new: Identity) -> list[str]:
 
 
 def _words(value: Any) -> str:
-    return "not set" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return "not set" if value is None else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
 
 
 def _shown_pair(before: str, now: str) -> tuple[str, str]:

@@ -51,14 +51,14 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     staged = staged_before(request_of(config, name, opening.max_rows, opening.source), layout)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
-        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows)
+        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows, fixed)
         _refuse_changes(opening, layout, fixed, as_before)
     if staged is None:
         read = _stage(opening, layout, fixed)
         if isinstance(read, Begun):
             return read
         staged = read
-    identity = _identity(opening, name, staged.digest, staged.rows)
+    identity = _identity(opening, name, staged.digest, staged.rows, fixed)
     if fixed is not None:
         _refuse_changes(opening, layout, fixed, identity)
     else:
@@ -151,8 +151,9 @@ def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: I
     raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
 
 
-def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
-    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
+def _identity(opening: Opening, name: str, digest: str, rows: int, before: Fixed | None) -> Identity:
+    now = identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
+    return now.as_noted_in(before.identity) if before is not None else now
 
 
 def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
@@ -179,7 +180,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     """Read the source; returns the next generation of the output where it is to have one."""
     fresh, record = stage_fresh(opening, layout)
     staged = record.staged
-    identity = _identity(opening, layout.name, staged.digest, staged.rows)
+    identity = _identity(opening, layout.name, staged.digest, staged.rows, fixed)
     if fixed is not None:
         try:
             _refuse_changes(opening, layout, fixed, identity)

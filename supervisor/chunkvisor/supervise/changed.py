@@ -11,7 +11,7 @@ _ELSEWHERE = {
     Given.ARGUMENTS: "choose another workdir",
 }
 GROWING = "for a source that grows: a config and `chunkvisor run --update`, which encodes only what is new"
-"""What to do instead of calling `encode` again."""
+"""What to do instead of `chunkvisor encode`."""
 
 
 def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
@@ -23,7 +23,7 @@ def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: 
     if of_source := all(change.startswith("source: ") for change in changes):
         what, undo = f"the source of output {output} has changed since it was begun", "restore the source"
     remedy = f"{undo}, or {_ELSEWHERE[given]}, or discard what is done by adding --from-scratch"
-    if serve and given is Given.FILE:
+    if serve and given is not Given.OPTIONS:
         remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
     elif of_source and given is Given.OPTIONS:
         remedy += f"; {GROWING}"

@@ -10,7 +10,6 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.engine.ray.create import ray_engine
 from chunkvisor.engine.starter import WorkerSettings
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.request import Request, Run
@@ -43,6 +42,8 @@ class Engines:
             case EngineKind.LOCAL:
                 return ahead or self._local(source)
             case EngineKind.RAY:
+                from chunkvisor.engine.ray.create import ray_engine
+
                 job = outputs[0].job if outputs else None
                 return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)
 

@@ -18,7 +18,6 @@ from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
-from chunkvisor.engine.ray.create import cluster_devices
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.output import OutputAlreadyComplete
@@ -59,6 +58,8 @@ class Work:
         if not self._on_ray and "cpu" not in config.device:
             self._emit(LookingForGpus())
         if self._on_ray:
+            from chunkvisor.engine.ray.create import cluster_devices  # 60 ms before any run's first worker
+
             self._devices = cluster_devices(config)
         else:
             self._devices = find_devices(config.device, on_lost=lambda why: self._emit(GpuLost(why)))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chunkvisor.errors import Halt
@@ -22,8 +23,14 @@ class Dataset:
     def __init__(self, columns: tuple[str, ...] = ()) -> None:
         self.columns_decoded = columns
 
+    def with_format(self, kind: None) -> "Dataset":
+        """The same in another format; with one of its own, rows would come as tables."""
+        assert kind is None
+        return Dataset(("unformatted",))
+
     def select_columns(self, columns: list[str]) -> "Dataset":
         """The same with fewer columns."""
+        assert self.columns_decoded == ("unformatted",)
         return Dataset(tuple(columns))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -44,6 +51,23 @@ class Frame:
     def __iter__(self) -> Iterator[str]:
         """Names."""
         return iter(self.columns)
+
+
+class LazyFrame:
+    """As polars and Spark have it: what it holds is not there yet, and to ask for its columns is dear."""
+
+    @property
+    def columns(self) -> Any:
+        """They would have to be computed."""
+        raise AssertionError
+
+    def collect(self) -> Frame:
+        """What it holds."""
+        return Frame()
+
+
+NaT = type("NaTType", (), {})()
+"""What pandas has in the place of a date that is missing."""
 
 
 class Twins(Frame):
@@ -107,7 +131,11 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
 @pytest.mark.parametrize(
     ("given", "column", "words"),
     [
-        ("a text", None, "a single string"),
+        ("a text", None, "a single string\ndo:  give a list of strings, such as .*chunkvisor.run"),
+        (Path("articles.csv"), None, "texts is a path"),
+        (LazyFrame(), "text", r"a LazyFrame that has not been computed yet\ndo:  give texts\.collect\(\)"),
+        ([np.float32("nan")], None, r"texts\[0\] is missing: float32"),
+        ([NaT], None, r"texts\[0\] is missing: NaTType"),
         (3, None, "texts is int, which cannot be iterated"),
         ([], None, "there are no texts"),
         (ROWS, None, r"texts\[0\] is a row with the columns id, text"),

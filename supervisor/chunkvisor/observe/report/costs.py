@@ -77,10 +77,10 @@ class Costs:
     def took(self, event: of_output.GenerationBegun | of_output.TextsReused, at_s: float) -> None:
         """An output begins."""
         name = event.output[:100]
-        last = self.taken[-1] if self.taken else None
+        last = next((each for each in reversed(self.taken) if each.output == name), None)
         if isinstance(event, of_output.GenerationBegun):
             self.taken.append(Taken(at_s, name, event.generation, event.rows_before, event.rows))
-        elif last is not None and last.output == name and last.reuse is None:
+        elif last is not None and last.reuse is None:
             last.reuse = event
         else:
             self.taken.append(Taken(at_s, name, reuse=event))
