@@ -81,7 +81,7 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
-    assert "give update=True, which encodes only texts that have no vector yet" in caught.value.remedy
+    assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
