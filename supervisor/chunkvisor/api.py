@@ -121,8 +121,9 @@ def encode(
     before, and only new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts.
     `device` is cuda (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal and
     in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, such as
-    "recovery.attempts=5"; `stop_after` and `on_event` are as in `run`. Relative paths start in the current folder, where a
-    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning. Raises what `run` raises.
+    "recovery.attempts=5"; `stop_after` and `on_event` are as in `run`. Relative paths start in the current folder,
+    where a plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning. Raises what `run`
+    does.
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
