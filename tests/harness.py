@@ -171,7 +171,9 @@ class Workplace:
         return events_in(self.workdir / "events.jsonl")
 
 
-def _child_here(command: Sequence[str], log: Path, on_wait: Callable[[], None], *others: Any, **more: Any) -> int:
+def _child_here(
+    command: Sequence[str], log: Path, on_wait: Callable[[], None] = lambda: None, *others: Any, **more: Any
+) -> int:
     """Of `ask_child`. A module that is imported meanwhile may keep this as its `run_child`, for children of its own."""
     if command[-1] != str(os.getpid()):
         return _RUN_CHILD(command, log, on_wait, *others, **more)

@@ -82,10 +82,6 @@ EXITS["encode"] = EXITS["run"]
 """What each command ends with, beside 1, 2, 74 and 130, which any of them can."""
 
 
-_ENDLESS = 1_000_000_000
-"""A limit above this is there for safety alone."""
-
-
 def commands() -> str:
     """Every command, in the order of `chunkvisor --help`."""
     context = click.Context(cli, info_name="chunkvisor")
@@ -116,16 +112,13 @@ def _spelled(option: click.Option) -> str:
         return names
     if isinstance(option.type, click.Choice):
         return f"{names} {{{','.join(map(str, option.type.choices))}}}"
-    return f"{names} {option.metavar or option.type.name.upper().removesuffix(' RANGE')}"
+    return f"{names} {option.metavar or option.type.name.upper()}"
 
 
 def _said(option: click.Option) -> str:
-    """What it does, with its default and the numbers that it takes."""
+    """What it does, with its default."""
     told = option.show_default or isinstance(option.type, click.Choice)
     more = [f"default: {option.default}"] * bool(told) + ["required"] * option.required
-    if isinstance(option.type, click.IntRange | click.FloatRange) and option.type.min is not None:
-        most = option.type.max if option.type.max is not None and option.type.max < _ENDLESS else None
-        more.append(f"from {option.type.min}" + (f" to {most}" if most is not None else " on"))
     return (option.help or "") + (f" ({'; '.join(more)})" if more else "")
 
 

@@ -145,26 +145,16 @@ def _answer(function: str, given: str, value: object, parameters: Mapping[str, i
     return _INSTEAD.get(given, f"help(chunkvisor.{function}) shows those it has")
 
 
-_SAID_FOR_PYTHON = (
-    ("run the same command again", "call it again"),
-    ("run again", "call it again"),
-    ("adding --from-scratch", "from_scratch=True"),
-    ("add --from-scratch", "give from_scratch=True"),
-    ("add --update", "give update=True"),
-    ("--from-scratch", "from_scratch=True"),
-    ("--update", "update=True"),
-    ("--set ", "set="),
-    ("relative to the config file", "relative to the current folder"),
-    ("`device: cpu`; `--device cpu` of encode", 'device="cpu"'),
-)
+_AGAIN = re.compile(r"\b([Rr])un (?:the same command )?again\b")
+_FLAG = re.compile(r"--(from-scratch|update)\b")
+_VALUE = re.compile(r"--set (\S*\w)")
 
 
 def in_python(words: str) -> str:
     """What to do, with arguments in place of the command's options."""
-    for command, python in _SAID_FOR_PYTHON:
-        words = words.replace(command, python)
-        words = words.replace(command[:1].upper() + command[1:], python[:1].upper() + python[1:])
-    return words
+    words = _AGAIN.sub(lambda run: f"{'C' if run[1] == 'R' else 'c'}all it again", words)
+    words = _FLAG.sub(lambda flag: f"{flag[1].replace('-', '_')}=True", words)
+    return _VALUE.sub(lambda given: f'set=["{given[1]}"]', words)
 
 
 _OVERRIDE = re.compile(r"^--set ", re.MULTILINE)

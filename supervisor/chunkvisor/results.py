@@ -10,7 +10,7 @@ import numpy.typing as npt
 from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
 from chunkvisor.assemble.badrows import every_row, where_listed
 from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.form import form_of, without_vectors
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
@@ -18,7 +18,7 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import read_sealed
-from chunkvisor.units import listed
+from chunkvisor.units import counted, listed
 
 _SHOWN = 3
 
@@ -88,11 +88,15 @@ def loss_in_words(report: Report, *, kept: bool = True) -> str:
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
     first = listed([f"{name} row {each.row}" for name, each in rows], _SHOWN)
     reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows), len(rows))
-    have = "row has" if len(rows) == 1 else "rows have"
+    manifests = {name: output.manifest for name, output in own.items() if output.quarantined}
     layout = Layout(report.workdir)
-    files = [str(where_listed(layout.output(name), each.manifest)) for name, each in own.items() if each.quarantined]
-    where = f"listed in {listed(files, _SHOWN)}" if kept else "numpy.isnan(vectors).any(axis=1) tells which they are"
-    return f"{len(rows):,} {have} no vector (NaN in an array of floats): " + "; ".join([first, *reasons, where])
+    files = [str(where_listed(layout.output(name), each)) for name, each in manifests.items()]
+    where = f"listed in {listed(files, _SHOWN)}"
+    if not kept:
+        are_nan = all(form_of(each).lost == "NaN" for each in manifests.values())
+        where = f"{'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1) tells which they are"
+    lost = f"{counted(len(rows), 'row')} {without_vectors(len(rows), manifests)}"
+    return f"{lost}: " + "; ".join([first, *reasons, where])
 
 
 def _final_file(layout: Layout, name: str) -> FinalFile:

@@ -242,7 +242,7 @@ def test_a_disk_that_is_full_while_the_source_is_read(place: ScriptedWorkplace, 
     assert ended.returncode == (0 if freed else 74), ended.stderr
     if not freed:
         assert str(small_disk) in ended.stderr
-        assert "bytes) are free there" in ended.stderr
+        assert f"are free in {small_disk}" in ended.stderr
         assert ".;" not in ended.stderr
         ballast.unlink()
         assert place.run_here().returncode == 0
@@ -287,6 +287,7 @@ def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) 
     waiting = next(line for line in process.stderr if "waiting, for up to" in line)
     # The worker has no room for its record either: its exit code has to say it.
     assert "disk_full" in waiting or "No space left on device" in waiting
+    assert f"are free in {small_disk}" in waiting
     if freed:
         ballast.unlink()
     ended = finish(process)

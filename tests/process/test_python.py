@@ -69,7 +69,7 @@ def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str], caplog: py
     encode(TEXTS, on_event=Console())
 
     assert "reading the source" in (said := capsys.readouterr().err)
-    assert "1 chunk computed in" in said
+    assert "1 chunk encoded in" in said
     assert [record.levelname for record in caplog.records if record.message.endswith("reading the source")] == ["INFO"]
 
 
@@ -81,7 +81,7 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
-    assert "give update=True, which encodes only texts that have no vector yet" in caught.value.remedy
+    assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
@@ -274,7 +274,7 @@ def test_log_of_a_temporary_folder() -> None:
 def test_quarantined_texts_warn() -> None:
     """Texts without a vector are NaN and warned of by index; nothing is raised."""
     with pytest.warns(
-        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(NaN in an array of floats\): embeddings row 1"
+        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(in its place: NaN\): embeddings row 1"
     ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()
@@ -292,7 +292,7 @@ def test_many_rows_are_one_warning(tmp_path: Path) -> None:
     words = loss_in_words(Report(tmp_path, outputs))
 
     assert words == (
-        "1,001 rows have no vector (NaN in an array of floats): a row 0, a row 1, a row 2 and 998 more; "
+        "1,001 rows have no vector (in their place: NaN): a row 0, a row 1, a row 2 and 998 more; "
         "all 1,001 for the same reason: bad_output: text 0 has no finite vector; "
         f"listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}"
     )

@@ -76,7 +76,7 @@ def test_live_view(place: ScriptedWorkplace, opened: Open, columns: int) -> None
     assert terminal.finish() == 0
     left = terminal.everything()
     assert not [line for line in left if line.startswith(("computing, ", "CPU", "note:", "━"))]
-    assert "chunks computed in" in " ".join("".join(left).split())
+    assert "chunks encoded in" in " ".join("".join(left).split())
     assert terminal.screen.cursor.x == 0
     assert not terminal.screen.cursor.hidden
     assert b"\x1b[?25l" not in terminal.written
@@ -150,7 +150,7 @@ def test_pipe(place: ScriptedWorkplace) -> None:
     assert ended.returncode == 0
     assert ended.stdout == ""
     assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), ended.stderr
-    assert "4 chunks computed in" in ended.stderr
+    assert "4 chunks encoded in" in ended.stderr
     assert len([line for line in ended.stderr.splitlines() if " so far" not in line]) < 15  # heartbeats take their time
 
 

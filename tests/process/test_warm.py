@@ -77,7 +77,7 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, standby: int) 
     [
         ("warm", "segfault", "Segmentation fault"),
         ("auto", "leave", "exit code 44"),
-        ("warm", "kill", "signal 9 (SIGKILL)"),
+        ("warm", "kill", "ended by SIGKILL"),
         *wide(("auto", "segfault", "Segmentation fault"), ("warm", "leave", "exit code 44")),
     ],
 )

@@ -11,7 +11,7 @@ from chunkvisor.commands.tune import compare
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, policy, suspicion
-from chunkvisor.events import journal
+from chunkvisor.events import journal, state
 from chunkvisor.observe import defaults, invocation, messenger, metrics, notices, pace, sensors
 from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
@@ -50,6 +50,7 @@ NUMBERS = [
     ("docs/reference/config.md", f"from 1 to {MOST_SHARDS:,}"),
     ("docs/how-to/write-an-encoder.md", f"`batch_size: auto` is {specs.AUTO_ROWS}"),
     ("docs/how-to/watch-a-run.md", f"every {metrics.INTERVAL_S:g} seconds"),
+    ("docs/how-to/watch-a-run.md", f"that of its last {state._WINDOW} chunks"),
     ("docs/how-to/watch-a-run.md", f"larger than {defaults._MOST_BYTES >> 20} MiB together"),
     ("docs/how-to/watch-a-run.md", f"{in_words(pace._TIMES)} times as long as usual"),
     ("docs/how-to/watch-a-run.md", f"{in_words(notices.END_S)} seconds at most, {in_words(notices.HURRIED_S)} after"),
@@ -73,7 +74,7 @@ NUMBERS = [
     ("docs/explanation/how-it-works.md", f"{in_words(policy.FRUITLESS_ATTEMPTS)} attempts in a row"),
     ("docs/explanation/how-it-works.md", f"under which {in_words(policy.LOST_MACHINES)} machines were lost"),
     ("docs/explanation/how-it-works.md", f"when {in_words(suspicion.STREAK)} different chunks failed"),
-    ("docs/explanation/how-it-works.md", f"{draining._RESERVE_S:g} s at most, belongs"),
+    ("docs/explanation/how-it-works.md", f"{draining._RESERVE_S:g} s at most, is reserved"),
     ("docs/explanation/how-it-works.md", f"at most {checkedfile._BEHIND_BYTES >> 20} MB behind"),
 ]
 """(page, phrase)."""

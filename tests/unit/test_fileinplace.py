@@ -1,11 +1,28 @@
 """The final file of `encode` gets to its place."""
 
 import errno
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from chunkvisor.commands import fileinplace
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.seal import write_sealed
+
+
+def put_on_another_disk(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no rename take the file to its place."""
+    replace = Path.replace
+
+    def from_disk_to_disk(self: Path, to: Path) -> Path:
+        if self == source:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(self, to)
+
+    monkeypatch.setattr(Path, "replace", from_disk_to_disk)
 
 
 def test_a_copy_on_another_disk_is_durable_before_the_original_goes(
@@ -16,18 +33,34 @@ def test_a_copy_on_another_disk_is_durable_before_the_original_goes(
     for path in (source, target):
         path.parent.mkdir()
     source.write_bytes(b"vectors")
-    replace = Path.replace
-
-    def from_disk_to_disk(self: Path, to: Path) -> Path:
-        if self == source:
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        return replace(self, to)
-
     seen: list[tuple[Path, bool, bool]] = []
-    monkeypatch.setattr(Path, "replace", from_disk_to_disk)
+    put_on_another_disk(source, monkeypatch)
     monkeypatch.setattr(
         fileinplace, "sync_folder", lambda folder: seen.append((folder, source.exists(), target.exists()))
     )
     fileinplace._move(source, target)
     assert seen == [(target.parent, True, True), (source.parent, False, True)]
     assert target.read_bytes() == b"vectors"
+
+
+def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file does not fit on the other disk: which folder, how much is needed, and how much is free there."""
+    state, out = tmp_path / "state", tmp_path / "out" / "v.npy"
+    out.parent.mkdir()
+    final = Layout(state).output(fileinplace.OUTPUT).final
+    final.parent.mkdir(parents=True)
+    final.write_bytes(bytes(2048))
+    write_sealed(Layout(state).output(fileinplace.OUTPUT).manifest, {"rows": 1})
+    put_on_another_disk(final, monkeypatch)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(Halt) as caught:
+        fileinplace.publish(fileinplace.OneFile({}, out, state, tmp_path), {})
+    assert caught.value.code is ExitCode.DISK
+    assert caught.value.what == f"the disk of {out.parent} is full or failing"
+    room = rf"2\.0 KiB are needed; [\d.]+ \w+ are free in {out.parent}"
+    assert re.search(rf"No space left on device; {room}$", caught.value.why)
+    assert final.exists()

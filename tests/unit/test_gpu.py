@@ -180,7 +180,7 @@ def test_no_driver(smi: Path, monkeypatch: pytest.MonkeyPatch, output: str | Non
         find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
-    assert "device: cpu" in caught.value.remedy
+    assert "set device to cpu" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("visible", "uuid"), [(None, "1"), ("3,5", "5"), ("GPU-x,GPU-y", "GPU-y")])

@@ -4,6 +4,7 @@ import pytest
 
 from chunkvisor.commands.explain import explain
 from chunkvisor.config.givenvalues import without_secret
+from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -38,19 +39,28 @@ def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "words"),
+    ("outcome", "rule", "words"),
     [
-        ("crashed", "ended with signal 9 (SIGKILL) and left no record", "dmesg"),
-        ("crashed", "Native code crashed", "Read the log"),
-        ("hung", "no progress for 4 s", "recovery.stall_timeout"),
-        ("bad_output", "its vectors have NaN or infinity", "float32"),
+        ("crashed", "killed-from-outside", "dmesg"),
+        ("crashed", "segmentation-fault", "Read the log"),
+        ("crashed", "of-another-version", "Read the log"),
+        ("hung", "", "recovery.stall_timeout"),
+        ("bad_output", "", "float32"),
         ("of_another_version", "", ""),
     ],
 )
-def test_each_cause_has_its_own_advice(outcome: str, reason: str, words: str) -> None:
+def test_each_cause_has_its_own_advice(outcome: str, rule: str, words: str) -> None:
     """A row without a vector is told with what to look at first, by its cause."""
-    assert words in advice_on_row(outcome, reason)
-    assert bool(words) == bool(advice_on_row(outcome, reason))
+    assert words in advice_on_row(outcome, rule)
+    assert bool(words) == bool(advice_on_row(outcome, rule))
+
+
+def test_a_kill_that_ends_the_run_is_told_with_where_to_look() -> None:
+    """Of SIGKILL the last lines and the handbook name the kernel's log, not what the run does next."""
+    verdict = judge(Evidence(-9))
+    assert verdict.see == "killed-from-outside"
+    assert "dmesg" in last_remedy(verdict)
+    assert "If the run has ended with it: To see whether it was the kernel" in explain(verdict.see)
 
 
 @pytest.mark.parametrize(

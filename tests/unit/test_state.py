@@ -297,10 +297,38 @@ def test_an_ended_run_stands_still() -> None:
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
     assert now.elapsed_s == 30
     assert (now.eta_s, now.devices) == (None, ())
-    assert closing_line(now) == "1 chunk computed in 30 s, 2.5 rows/s, 25 tokens/s, without a fault"
+    assert closing_line(now) == (
+        "1 chunk encoded in 30 s; 5.0 rows/s, 50 tokens/s (start-up not counted); "
+        "done and kept: about 100 of 200 rows (50 %), 2 of 4 chunks; without a fault"
+    )
 
 
 KEPT: Event = (102, "batches_kept", {"output": "a", "chunk": 1, "texts": 10, "tokens": 200, "interrupted": True})
+HALTED: Event = (400, "halted", {"code": 69})
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        pytest.param([*BEGUN[:1], HALTED], None, id="before anything is known"),
+        pytest.param(
+            [*BEGUN, HALTED],
+            "done and kept: about 50 of 200 rows (25 %), 1 of 4 chunks; without a fault",
+            id="before its first chunk",
+        ),
+        pytest.param(
+            [*BEGUN, (119, *KEPT[1:]), HALTED],
+            "2.2 rows/s, 22 tokens/s (start-up not counted); done and kept: about 70 of 200 rows (35 %), "
+            "1 of 4 chunks; without a fault",
+            id="with batches that were kept",
+        ),
+    ],
+)
+def test_a_halt_says_how_much_is_done(events: list[Event], said: str | None) -> None:
+    """Before the first chunk as well; the time after the last text was kept lowers no rate."""
+    assert closing_line(seen(400, *events)) == said
+
+
 PART: Event = (120, "part_committed", {"output": "a", "chunk": 1, "texts": 15, "tokens": 500})
 COMPOSED: Event = (120, "chunk_committed", {**COMMITTED[2], "tokens": 0, "texts_before": 10})
 

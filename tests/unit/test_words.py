@@ -12,7 +12,7 @@ from chunkvisor.events.attempt import AttemptFailed
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
-from chunkvisor.store.attempt import last_log, log_of
+from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor.units import wrapped
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -123,25 +123,25 @@ class _Attempts:
 
     folder: Path
 
-    def failed(self, chunk: int, attempt: int, reason: str) -> AttemptFiles:
+    def failed(self, chunk: int, attempt: int, reason: str, rule: str = "") -> AttemptFiles:
         """One more, with a log."""
         files = AttemptFiles(self.folder / f"{chunk:06d}" / f"{attempt:03d}")
         files.folder.mkdir(parents=True)
         files.log.write_text(reason)
-        files.verdict.write_text(f'{{"outcome": "crashed", "reason": "{reason}"}}')
+        files.verdict.write_text(f'{{"outcome": "crashed", "reason": "{reason}", "rule": "{rule}"}}')
         return files
 
 
 def test_the_log_to_open_exists(tmp_path: Path) -> None:
     """It is the attempt's own, else the newest of its chunk; of a reason that is told, the one that has it."""
     attempts = _Attempts(tmp_path)
-    first = attempts.failed(3, 1, "segfault")
+    first = attempts.failed(3, 1, "segfault", "segmentation-fault")
     other = attempts.failed(5, 1, "hang")
     assert last_log(first) == first.log
     assert last_log(AttemptFiles(tmp_path / "000003")) == first.log
     assert last_log(AttemptFiles(tmp_path / "000003" / "002")) == first.log
     assert last_log(AttemptFiles(tmp_path / "000009")) is None
-    assert log_of(tmp_path, "crashed", "segfault") == first.log
-    assert log_of(tmp_path, "crashed", "hang") == other.log
-    assert log_of(tmp_path, "crashed", "never heard of") in (first.log, other.log)
-    assert log_of(tmp_path / "nothing", "crashed", "segfault") is None
+    assert failed_as(tmp_path, "crashed", "segfault") == ("segmentation-fault", first.log)
+    assert failed_as(tmp_path, "crashed", "hang") == ("", other.log)
+    assert failed_as(tmp_path, "crashed", "never heard of") in (("", first.log), ("", other.log))
+    assert failed_as(tmp_path / "nothing", "crashed", "segfault") == ("", None)

@@ -1,5 +1,6 @@
 """The form of a final: how many files, which format, which type of numbers. It may change without another vector."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -36,6 +37,13 @@ class Form:
         """Whether it holds the vectors as they are committed, in whatever files."""
         return self.dtype is FinalDtype.FLOAT32
 
+    @property
+    def lost(self) -> str:
+        """What stands in the place of a vector that a row does not have."""
+        if self.format is FinalFormat.PARQUET:
+            return "null"
+        return "NaN" if self.dtype in (FinalDtype.FLOAT32, FinalDtype.FLOAT16) else "zeros"
+
     def of(self, rows: int) -> Self:
         """The form that this number of rows takes: there are no empty shards."""
         return self if self.shards is None else replace(self, shards=min(self.shards, rows))
@@ -53,6 +61,14 @@ class Form:
 def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
     """What the config asks for, with that rows table."""
     return Form(output.shards, output.format, output.dtype, carried)
+
+
+def without_vectors(rows: int, manifests: Mapping[str, dict[str, Any]]) -> str:
+    """`have no vector (in their place: NaN)`, of so many rows in these outputs, by name."""
+    found = {name: form_of(manifest).lost for name, manifest in manifests.items()}
+    alike = len(set(found.values())) == 1
+    lost = next(iter(found.values())) if alike else ", ".join(f"{each} in {name}" for name, each in found.items())
+    return f"{'has no vector (in its' if rows == 1 else 'have no vector (in their'} place: {lost})"
 
 
 def form_of(manifest: dict[str, Any]) -> Form:

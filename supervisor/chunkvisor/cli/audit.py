@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import config_argument
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import say
 
@@ -20,14 +20,14 @@ _SHOWN = 20
 @click.command("audit")
 @config_argument()
 @click.option(
-    "--rows", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Rows of each output."
+    "--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="Rows of each output to encode again."
 )
 @click.option(
     "--device",
     metavar="DEVICE",
     default="cpu",
     show_default=True,
-    help="Where they are encoded again: cpu, cuda or cuda:N.",
+    help="Where to encode them: cpu, cuda or cuda:N.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs: JSON with every row that was looked at.")
 def audit(config: Path, rows: int, device: str, as_json: bool) -> None:

@@ -60,9 +60,10 @@ def encode(
     log_format: str,
     **options_given: str | None,
 ) -> None:
-    r"""Encode the texts of one file, SOURCE, into OUT.npy. The same command again goes on after a stop or a kill.
+    r"""Encode the texts of one file, SOURCE, into OUT.npy.
 
-    OUT.json beside it names the model, its revision, the versions, and rows that have no vector.
+    Run the same command again to continue after a stop or a kill. OUT.json, beside OUT.npy, names the model, its
+    revision, the versions, and the rows that have no vector.
 
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy

@@ -8,11 +8,38 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
-"""Of --max-rows; a number has to fit in 64 bits wherever it goes."""
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Items = list["CompletionItem[Any]"]
+
+
+class Number(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on only
+    """A number within limits, told in words; of its own ranges click shows `[1<=x<=1000000000000]`."""
+
+    name = "number"
+
+    def __init__(self, kind: type[int] | type[float], least: float, most: float, words: str) -> None:
+        """`words` say what it has to be."""
+        self._kind = kind
+        self._least = least
+        self._most = most
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click.BadParameter."""
+        try:
+            number = self._kind(value)
+        except ValueError:
+            number = self._least - 1
+        if not self._least <= number <= self._most:
+            self.fail(f"{value!r} is not {self._words}", param, ctx)
+        return number
+
+
+_MOST_ROWS = 1_000_000_000_000
+"""A number has to fit in 64 bits wherever it goes."""
+
+ROW_COUNT = Number(int, 1, _MOST_ROWS, f"a whole number from 1 to {_MOST_ROWS:,}")
+"""Of --max-rows and the like."""
 
 
 def config_argument(*, required: bool = True) -> Callable[[_Function], _Function]:
@@ -41,18 +68,18 @@ def stop_after_option() -> Callable[[_Function], _Function]:
         "stop_after_s",
         metavar="TIME",
         callback=_in_seconds,
-        help="End by itself within TIME (90m, 3h, or seconds); exit code 75 if work is left.",
+        help="Stop within TIME (90m, 3h, or seconds); the exit code is 75 if work is left.",
     )
 
 
 def show_options(function: _Function) -> _Function:
     """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what went wrong, and the final message.")
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and the final message.")
     log_format = click.option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="json: one JSON object a line on standard error, for each event.",
+        help="json prints one JSON object for each event, one a line, on standard error.",
     )
     return quiet(log_format(function))
 

@@ -34,20 +34,20 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     "--max-rows",
     type=ROW_COUNT,
     metavar="N",
-    help="A trial with the first N rows of every output, in a workdir of its own: WORKDIR-first-N.",
+    help="A trial with the first N rows of every output, in a separate workdir: WORKDIR-first-N.",
 )
 @click.option(
     "--slice",
     "of_slice",
     metavar="K/N",
     callback=_parsed,
-    help="Do share K of N; other runs, as on other machines, do the others in the same workdir.",
+    help="Do only share K of N; other runs, on other machines say, do the rest in the same workdir.",
 )
-@click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that are new.")
+@click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
 @click.option(
-    "--from-scratch", is_flag=True, help="Begin anew; earlier results are replaced once the new ones are complete."
+    "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."
 )
-@click.option("--yes", is_flag=True, help="Do not ask before --from-scratch.")
+@click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
 @stop_after_option()
 @show_options
 def run(
@@ -62,9 +62,9 @@ def run(
     quiet: bool,
     log_format: str,
 ) -> None:
-    r"""Do the job of CONFIG; the same command again goes on.
+    r"""Do the job of CONFIG. Run the same command again to continue.
 
-    It goes on after a stop, a crash, a kill or a power cut, and does nothing where all is done.
+    It continues after a stop, a crash, a kill or a power cut, and does nothing once everything is done.
 
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1

@@ -1,11 +1,12 @@
 """`chunkvisor tune`: tries settings on the config's own texts, and says which is fastest."""
 
 import json
+import math
 from pathlib import Path
 
 import click
 
-from chunkvisor.cli.parameters import config_argument, set_option
+from chunkvisor.cli.parameters import Number, config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
 
@@ -16,17 +17,17 @@ from chunkvisor.printing import say
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
 @click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=Number(float, 0, math.inf, "a number, 0 or more"),
     metavar="PER_HOUR",
     help="What an hour of this machine costs; the table then has the cost of the whole job.",
 )
 @click.option(
     "--least-cosine",
-    type=click.FloatRange(0, 1),
+    type=Number(float, 0, 1, "a number from 0 to 1"),
     default=0.999,
     show_default=True,
     metavar="COSINE",
-    help="Recommend nothing whose worst vector has a lesser cosine to float32.",
+    help="Recommend only settings whose every vector has at least this cosine, 0 to 1, to its float32 one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in hours.")
 def tune(
@@ -34,8 +35,8 @@ def tune(
 ) -> None:
     r"""Try settings on texts of CONFIG, and recommend the fastest.
 
-    Dtypes, sizes of a batch and numbers of workers are compared by their speed, and by how near the vectors are to
-    those of float32. It takes a minute or two and writes nothing into the workdir.
+    Dtypes, batch sizes and numbers of workers are compared by their speed, and by how near their vectors are to those
+    of float32. It takes a minute or two and writes nothing into the workdir.
 
     \b
     Example: chunkvisor tune embeddings.yaml --price 2.5

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.signature import signature
 from chunkvisor.ingest.sources import resolve
 from chunkvisor.store.arithmetic import arithmetic_variables
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
+from chunkvisor.store.refusal import disk_halt
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import digest_file
 from chunkvisor.supervise.changed import GROWING
@@ -120,13 +122,25 @@ def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 copy_atomic(output.quarantined, rows, mode=RESULT)
                 more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more, mode=RESULT)
-            _move(output.final, wanted.out)
+            with _disk_in_words(wanted.out.parent, output.final):
+                _move(output.final, wanted.out)
     except (FileNotFoundError, DamagedError):
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"{output.final} is gone: another run of the same command has finished at the same time",
             remedy="run the same command again to see that all is well",
         ) from None
+
+
+@contextlib.contextmanager
+def _disk_in_words(folder: Path, source: Path) -> Iterator[None]:
+    """Raises Halt (74) where the disk of the folder is too full for a copy of the file, or fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS:
+            raise
+        raise disk_halt(error, folder, source.stat().st_size) from error
 
 
 def _move(source: Path, target: Path) -> None:

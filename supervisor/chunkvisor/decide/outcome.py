@@ -12,7 +12,7 @@ from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import DISK, MACHINE
+from chunkvisor_worker.contract.rule import DISK
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -106,20 +106,11 @@ def judge(evidence: Evidence) -> Verdict:
         return _diagnosed(evidence, diagnosis)
     if code == 0:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
-    if code == -signal.SIGKILL:
-        # No text and no package kills from outside: before the first batch it is the machine's matter.
-        return _verdict(evidence, Outcome.CRASHED, _unrecorded(code, _KILLED), exit_code=MACHINE, row_can_cause=True)
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
     ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
-    return _verdict(evidence, outcome, _unrecorded(code, means), exit_code=ends_with, row_can_cause=code < 0)
-
-
-_KILLED = ", sent by the kernel (for want of memory), a batch system or a person,"
-
-
-def _unrecorded(code: int, means: str = "") -> str:
-    return f"ended with {describe_exit(code)}{means} and left no record"
+    reason = f"ended with {describe_exit(code)}{means} and left no record"
+    return _verdict(evidence, outcome, reason, exit_code=ends_with, row_can_cause=code < 0)
 
 
 def describe_exit(code: int) -> str:

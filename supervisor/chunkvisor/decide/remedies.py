@@ -12,7 +12,8 @@ def last_remedy(verdict: Verdict) -> str:
     A rule's own remedy stands where the rule is about the machine, the config or the world. The others say what
     chunkvisor does next, and there is no next.
     """
-    if verdict.exit_code is not None and verdict.remedy:
+    of_rule = _OF_RULES.get(verdict.rule, "")
+    if verdict.exit_code is not None and verdict.remedy and not of_rule:
         return verdict.remedy
     figures = verdict.figures
     if figures is not None and figures.others_named and figures.others_bytes > figures.ours_bytes:
@@ -20,14 +21,13 @@ def last_remedy(verdict: Verdict) -> str:
             f"Other processes hold {human_bytes(figures.others_bytes)} of the GPU's {human_bytes(figures.total_bytes)}:"
             " `nvidia-smi` shows which. End them, wait for them, or choose another GPU with `device:`."
         )
-    return _OF_RULES.get(verdict.rule) or _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
+    return of_rule or _LAST_REMEDIES.get(verdict.outcome, "Read the log.")
 
 
-def advice_on_row(outcome: str, reason: str) -> str:
-    """What a person can look at first where a row has no vector, by what became of the attempts at it."""
-    if "SIGKILL" in reason:
-        return "To see whether the kernel killed it for want of memory: dmesg -T | grep -i 'out of memory'."
-    return _LAST_REMEDIES.get(Outcome(outcome), "") if outcome in list(Outcome) else ""
+def advice_on_row(outcome: str, rule: str) -> str:
+    """What a person can look at first where a row has no vector, by how the attempts at it failed; `rule` may be ""."""
+    by_outcome = _LAST_REMEDIES.get(Outcome(outcome), "") if outcome in list(Outcome) else ""
+    return _OF_RULES.get(rule, by_outcome)
 
 
 _OF_RULES = {rule.name: rule.if_ended for rule in RULES if rule.if_ended}

@@ -45,7 +45,7 @@ class Device:
         return f"{self.name or 'GPU'} ({self.uuid[:12]})" if self.uuid else self.name
 
 
-_USE_THE_CPU = "use the CPU (`device: cpu`; `--device cpu` of encode)"
+_USE_THE_CPU = "use the CPU: set device to cpu"
 CPU = Device("cpu")
 
 

@@ -16,7 +16,7 @@ from chunkvisor.events.stages import NO_WORK, STAGES, STOPPING
 from chunkvisor_worker.contract.exits import Outcome
 
 _WINDOW = 48
-"""Commits over which rates are taken: long enough to be calm, short enough to follow a change."""
+"""Commits over which the rates of a live run are taken: long enough to be calm, short enough to follow a change."""
 _LAST_LINES = 5
 
 
@@ -76,6 +76,8 @@ class RunState:
     batch_rows: int = 0
     """Texts in a batch, at most, as of the last `go`."""
     first_go_s: float | None = None
+    kept_s: float = 0.0
+    """When texts of this run were last committed or saved."""
     points: tuple[Point, ...] = ()
     """After its first `go` and after each of the last commits."""
     failed: int = 0
@@ -208,6 +210,7 @@ class RunState:
         if self.first_go_s is not None:  # what was taken over before is not this run's
             output.texts_here += event.texts
             output.tokens_here += event.tokens
+            self.kept_s = self.told_s
             self.saved[_key(event)] = self.saved.get(_key(event), 0) + event.texts
 
     def _commit(self, event: of_attempt.ChunkCommitted, t: float) -> None:
@@ -219,7 +222,7 @@ class RunState:
         output.tokens_here += event.tokens
         self.shares[event.output] = Share(event.chunks_done, event.chunks)
         self.split.pop(_key(event), None)
-        self.chunks_here += 1
+        self.chunks_here, self.kept_s = self.chunks_here + 1, t
         self.texts_per_s, self.eta_s = event.texts_per_s, event.eta_s
         if event.attempt_ok:  # one that was taken apart was put together by no attempt of its own
             self._count(Outcome.COMMITTED)

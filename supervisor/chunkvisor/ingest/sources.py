@@ -195,5 +195,6 @@ def _of_format(path: Path, address: str | None = None) -> SourceFile:
 def unreachable(path: Path, error: OSError) -> Halt:
     """The Halt for a source that cannot be looked at."""
     if isinstance(error, FileNotFoundError):
-        return config_error(f"There is no file {path}.", remedy="Correct the path; it is relative to the config file.")
+        remedy = "Correct the path; in a config, a relative one starts at the config's folder."
+        return config_error(f"There is no file {path}.", remedy=remedy)
     return config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check the path and its permissions.")

@@ -89,8 +89,9 @@ class Metrics(Observer):
         yield "quarantined_rows", what, "output", {name: each.quarantined for name, each in ours.items()}
         rate = state.texts_per_s if state.chunks_here else None
         committed_s = state.points[-1].t if state.chunks_here and state.points else 0.0
-        yield "texts_per_second", "Distinct texts a second, of late.", "", {"": rate or 0.0}
-        what = "Time until all outputs are complete, at the rate of late."
+        what = "Distinct texts a second since this run began to compute, as of its last chunk."
+        yield "texts_per_second", what, "", {"": rate or 0.0}
+        what = "Time until all outputs are complete, at that rate."
         yield "eta_seconds", what, "", {"": state.eta_s or 0.0}
         yield "last_chunk_timestamp_seconds", "When a chunk was committed last.", "", {"": committed_s}
         yield "batch_texts_limit", "Texts in a batch, at most, as of now.", "", {"": state.batch_rows}

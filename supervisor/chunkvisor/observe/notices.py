@@ -22,7 +22,7 @@ from chunkvisor.observe.boundedlines import BoundedLines
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.pace import Pace
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.units import human_time
+from chunkvisor.units import counted, human_time
 
 END_S = 10.0
 """How long the end of a run may take longer for its notices."""
@@ -60,7 +60,7 @@ class Notices(Observer):
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
             case RunEnded() if state.worked:
                 made = ((name, each.rows) for name, each in state.outputs.items() if each.complete and each.distinct)
-                rows = [f"{name}: {count:,} rows" for name, count in made]
+                rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 joined = self._layout.slice is None or rows
                 what = "complete" if joined else f"slice {self._layout.slice} is done"
                 self._send(what, "\n".join([*rows, f"after {human_time(state.told_s - state.began_s)}"]))

@@ -40,15 +40,16 @@ def stage(snapshot: Snapshot) -> str:
 
 
 def closing_line(snapshot: Snapshot) -> str | None:
-    """What a run has done, at its end; None where it has computed nothing."""
-    if not snapshot.chunks_here:
-        return None
-    parts = [
-        f"{counted(snapshot.chunks_here, 'chunk')} computed in {human_time(snapshot.elapsed_s)}",
-        *rates(snapshot),
-        snapshot.health.words,
-    ]
-    return ", ".join(parts)
+    """What a run has done, and how far all is where work is left; None where there was nothing to do."""
+    here, parts = snapshot.chunks_here, list[str]()
+    if here:
+        parts.append(f"{counted(here, 'chunk')} encoded in {human_time(snapshot.elapsed_s)}")
+    if found := rates(snapshot):
+        parts.append(f"{', '.join(found)} (start-up not counted)")
+    if snapshot.chunks and snapshot.share < 1:
+        chunks = f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}"
+        parts.append(f"done and kept: {rows_in_words(snapshot)} ({percent(snapshot.share)}), {chunks}")
+    return "; ".join([*parts, snapshot.health.words]) if parts else None
 
 
 def rows_in_words(what: "Snapshot | OutputStatus") -> str:
@@ -57,7 +58,7 @@ def rows_in_words(what: "Snapshot | OutputStatus") -> str:
 
 
 def rates(snapshot: Snapshot) -> list[str]:
-    """Rows and tokens a second, where they are known."""
+    """Rows and tokens a second, where they are known; see `Snapshot.rows_per_s`."""
     found = []
     if snapshot.rows_per_s:
         found.append(f"{figure(snapshot.rows_per_s)} rows/s")

@@ -121,9 +121,9 @@ def _rates(
     if not state.points:
         return None, None
     first = state.points[0]
-    end_s = now_s if state.ending is None and state.workers else state.points[-1].t
+    end_s = now_s if state.ending is None and state.workers else state.kept_s
     if state.ending is not None and state.first_go_s is not None:  # of the whole run
-        first, end_s = Point(state.first_go_s, 0, 0), state.told_s
+        first = Point(state.first_go_s, 0, 0)
     spent_s = end_s - first.t
     new_texts = state.texts_here + texts_under_way - first.texts
     if spent_s <= 0 or new_texts <= 0:

@@ -85,6 +85,8 @@ class Snapshot:
     outputs: tuple[OutputState, ...] = ()
     devices: tuple[DeviceState, ...] = ()
     rows_per_s: float | None = None
+    """Rows encoded, by the time from the first worker's `go` to the last of them; while the run lives, of its last
+    chunks. So the first start of the workers is not in it, and what comes between chunks is."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
     chunks_here: int = 0

@@ -68,7 +68,7 @@ class SliceStatus:
     chunks_done: int
     """Of these."""
     texts_per_s: float | None
-    """Distinct texts a second, as its last commit told."""
+    """Distinct texts a second since it began to compute, as of its last commit."""
     eta_s: float | None
     """Seconds until its share is done; null unless it is at work."""
 
@@ -86,7 +86,8 @@ class Status:
     attempts: dict[str, int]
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
-    """Of the whole run of late; after it, as its last commit told. null = nothing was encoded yet."""
+    """While a run is at work, of its last 48 chunks; after it, of the whole run. The first start of the workers is not
+    counted. null = nothing was encoded yet."""
     eta_s: float | None
     """Seconds until all outputs are complete; null where that is not known, or no run is at work."""
     devices: dict[str, DeviceStatus] = field(default_factory=dict)

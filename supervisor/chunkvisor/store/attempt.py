@@ -41,8 +41,8 @@ def last_log(files: AttemptFiles) -> Path | None:
     return newest_log([*files.folder.glob(f"*/{files.log.name}"), *files.folder.parent.glob(f"*/{files.log.name}")])
 
 
-def log_of(attempts: Path, outcome: str, reason: str) -> Path | None:
-    """The log of the newest failed attempt of an output that ended so; else the newest of all that have one."""
+def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
+    """(rule, log) of the newest failed attempt of an output that ended so; else ("", the newest of all logs)."""
     logs = sorted((_written(log), log) for log in attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"))
     for _, log in reversed(logs[-_SEARCHED:]):
         try:
@@ -50,8 +50,8 @@ def log_of(attempts: Path, outcome: str, reason: str) -> Path | None:
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
-            return log
-    return logs[-1][1] if logs else None
+            return str(verdict.get("rule", "")), log
+    return "", logs[-1][1] if logs else None
 
 
 def newest_log(logs: Iterable[Path]) -> Path | None:

@@ -1,5 +1,6 @@
 """How much disk an output still needs, how much is free, and which errors are those of a disk."""
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -32,6 +33,20 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             f"and {human_bytes(free)} are free",
             remedy="free some space, or choose a workdir on a larger disk; then run again; finished work is kept",
         )
+
+
+def room_in_words(*folders: Path) -> str:
+    """`512.0 KiB are free in /data, 3.2 GiB in /tmp`: each disk once, by the first of the folders that is on it.
+
+    Empty where it cannot be told.
+    """
+    found = dict[int, str]()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            device, free = folder.stat().st_dev, free_bytes(folder)
+            if free is not None and device not in found:
+                found[device] = f"{human_bytes(free)}{' are free' * (not found)} in {folder}"
+    return ", ".join(found.values())
 
 
 def free_bytes(folder: Path) -> int | None:

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS, room_in_words
+from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -39,7 +40,7 @@ def of_start(error: OSError) -> tuple[Outcome, str]:
 
 def refusal(error: OSError, place: Path) -> Halt | None:
     """The Halt for it; `place` is the folder that was worked in. None where it can only be a bug of ours."""
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
         return limit_halt(error)
     if error.errno == errno.EROFS:
@@ -93,15 +94,23 @@ def limit_halt(error: OSError) -> Halt:
     )
 
 
-def disk_halt(error: OSError, workdir: Path) -> Halt:
-    """The end of a run whose own records could not be written or read."""
+def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Halt:
+    """The end of a run that could not write or read a file: that of the error, or one in `place`; of so many bytes."""
+    path = _path_of(error)
+    folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
+    need = f"{human_bytes(need_bytes)} are needed" if need_bytes is not None else ""
     return Halt(
         ExitCode.DISK,
-        f"the disk of {workdir} is full or failing",
-        why=str(error),
-        remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
+        f"the disk of {folder} is full or failing",
+        why="; ".join(filter(None, (str(error), need, room_in_words(folder)))),
+        remedy="free some space there, or choose another folder; then run the same command again; finished work is "
+        "kept",
         see=str(Outcome.DISK_FULL),
     )
+
+
+def _path_of(error: OSError) -> Path | None:
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
 def _forbidden(error: OSError, path: Path) -> Halt:

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
-from chunkvisor.store.disk import DISK_ERRNOS, free_bytes
+from chunkvisor.store.disk import DISK_ERRNOS, room_in_words
 from chunkvisor.supervise.waitteller import WaitTeller
-from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
 _Done = TypeVar("_Done")
@@ -52,11 +51,9 @@ class DiskWait:
 
 
 def _no_room(what: str, place: Path, why: str) -> Halt:
-    free = free_bytes(place)
-    room = f"; {human_bytes(free)} ({free:,} bytes) are free there" if free is not None else ""
     return Halt(
         ExitCode.DISK,
         f"the disk of {place} is full or failing while {what}",
-        why=why + room,
+        why="; ".join(filter(None, (why, room_in_words(place)))),
         remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
     )

@@ -10,10 +10,11 @@ from typing import Any
 
 from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
 from chunkvisor.assemble.badrows import count_of, where_listed
+from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.attempt import last_log, log_of
+from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.units import counted, human_time
@@ -56,20 +57,22 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in listed[:_SHOWN]]
     count = sum(map(count_of, manifests.values()))
     more = f" and {count - _SHOWN:,} more" if count > _SHOWN else ""
-    name, first = listed[0]
     reasons = reasons_of(row for _, row in listed)
-    advice = advice_on_row(reasons[0].outcome, reasons[0].reason)
+    most = reasons[0]
+    name = next(name for name, row in listed if (row["outcome"], row["reason"]) == (most.outcome, most.reason))
+    rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
+    advice = advice_on_row(most.outcome, rule)
     files = [where_listed(layout.output(name), manifest) for name, manifest in manifests.items()]
     return Halt(
         ExitCode.QUARANTINED,
-        f"finished, but {counted(count, 'row')} could not be encoded and {'have' if count > 1 else 'has'} no vector: "
+        f"finished, but {counted(count, 'row')} could not be encoded and {without_vectors(count, manifests)}: "
         + ", ".join(rows)
         + more,
         why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
         remedy=f"{', '.join(map(str, files[:_FILES]))} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"{advice}{' ' * bool(advice)}To try them again: chunkvisor retry {layout.workdir}, then run again. "
         "If you correct the source: run again with --update",
-        log=log_of(layout.output(name).attempts, first["outcome"], first["reason"]),
+        log=log,
         see="quarantine",
     )
 

@@ -1,10 +1,15 @@
 """Judges an attempt whose worker has ended, by what it left."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 from chunkvisor.decide.outcome import STATUS_LOST, judge
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import LateCrash
 from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import gather
+from chunkvisor.store.disk import room_in_words
 from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
@@ -30,4 +35,7 @@ def judged(slot: Slot, returncode: int, output: OutputRun, emit: Emit) -> tuple[
     # With a result, what is wrong is known; without one over its form, no batch of it can be believed.
     if verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT) or slot.task.control:
         return verdict, Salvage()
+    if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
+        room = room_in_words(slot.files.folder, Path(os.environ.get("TMPDIR", "/tmp")))  # noqa: S108 - what is there
+        verdict = replace(verdict, reason="; ".join(filter(None, (verdict.reason, room))))
     return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))

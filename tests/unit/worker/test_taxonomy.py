@@ -647,6 +647,7 @@ def test_real_exception(
         ("", -signal.SIGILL, "illegal-instruction", Outcome.SETUP),
         ("CUDA out of memory", -signal.SIGTERM, "interrupted", Outcome.INTERRUPTED),
         ("", -signal.SIGHUP, "interrupted", Outcome.INTERRUPTED),
+        ("Killed\nCUDA out of memory", -signal.SIGKILL, "killed-from-outside", Outcome.CRASHED),
     ],
 )
 def test_log(tail: str, returncode: int, rule: str, outcome: Outcome) -> None:
@@ -662,14 +663,13 @@ def test_log(tail: str, returncode: int, rule: str, outcome: Outcome) -> None:
     ("tail", "returncode"),
     [
         ("CUDA out of memory", 0),
-        ("Killed\nCUDA out of memory", -9),
         ("some text", 1),
         ("ImportError: no flash_attn\nfalling back to sdpa", 1),
         ("", -40),
     ],
 )
 def test_log_that_tells_nothing(tail: str, returncode: int) -> None:
-    """Success, SIGKILL and unknown ends are not guessed at."""
+    """Success and unknown ends are not guessed at."""
     assert diagnose_log(tail, returncode) is None
 
 

@@ -59,8 +59,8 @@ def diagnose(fault: Fault) -> Diagnosis:
 def diagnose_log(tail: str, returncode: int) -> Diagnosis | None:
     """What ended a worker that left no record, by the end of its log and `Popen.returncode`.
 
-    None where they do not tell: for SIGKILL, for a plain exit without a known text, and for success. Texts go before
-    return codes, since an abort says less than the reason that was printed before it.
+    None where they do not tell: for a plain exit without a known text, and for success. Texts go before return codes,
+    since an abort says less than the reason that was printed before it.
     """
     if returncode == 0:
         return None

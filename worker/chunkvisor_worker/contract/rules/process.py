@@ -1,10 +1,10 @@
 """Ends of a worker that show in its return code or its log alone, and faults that no other rule knows.
 
-SIGKILL (-9) has no rule: the kernel's OOM killer, our own kill and a person's look alike, so the supervisor asks the
-counters of the cgroup and itself.
+SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it comes to the rules, the
+supervisor asks the counters of the cgroup and itself.
 """
 
-from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGSEGV, SIGTERM
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import (
@@ -37,6 +37,17 @@ INTERRUPTION_RULES: tuple[Rule, ...] = (
 """Apart, since they go first: what fails while a worker is being stopped is no fault."""
 
 PROCESS_RULES: tuple[Rule, ...] = (
+    crashed(
+        "killed-from-outside",
+        "The kernel (for want of memory), a batch system or a person killed the worker.",
+        "Nothing while the run goes on: the chunk is tried again, then in halves.",
+        returncodes=(-SIGKILL,),
+        # No text and no package kills from outside: before the first batch it is the machine's matter.
+        exit_code=MACHINE,
+        hints=SMALLER_BATCH | NEW_PROCESS | ROW,
+        if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory'. Look at the limits of the "
+        "container or the batch system as well.",
+    ),
     misconfigured(
         "worker-not-started",
         "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
