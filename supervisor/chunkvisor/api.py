@@ -117,10 +117,10 @@ def encode(
     are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
     With `workdir` the array is mapped from a file there, read-only, the work survives any end, and the same call goes
-    on; without, the folder is a temporary one and the array in memory. With `update` the texts may be others than
-    before, and only new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts.
-    `device` is cuda (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal and
-    in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, such as
+    on; without, all is temporary and the array in memory. With `update` the texts may be others than before, and only
+    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
+    (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal and in a notebook;
+    the logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, such as
     "recovery.attempts=5"; `stop_after` and `on_event` are as in `run`. Relative paths start in the current folder,
     where a plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning. Raises what `run`
     does.
