@@ -193,7 +193,7 @@ def test_cut_anew(tmp_path: Path, before: int | None, after: int | None) -> None
     place = finished(tmp_path / "place", outputs__out__shards=before)
     calls = len(place.calls())
     override = f"outputs.out.shards={json.dumps(after)}"
-    for words in ("cutting its rows anew", "complete already"):
+    for words in ("dividing its rows again", "complete already"):
         ended = place.run_here("--set", override)
         assert ended.returncode == 0, ended.stderr
         assert words in ended.stderr

@@ -62,10 +62,12 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
         try:
             item = parse(text)
         except ValueError as error:
-            place = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            what = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
             raise input_error(
                 file.path,
-                f"malformed JSON: {place}.",
+                f"malformed JSON: {what}.",
                 line=number,
                 remedy="Each line must be one whole JSON object; an array or an indented file must be converted, "
                 "e.g. jq -c '.[]'",

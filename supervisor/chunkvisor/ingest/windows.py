@@ -42,9 +42,13 @@ class WindowCutter:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=for_tokenizer()
             )
-        if (refused := self._answer()) is not None:
-            self._process.kill()
-            raise config_error(f"encode.long is windows, and {refused}", remedy="write another encode.overlap or long")
+        with contextlib.ExitStack() as stack:
+            stack.push(self.__exit__)  # unless it can be used
+            if (refused := self._answer()) is not None:
+                raise config_error(
+                    f"encode.long is windows, and {refused}", remedy="write another encode.overlap or long"
+                )
+            stack.pop_all()
 
     def __enter__(self) -> "WindowCutter":
         return self

@@ -57,7 +57,7 @@ CASES = [
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: malformed JSON: Expecting value at character 11."),
     ("a.jsonl", b'{"text": "a"}\n{"text": "b"} x\n', "a.jsonl, line 2: malformed JSON: Extra data at character 15."),
     ("a.jsonl", b'{"text": "a", "n": NaN}\n', "a.jsonl, line 1: malformed JSON: NaN is no JSON value."),
-    ("a.jsonl", b'{"text": "a\tb"}\n', "a.jsonl, line 1: malformed JSON: Invalid control character at"),
+    ("a.jsonl", b'{"text": "a\tb"}\n', "a.jsonl, line 1: malformed JSON: Invalid control character at character 12."),
     ("a.jsonl", b'["text"]\n', "a.jsonl, line 1: the line is JSON, but no object."),
     ("a.jsonl", b'[\n{"text": "a"}\n]\n', "a.jsonl, line 1: malformed JSON"),
     ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n', "a.jsonl, line 2: the line is blank, and rows follow."),
