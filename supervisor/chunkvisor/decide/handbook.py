@@ -52,7 +52,7 @@ ENTRIES: dict[str, Entry] = {
     Outcome.HARDWARE_FAULT: Entry(
         "the GPU itself is faulty or gone",
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory errors.",
-        "The GPU is left out and the others go on. Without another one the run ends with 69.",
+        "The GPU is left out, and the run continues on the others. Without another one it ends with 69.",
         "Reset the GPU (`nvidia-smi -r`), reboot, or replace it. Then run the same command again.",
     ),
     Outcome.GPU_BUSY: Entry(

@@ -196,7 +196,7 @@ class Quarantined(Event):
     reason: str = ""
 
 
-@event("{output} chunk {chunk} is given up for this run, the next run tries it again: {reason}", Severity.LOSS)
+@event("{output} chunk {chunk} is set aside; the next run tries it again: {reason}", Severity.LOSS)
 class ChunkSetAside(ChunkEvent):
     reason: str = ""
 
