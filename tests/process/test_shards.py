@@ -197,7 +197,7 @@ def test_cut_anew(tmp_path: Path, before: int | None, after: int | None) -> None
         ended = place.run_here("--set", override)
         assert ended.returncode == 0, ended.stderr
         assert words in ended.stderr
-        assert ("cutting" in ended.stderr) == (words != "complete already")
+        assert ("dividing" in ended.stderr) == (words != "complete already")
         found = place.vectors() if after is None else joined(place)
         np.testing.assert_array_equal(found, expected(TEXTS))
     assert len(place.calls()) == calls
