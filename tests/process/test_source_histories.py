@@ -195,7 +195,7 @@ class History:
         assert set(counts) <= asked
         if self._is_exact:
             assert self._texts - self._known <= set(counts) <= asked - self._sure, sorted(counts)
-        # In a chunk that was under way, what was not saved yet is encoded once more; so is what became rounded meanwhile.
+        # In a chunk that was under way, what was not saved yet is encoded once more; so is what was rounded since.
         assert counts.total() - len(counts) <= kills * self._size or not self._is_exact, counts
         assert max(counts.values(), default=0) <= 1 + kills + changes_again, counts
         self._known = self._texts if "dtype" not in self.state.output else set()
