@@ -117,12 +117,12 @@ def encode(
     are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
     With `workdir` the array is mapped from a file there, read-only, the work survives any end, and the same call goes
-    on; without, the folder is a temporary one and the array in memory. With `update` the texts may be others than
-    before, and only new ones are encoded. A worker encodes `chunk_size` texts. `progress` shows a bar, by default at a
-    terminal and in a notebook; the logger "chunkvisor" has the news. `set` has keys of the config that are no
-    arguments, such as "recovery.attempts=5"; `stop_after` is as in `run`. Relative paths, such as a `model` folder,
-    start in the current folder; a plug-in `encoder` is looked for there. Texts that cannot be encoded are NaN, and
-    warned of (QuarantineWarning). Raises what `run` raises.
+    on; without, all is temporary and the array in memory. With `update` the texts may be others than before, and only
+    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
+    (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal or in a notebook; the
+    logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, as "recovery.attempts=5";
+    `stop_after` and `on_event` are as in `run`. Relative paths, as of a `model`, start in the current folder, where a
+    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys

@@ -76,13 +76,13 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        __tracebackhide__ = True  # of IPython and pytest: it is not the caller's code
         if problem := problem_of_call(function, args, kwargs):
             raise TypeError(problem)
         try:
             return function(*args, **kwargs)
         except ChunkvisorError as error:
             error.what, error.remedy = _OVERRIDE.sub("set ", error.what), in_python(error.remedy)
+            error.what = _LINE.sub(lambda line: f"texts[{int(line[1]) - 1}]", error.what)
             end: BaseException = error
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
@@ -157,6 +157,8 @@ def in_python(words: str) -> str:
     return _VALUE.sub(lambda given: f'set=["{given[1]}"]', words)
 
 
+_LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
+"""Where a text stands in the file that `encode` has written of those that it was given."""
 _OVERRIDE = re.compile(r"^--set ", re.MULTILINE)
 _KEY = re.compile(r"^(?:(model)\.name|(chunk)\.(?=size)|(?:model|encode)\.)(?=\w*: )", re.MULTILINE)
 

@@ -298,3 +298,13 @@ def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) 
         assert place.run_here().returncode == 0
         assert place.calls()[calls:] == [TEXTS[4:]]
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+def test_a_join_tried_again_leaves_nothing(place: ScriptedWorkplace) -> None:
+    """Where the disk failed as a final's record was synced, the final was begun again, in vain: it is cleared."""
+    assert place.run_here().returncode == 0
+    partial = place.workdir / ".out.npy.partial"
+    partial.write_bytes(bytes(1000))
+    ended = place.run_here()
+    assert (ended.returncode, partial.exists()) == (0, False), ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()

@@ -1,5 +1,6 @@
 """`chunkvisor.encode` and `chunkvisor.run`, as a program calls them."""
 
+import inspect
 import json
 import os
 import pickle
@@ -132,7 +133,7 @@ def test_interrupted_work_goes_on() -> None:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value
     assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (78, "crashed", True)
-    assert "a row cannot be encoded" in error.what
+    assert error.what.endswith("a row cannot be encoded: texts[1]")
     assert str(error).splitlines() == error.lines()
     events: list[str] = []
     vectors = encode(
@@ -230,6 +231,8 @@ def test_help_explains_the_arguments() -> None:
     assert "None = the model's own limit" in doc
     assert "null" not in doc
     assert max(map(len, doc.splitlines())) <= 120
+    arguments = [name for name in inspect.signature(chunkvisor.encode).parameters if name != "texts"]
+    assert [name for name in arguments if f"`{name}`" not in doc and f"- {name}: " not in doc] == []
 
 
 def test_short_tracebacks(tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ def test_refusal_in_words(number: int) -> None:
     assert "events.jsonl" in str(halt)
 
 
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space"), (errno.EIO, "kernel's log")])
+def test_a_disk_that_fails_is_not_full(number: int, words: str) -> None:
+    """Space is asked for where that is what is missing."""
+    halt = refusal(OSError(number, os.strerror(number), "/data/work/events.jsonl"), PLACE)
+    assert halt is not None
+    assert words in halt.remedy
+
+
 def test_refusal_names_the_owner(tmp_path: Path) -> None:
     """Of a file that may not be used, or of the nearest folder above it that can be looked at."""
     halt = refusal(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "no" / "lock")), tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.store.refusal import refusal
 from chunkvisor.units import listed
 
 _MOST_NAMES = 20
@@ -77,16 +78,18 @@ def writing(given: Any, column: str | None, folder: Path) -> Iterator[Callable[[
 def write_texts(given: Any, column: str | None, folder: Path) -> Path:
     """Write the texts under a name made of their digest: equal texts are the same untouched file.
 
-    With `column`, that column of rows or of a table. Raises Halt (78) for what is no text, OSError.
+    With `column`, that column of rows or of a table. Raises Halt: 78 for what is no text, 74 for a full disk; OSError.
+    What the texts themselves raise goes through.
     """
     texts, called = texts_of(given, column), column or getattr(given, "name", None)
     of_column = f" of column {called!r}" if isinstance(called, str) and called else ""
     digest, count = hashlib.sha256(), 0
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
-    partial = Path(name)
+    partial = None
     try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
+        partial = Path(name)
         with open(handle, "wb") as file:
-            for index, text in enumerate(texts):
+            for index, text in enumerate(_told_apart(texts)):
                 place = f"texts[{index}]{of_column}"
                 line = _line(place, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
                 digest.update(line)
@@ -99,9 +102,28 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
         path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
         if not path.exists():
             partial.replace(path)
+    except _TheirsError as theirs:
+        raise theirs.error from None
+    except OSError as error:
+        raise refusal(error, folder) or error from None
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
     return path
+
+
+class _TheirsError(Exception):
+    """What the given texts have raised, which is no fault of our file."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+
+def _told_apart(texts: Iterable[object]) -> Iterator[object]:
+    try:
+        yield from texts
+    except OSError as error:
+        raise _TheirsError(error) from None
 
 
 def _columns_of(given: Any) -> list[str] | None:

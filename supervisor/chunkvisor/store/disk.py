@@ -10,6 +10,7 @@ from chunkvisor.units import human_bytes
 
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
 """Errors of a disk that is full or failing."""
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
@@ -33,6 +34,13 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             f"and {human_bytes(free)} are free",
             remedy="free some space, or choose a workdir on a larger disk; then run again; finished work is kept",
         )
+
+
+def disk_remedy(error: OSError) -> str:
+    """What a person can do about an error of `DISK_ERRNOS`."""
+    if error.errno in _FULL_ERRNOS:
+        return "free some space there, or choose another folder"
+    return "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
 
 
 def room_in_words(*folders: Path) -> str:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS, room_in_words
+from chunkvisor.store.disk import DISK_ERRNOS, disk_remedy, room_in_words
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -103,8 +103,7 @@ def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Hal
         ExitCode.DISK,
         f"the disk of {folder} is full or failing",
         why="; ".join(filter(None, (str(error), need, room_in_words(folder)))),
-        remedy="free some space there, or choose another folder; then run the same command again; finished work is "
-        "kept",
+        remedy=f"{disk_remedy(error)}; then run the same command again; finished work is kept",
         see=str(Outcome.DISK_FULL),
     )
 

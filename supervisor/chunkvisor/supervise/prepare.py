@@ -42,6 +42,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     if begun.complete:
         assert begun.manifest is not None
         drop_before(layout)
+        clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
         # The records of a planned one are about a part of its texts; `retry` does without them.
         mended = 0 if is_planned(layout) else mend_records(layout, begun.manifest, begun.fixed.chunk_size)
         if mended:

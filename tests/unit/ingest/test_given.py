@@ -1,5 +1,6 @@
 """What a program may give as texts: anything that can be iterated, rows, and a column of a table of any library."""
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,19 @@ def test_what_is_refused(tmp_path: Path, given: Any, column: str | None, words: 
         written(given, column, tmp_path)
     assert raised.value.code == 78
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "mkstemp"])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A disk that is full while the texts are written is told in words, with 74, and no file is left."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync" if call == "fsync" else "tempfile.mkstemp", full)
+    with pytest.raises(Halt, match=rf"the disk of {tmp_path} is full or failing") as raised:
+        write_texts(["one"], None, tmp_path)
+    assert (raised.value.code, list(tmp_path.iterdir())) == (74, [])
 
 
 def test_an_iterator_that_fails(tmp_path: Path) -> None:
