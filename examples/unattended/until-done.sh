@@ -4,7 +4,7 @@
 #   tmux new-session -d -s articles './until-done.sh articles.yaml'
 #   nohup ./until-done.sh articles.yaml > articles.log 2>&1 < /dev/null &
 #
-# SIGTERM and SIGINT go on to the run, which finishes or saves the chunks under way. docs/how-to/unattended.md tells more.
+# SIGTERM and SIGINT go on to the run, which finishes or saves the chunks under way. docs/how-to/unattended.md says more.
 
 set -u
 config=${1:?"usage: until-done.sh CONFIG"}

@@ -62,17 +62,17 @@ def run(
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> Report:
-    """Run the job of a config, as `chunkvisor run` does; the same call again goes on after any end.
+    """Run the job of a config, as `chunkvisor run` does; however it ended, the same call again continues it.
 
-    `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a workdir of its own,
+    `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a separate workdir,
     `<workdir>-first-<max_rows>`. With `update` changed sources are taken as they are now, and only new texts are
-    encoded. `stop_after`, in seconds or as "3h", is the time within which the run is over, with code 75 where work is
-    left. `progress` shows a bar; by default at a terminal and in a notebook, unless `on_event` is given, which hears
-    what happens; `chunkvisor.observe.console.Console()` there prints the lines of the command. Rows that cannot be
-    encoded are NaN, listed in the report, and warned of (QuarantineWarning).
+    encoded. `stop_after`, in seconds or as "3h", ends the run within that time, with code 75 if work is left.
+    `progress` shows a bar; by default in a terminal and in a notebook, unless `on_event` is given, which gets each
+    event; `on_event=chunkvisor.observe.console.Console()` prints what the command prints. Rows that cannot be encoded
+    are NaN (zeros or null in some forms), listed in the report, and warned of (QuarantineWarning).
 
-    Raises ChunkvisorError with the words and the code of the command; KeyboardInterrupt after SIGINT, once the chunks
-    under way are done. Outside the main thread signals are not caught.
+    Raises ChunkvisorError with the message and the code of the command; KeyboardInterrupt after SIGINT, once the
+    chunks under way are done. Outside the main thread signals are not caught.
     """
     loaded = load(Path(config_path), tuple(set))
     if max_rows is not None:
@@ -113,16 +113,16 @@ def encode(
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
     Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
-    an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, that column is taken of rows that
-    are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
+    an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, the texts are that column of rows
+    that are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
 
-    With `workdir` the array is mapped from a file there, read-only, the work survives any end, and the same call goes
-    on; without, all is temporary and the array in memory. With `update` the texts may be others than before, and only
+    With `workdir` the array is mapped from a file there, read-only; the work is kept, and the same call continues it.
+    Without, all is temporary and the array in memory. With `update` the texts may differ from those before, and only
     new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
-    (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default at a terminal or in a notebook; the
-    logger "chunkvisor" has the news. `set` has keys of the config that are no arguments, as "recovery.attempts=5";
-    `stop_after` and `on_event` are as in `run`. Relative paths start in the current folder, where a plug-in `encoder`
-    is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
+    (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default in a terminal or a notebook; the
+    logger "chunkvisor" gets the news. `set` has keys of the config that are not arguments, as "recovery.attempts=5";
+    `stop_after` and `on_event` are as in `run`. Relative paths, as of a `model`, start in the current folder, where a
+    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys

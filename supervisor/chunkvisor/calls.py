@@ -26,7 +26,7 @@ _HANGING: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  ", "
 _ALWAYS_NUMPY = "leave it out: a NumPy array comes back"
 _HUB_ACCESS = "set HF_TOKEN in the environment, or run `hf auth login` once"
 _HUB_CACHE = "set HF_HOME in the environment, where models are downloaded to"
-_GOES_ON = "leave it out: the same call goes on where the last one ended"
+_GOES_ON = "leave it out: the same call continues where the last one ended"
 
 _SAME = {
     "normalize_embeddings": "normalize",

@@ -79,7 +79,7 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     assert set(used_devices(workplace)) == set(range(8))
     (dropped,) = workplace.named("device_dropped")
     assert dropped["device"] == "Null B (GPU-41f00000)"
-    assert "Null B (GPU-41f00000) is not used any more, 7 devices left: the GPU has fallen off the bus" in ended.stderr
+    assert "Null B (GPU-41f00000) is left out, 7 devices left: the GPU has fallen off the bus" in ended.stderr
 
     tried = batches_by_device(workplace)
     assert set().union(*(tried[number] for number in range(8) if sizes[number] != small)) == {64}

@@ -60,7 +60,7 @@ def test_a_dying_gpu_is_left_out(gpus: Workplace) -> None:
     ended = gpus.run()
 
     assert ended.returncode == 0, ended.stderr
-    assert "is not used any more, 7 devices left" in ended.stderr
+    assert "is left out, 7 devices left" in ended.stderr
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace) -> None:
     ended = gpus.run()
 
     assert ended.returncode == 0, ended.stderr
-    assert "is not used any more, 1 device left" in ended.stderr
+    assert "is left out, 1 device left" in ended.stderr
     attempts = gpus.status()["attempts"]
     assert sum(attempts.values()) - attempts["committed"] <= 3
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))

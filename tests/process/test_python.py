@@ -199,7 +199,7 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
         ({"norm": True}, "norm: did you mean normalize?"),
         ({"stall_timeout": 5}, 'stall_timeout: write set=["recovery.stall_timeout=…"]'),
         ({"quux": 5}, r"quux: help(chunkvisor.encode) shows those it has"),
-        ({"precision": "int8", "resume": True}, "resume: leave it out: the same call goes on"),
+        ({"precision": "int8", "resume": True}, "resume: leave it out: the same call continues"),
     ],
     ids=str,
 )
@@ -220,7 +220,7 @@ def test_arguments_that_are_missing() -> None:
     call = chunkvisor.run
     with pytest.raises(TypeError, match=r"^chunkvisor.run needs config_path=…: the path of a YAML config"):
         call()
-    with pytest.raises(TypeError, match=r"resume: leave it out: the same call goes on"):
+    with pytest.raises(TypeError, match=r"resume: leave it out: the same call continues"):
         call("config.yaml", resume=True)
 
 

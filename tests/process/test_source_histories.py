@@ -37,6 +37,7 @@ class History:
         self.place = ScriptedWorkplace.make(folder / "place", [])
         (self.place.folder / "signed.py").write_text(SIGNED)
         self.state = with_rows(rows, self._form({}))
+        self.first = self.state
         self.before: State | None = None
         """Finished before."""
         self._known = self._sure = set[str]()
@@ -194,8 +195,9 @@ class History:
         assert set(counts) <= asked
         if self._is_exact:
             assert self._texts - self._known <= set(counts) <= asked - self._sure, sorted(counts)
-        # In a chunk that was under way, what was not saved yet is encoded once more.
-        assert counts.total() - len(counts) <= kills * self._size, counts
+        # In a chunk that was under way, what was not saved yet is encoded once more; so is what was rounded since.
+        assert counts.total() - len(counts) <= kills * self._size or not self._is_exact, counts
+        assert max(counts.values(), default=0) <= 1 + kills + changes_again, counts
         self._known = self._texts if "dtype" not in self.state.output else set()
         self.before = self.state
         again = self.place.run_here(*self.options)
@@ -218,7 +220,7 @@ def play(folder: Path, kind: str, chance: random.Random, steps: int) -> None:
             history.change()
             history.play(kills=chance.choice([0, 1, 1, 2]), changes_again=chance.random() < 0.2)
     except BaseException:
-        print(kind, history.combined, *history.said, sep="\n")
+        print(kind, history.combined, history.first, *history.said, sep="\n")
         raise
 
 

@@ -212,12 +212,12 @@ def test_slurm_job_that_is_cancelled(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("codes", "tries", "code", "calls"),
-    [("75 75 0", "20", 0, 3), ("75", "2", 75, 2), ("78", "20", 78, 1), ("75 3", "20", 3, 2)],
+    [("75 75 0", "20", 0, 3), ("137 0", "20", 0, 2), ("75", "2", 75, 2), ("78", "20", 78, 1), ("75 3", "20", 3, 2)],
 )
 def test_loop_tries_again_after_a_passing_cause(
     service: Service, codes: str, tries: str, code: int, calls: int
 ) -> None:
-    """The loop goes on after 75, a number of times, and ends with the code of the last run."""
+    """After 75, or a kill of the run itself, it is run again, so many times; the end is that of the last run."""
     ended = service.call(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0")
     assert ended.returncode == code, ended.stderr
     assert service.lines("calls") == ["run a b.yaml"] * calls

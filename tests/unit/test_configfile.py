@@ -105,6 +105,10 @@ def test_one_key_of_the_starter_can_be_uncommented(folder: Path) -> None:
         ("env: {A: yes}", "5: env.A: yes is not text that an environment variable can hold; text needs quotes here"),
         ("env: {A-: x}", "5: env.A-: this is not a name for an environment variable"),
         ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: the value is not text that an environment variable can hold"),
+        (
+            "metrics: {textfile: figures.txt}",
+            "5: metrics.textfile: must end in .prom: node_exporter reads no other file",
+        ),
         ("workers:\n\n  start: cold", '7: workers.start: "cold" is not "fresh", "warm" or "auto"'),
         ("chunk: {size: !!int x}", "5: `x` cannot be read as int"),
         ("chunk: !!python/object:os.system {}", "5: the tag `!!python/object:os.system` has no place in a config"),

@@ -11,7 +11,7 @@ import pytest
 from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.finalfiles import all_partials, parts_of, place_of
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.form import FORM_KEYS, Form, form_of
+from chunkvisor.assemble.form import FORM_KEYS, Form, form_of, without_vectors
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import publish_manifest, read_finished
 from chunkvisor.assemble.newmanifest import describe_files
@@ -37,6 +37,21 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     made[:, 0], made[1] = 0.25, 0
     made[:, -1] *= 1e-4
     return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "manifests", "words"),
+    [
+        (1, {"a": {}}, "has no vector (in its place: NaN)"),
+        (2, {"a": {"dtype": "float16"}, "b": {}}, "have no vector (in their place: NaN)"),
+        (2, {"a": {"dtype": "ubinary"}}, "have no vector (in their place: zeros)"),
+        (9, {"a": {"format": "parquet", "dtype": "int8"}}, "have no vector (in their place: null)"),
+        (2, {"a": {}, "b": {"dtype": "int8"}}, "have no vector (in their place: NaN in a, zeros in b)"),
+    ],
+)
+def test_what_stands_in_a_lost_row(rows: int, manifests: dict[str, dict[str, str]], words: str) -> None:
+    """It is said by format and dtype, and by output where that differs."""
+    assert without_vectors(rows, manifests) == words
 
 
 @pytest.mark.parametrize("dimension", [8, 21])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
+from chunkvisor.store.disk import room_in_words
 from chunkvisor.store.refusal import of_start, refusal
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -36,6 +37,24 @@ def test_refusal_in_words(number: int) -> None:
     assert words in halt.what
     assert halt.remedy
     assert "events.jsonl" in str(halt)
+
+
+def test_the_disk_of_the_file_is_named(tmp_path: Path) -> None:
+    """The folder that is full may be another one than that of the work, and how much is free there is said."""
+    elsewhere, work = tmp_path / "tmp", tmp_path / "work"
+    elsewhere.mkdir()
+    halt = refusal(OSError(errno.ENOSPC, "No space left on device", str(elsewhere / "x")), work)
+    assert halt is not None
+    assert halt.what == f"the disk of {elsewhere} is full or failing"
+    assert halt.why.endswith(f" are free in {elsewhere}")
+
+
+def test_each_disk_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first of the folders on it; one that is not there says nothing."""
+    monkeypatch.setattr("chunkvisor.store.disk.free_bytes", lambda _: 512)
+    (tmp_path / "sub").mkdir()
+    assert room_in_words(tmp_path / "none", tmp_path, tmp_path / "sub") == f"512 B are free in {tmp_path}"
+    assert room_in_words(tmp_path / "none") == ""
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space"), (errno.EIO, "kernel's log")])

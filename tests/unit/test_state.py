@@ -238,8 +238,8 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
         ([FAILED, FAILED], 0, Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
         ([FAILED, BAD], 0, Severity.LOSS, "1 text could not be encoded and will have no vector"),
         ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 text could not be encoded and got no vector"),
-        ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk given up for now"),
-        ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device not used any more"),
+        ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk set aside"),
+        ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device left out"),
         (
             [(125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})],
             0,

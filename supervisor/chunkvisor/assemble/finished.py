@@ -52,7 +52,7 @@ def keep_finished(
             if not form_of(manifest).can_become(as_asked):
                 _forget_rounded(layout, manifest, as_asked)
                 return None
-            emit(Note(f"{layout.name}: cutting its rows anew, into {as_asked}"))
+            emit(Note(f"{layout.name}: dividing its rows again, into {as_asked}"))
             try:
                 manifest = _reform_finished(layout, manifest, as_asked, on_block)
             except BadVectorsError:
@@ -86,7 +86,7 @@ def _forget_rounded(layout: OutputLayout, manifest: dict[str, Any], asked: Form)
         raise config_error(
             f"output {layout.name} is complete in {there}, and {asked.dtype} cannot be made of that",
             why="what is rounded cannot be made exact again, and the chunk files are not kept",
-            remedy=f"write dtype: {there}, or encode it once more: --from-scratch (what is there stays until then)",
+            remedy=f"write dtype: {there}, or encode it again: --from-scratch (the file stays until then)",
         )
     layout.done.unlink(missing_ok=True)
     layout.manifest.unlink(missing_ok=True)

@@ -139,7 +139,7 @@ def _send(files: Any, sent: Sent, address: str) -> None:
         raise Halt(
             ExitCode.DISK,
             f"{sent.path} is not what its manifest says, and is not uploaded",
-            remedy="`chunkvisor verify` says more; move the file away, and the next run makes it anew",
+            remedy="`chunkvisor verify` says more; move the file away, and the next run makes it again",
         )
     if digest_there(files, address) != sent.content.digest:
         raise ConnectionError(f"{address} is not what was sent")

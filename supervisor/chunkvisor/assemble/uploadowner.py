@@ -112,5 +112,5 @@ def refusal(address: str, names: Sequence[str]) -> Halt:
     """To replace the files of these names."""
     return config_error(
         f"{address} has files that this workdir has not put there, and that would be replaced: {listed(names, _NAMED)}",
-        remedy="Choose another address for upload, or remove them there if nobody needs them.",
+        remedy="Choose another address for upload, or remove them there if they are not needed.",
     )

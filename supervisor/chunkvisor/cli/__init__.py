@@ -37,10 +37,10 @@ _MODULES = {
 
 
 _MEANT = {
-    "--resume": "`chunkvisor run CONFIG` goes on by itself where the last run ended.",
-    "--continue": "`chunkvisor run CONFIG` goes on by itself where the last run ended.",
-    "--restart": "`chunkvisor run CONFIG` goes on where the last run ended; --from-scratch begins anew.",
-    "--force": "`chunkvisor run CONFIG --from-scratch` begins anew.",
+    "--resume": "`chunkvisor run CONFIG` continues by itself where the last run ended.",
+    "--continue": "`chunkvisor run CONFIG` continues by itself where the last run ended.",
+    "--restart": "`chunkvisor run CONFIG` continues where the last run ended; --from-scratch starts over.",
+    "--force": "`chunkvisor run CONFIG --from-scratch` starts over.",
     "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",
     "--limit": "`chunkvisor run CONFIG --max-rows N` tries the first rows.",
     "--batch-size": "`--set encode.batch_size=N` sets it for this run.",
@@ -81,11 +81,11 @@ def _with_marks(command: _Command) -> _Command:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkvisor")
 def cli() -> None:
-    r"""Embed the texts of large files, and finish the job: after a crash or a kill the same command goes on.
+    r"""Embed the texts of large files, and finish the job, whatever happens on the way.
 
     \b
     chunkvisor init               write a starter config
-    chunkvisor run config.yaml    do the job; the same command again goes on
+    chunkvisor run config.yaml    do the job; run it again after any stop, and it continues
     chunkvisor status WORKDIR     how far it is
     """
 

@@ -34,8 +34,8 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
     r"""Encode some finished rows of CONFIG again, and compare.
 
     It finds vectors that are wrong. Each row is encoded alone, in float32 and in a new process. Vectors that differ by
-    more than rounding are named, and the exit code is 3. The workdir may stand in place of CONFIG. With a plug-in
-    encoder, give the config: its folder is where the plug-in is found.
+    more than rounding are named, and the exit code is 3. You may give the workdir instead of CONFIG, except
+    with a plug-in encoder, which is looked for beside the config.
 
     \b
     Example: chunkvisor audit embeddings.yaml --rows 500
@@ -63,7 +63,7 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
             ExitCode.QUARANTINED,
             f"{differing:,} of {sum(len(each.rows) for each in found):,} vectors differ from those computed now",
             why=_why(found),
-            remedy="encode the outputs anew: chunkvisor run CONFIG --from-scratch; if they differ again, run "
+            remedy="encode the outputs again: chunkvisor run CONFIG --from-scratch; if they differ again, run "
             "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",
         )
 

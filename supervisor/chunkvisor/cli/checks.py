@@ -51,8 +51,8 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 def doctor(config: Path | None, as_json: bool) -> None:
     r"""Check whether this machine can do the job.
 
-    It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it at sources, device,
-    folders and model as well, and a worker encodes a few words.
+    It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it also at sources,
+    device, folders and model, and a worker encodes a few words.
 
     \b
     Example: chunkvisor doctor embeddings.yaml

@@ -41,7 +41,7 @@ def init(path: Path) -> None:
     path_in_words = shlex.quote(str(target))
     say(f"{target} written. Put your model, source and column into it, then:")
     say(f"  chunkvisor doctor {path_in_words}    can this machine do it?")
-    say(f"  chunkvisor run {path_in_words}       do it; the same command again goes on after any end")
+    say(f"  chunkvisor run {path_in_words}       do it; run it again to continue")
 
 
 def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -53,10 +53,10 @@ def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str
 @click.command("explain")
 @click.argument("name", required=False, shell_complete=_complete_name)
 def explain(name: str | None) -> None:
-    r"""Explain a failure by the NAME that a run has told.
+    r"""Explain a failure, by the NAME that a run gave it.
 
-    It says what happened, what a run does by itself, and what is left to do. NAME is what the last lines of a run have
-    after `see:`. Without NAME: list them all.
+    It says what happened, what a run does by itself, and what you can do. The last lines of a run have NAME after
+    `see:`. Without NAME: list all names.
 
     \b
     Example: chunkvisor explain gpu_oom

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     r"""Show how far the run in WORKDIR is.
 
-    It works while the run goes on and after its end. The config may stand in place of WORKDIR.
+    It works during a run and after it. You may give the config instead of WORKDIR.
 
     \b
     Example: chunkvisor status --watch cache/embeddings
@@ -68,12 +68,12 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 @click.command("report")
 @workdir_argument()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without."
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without -o."
 )
 def report(workdir: Path, output: Path | None) -> None:
     r"""Write a report about the run in WORKDIR, as one HTML page.
 
-    It has plots and needs no network. It may be written while the run goes on. The config may stand in place of
+    The page has plots and needs no network. It can be written during a run. You may give the config instead of
     WORKDIR.
 
     \b
@@ -102,7 +102,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
     It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. It also says which outputs
     are not complete yet; that alone does not change the exit code, which is 0 where all files are as they were written,
-    and 74 where one is not. The config may stand in place of WORKDIR.
+    and 74 where one is not. You may give the config instead of WORKDIR.
 
     \b
     Example: chunkvisor verify cache/embeddings
@@ -138,7 +138,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
 def _how_to_repair(needless: int, bad: int) -> str:
     """`needless` of the bad files are chunk files that no run makes anew."""
-    remedy = "run the same `chunkvisor run` again: it computes the damaged parts anew"
+    remedy = "run the same `chunkvisor run` again: it computes the damaged parts again"
     if needless:
         also = "; remove the chunk files among them: " if needless < bad else "remove them: "
         remedy = (remedy if needless < bad else "") + also
@@ -157,9 +157,9 @@ def _far(output: "OutputStatus") -> str:
 @click.command("retry")
 @workdir_argument()
 def retry(workdir: Path) -> None:
-    r"""Have the next run try rows without a vector again.
+    r"""Let the next run try rows without a vector again.
 
-    That run tries only them. The config may stand in place of WORKDIR.
+    That run encodes only these rows. You may give the config instead of WORKDIR.
 
     \b
     Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
@@ -178,7 +178,7 @@ def retry(workdir: Path) -> None:
 def clean(workdir: Path) -> None:
     r"""Remove files that finished outputs in WORKDIR do not need.
 
-    Final files always stay. The config may stand in place of WORKDIR.
+    Final files always stay. You may give the config instead of WORKDIR.
 
     \b
     Example: chunkvisor clean cache/embeddings

@@ -72,9 +72,9 @@ class OutputConfig(Section):
     )
     """Column whose text is encoded; a .txt source has one, called text."""
     skip_blank: values.Flag = False
-    """Blank lines of a .txt source are no rows; row numbers then count the others."""
+    """true = blank lines of a .txt source do not count as rows."""
     where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
-    """SQL condition over the columns; rows for which it does not hold are left out, the others are numbered anew."""
+    """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
     columns: values.Columns = ()
     """Columns that are carried along: in parquet beside the vector, with npy in NAME.rows.parquet."""
     shards: values.Shards = None

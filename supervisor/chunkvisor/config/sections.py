@@ -49,7 +49,7 @@ class EncodeConfig(Section):
     """A text of more tokens than the model reads: cut = its end is dropped; windows = it becomes several rows, one
     vector each, and NAME.rows.parquet says which row and which characters a vector is of."""
     overlap: values.NotNegativeOrAuto = "auto"
-    """Tokens that a window has in common with the one before it; auto = an eighth of a window."""
+    """Tokens that a window shares with the one before it; auto = an eighth of a window."""
 
     @field_validator("prompt_name")
     @classmethod
@@ -99,8 +99,8 @@ class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
     attempts: values.Positive = 3
-    """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory is counted
-    apart."""
+    """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory does not
+    count."""
     min_batch_size: values.Positive = 1
     """Halving after out of memory stops at so many texts."""
     startup_timeout: values.Seconds = 600.0
@@ -111,11 +111,11 @@ class RecoveryConfig(Section):
     """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
     grace: values.Seconds = 25.0
     """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are. Keep
-    it shorter than what follows a SIGTERM where the run is started."""
+    it shorter than the time after which whatever sent the SIGTERM kills the run."""
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
     max_bad_rows: values.NotNegative = 100
-    """With more quarantined rows than this the run ends: then the config is wrong, not the data."""
+    """With more quarantined rows than this the run ends: so many mostly mean that the config is wrong, not the data."""
 
 
 class IngestConfig(Section):

@@ -29,17 +29,17 @@ ENTRIES: dict[str, Entry] = {
     Outcome.COMMITTED: Entry(
         "it is done",
         "The attempt's vectors are verified and part of the output.",
-        "It goes on with the next chunk.",
+        "It continues with the next chunk.",
         "Nothing.",
     ),
     Outcome.GPU_OOM: Entry(
         "the GPU ran out of memory",
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same thing in disguise.",
-        "A new process goes on from the batch that did not fit, with half of it. The smaller batch is kept for texts "
+        "A new process continues at the batch that did not fit, with half of it. The smaller size is kept for texts "
         "of that length and more, in this run and in later ones. Where another process came and took the memory, "
         "chunkvisor waits for it, up to recovery.wait_timeout, and makes no batch smaller.",
-        "Nothing while the run goes on. If it ended the run: take a GPU with more memory, a smaller model.max_length, "
-        "or model.dtype bfloat16 in another workdir.",
+        "Nothing, as long as the run continues. If it ended the run: use a GPU with more memory, a smaller "
+        "model.max_length, or model.dtype bfloat16 in another workdir.",
     ),
     Outcome.DEVICE_FAULT: Entry(
         "the GPU failed in every new process",
@@ -52,20 +52,20 @@ ENTRIES: dict[str, Entry] = {
     Outcome.HARDWARE_FAULT: Entry(
         "the GPU itself is faulty or gone",
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory errors.",
-        "The GPU is left out and the others go on. Without another one the run ends with 69.",
+        "The GPU is left out, and the run continues on the others. Without another one it ends with 69.",
         "Reset the GPU (`nvidia-smi -r`), reboot, or replace it. Then run the same command again.",
     ),
     Outcome.GPU_BUSY: Entry(
         "another process holds the GPU",
         "Somebody else holds the GPU or its memory.",
-        "The run waits up to recovery.wait_timeout, and goes on as soon as there is room. Then it ends with 75.",
+        "The run waits up to recovery.wait_timeout, and continues as soon as there is room. Otherwise it ends with 75.",
         "See who it is with `nvidia-smi`. End that process, wait, or choose another GPU with `device:`.",
     ),
     Outcome.SETUP: Entry(
         "every worker would fail alike",
         "The driver, a package, the model or the config is wrong, so that every worker would fail alike.",
         "The run ends with 78 or 69, unless workers have succeeded before: then it tries again.",
-        "Do what the last words say. `chunkvisor doctor CONFIG` repeats the start of a worker without a run.",
+        "Do what the last lines of the run say. `chunkvisor doctor CONFIG` repeats a worker's start without a run.",
     ),
     Outcome.HOST_OOM: Entry(
         "the machine ran out of memory, threads or open files",
@@ -75,12 +75,11 @@ ENTRIES: dict[str, Entry] = {
     ),
     Outcome.CRASHED: Entry(
         "the worker died",
-        "The worker died, or raised an error that chunkvisor does not know. Killed by SIGKILL without a record, it may "
-        "have been the kernel's out-of-memory killer or a person: both leave no trace.",
+        "The worker died, or raised an error that chunkvisor does not know.",
         "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
         "twice is quarantined. A fault before the first batch is blamed on no text.",
-        "Read the log: its last lines, and the attempt's fault.json beside it, say where. For SIGKILL see `dmesg` and "
-        "the limits of the container or the batch system.",
+        "Read the log: its last lines, and the attempt's fault.json beside it, say where. If it was killed (SIGKILL): "
+        "`chunkvisor explain killed-from-outside`.",
     ),
     Outcome.HUNG: Entry(
         "the worker made no progress",
@@ -92,34 +91,34 @@ ENTRIES: dict[str, Entry] = {
     Outcome.BAD_INPUT: Entry(
         "a text cannot be encoded",
         "A text cannot be encoded by this model.",
-        "The text is quarantined, and all others go on.",
+        "The text is quarantined, and all others are encoded.",
         "Correct the row in the source, or do without its vector.",
     ),
     Outcome.BAD_OUTPUT: Entry(
         "the vectors cannot be used",
-        "Vectors came that are not finite, all zero, of the wrong shape or type; or none came at all.",
-        "They are not taken. The chunk is tried again; a text whose vector is bad again is quarantined.",
-        "model.dtype float32 cures many NaN. `chunkvisor doctor CONFIG` tries the model on a few words.",
+        "The encoder gave vectors that are not finite, all zero, or of the wrong shape or type; or it gave none.",
+        "They are not used. The chunk is tried again; a text whose vector is bad again is quarantined.",
+        "model.dtype float32 often helps against NaN. `chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
     Outcome.DISK_FULL: Entry(
         "the disk is full or failing",
         "The disk is full or failing.",
-        "The run waits for space, up to recovery.wait_timeout. Then it ends with 74; nothing that is done is lost.",
+        "The run waits for space, up to recovery.wait_timeout. Then it ends with 74; finished work is kept.",
         "Free some space, or move the workdir. Then run the same command again.",
     ),
     Outcome.HUB: Entry(
         "the model hub cannot be reached",
         "The model hub cannot be reached, or asks to wait.",
         "The run waits up to recovery.wait_timeout, then ends with 75.",
-        "Check the network and the token (HF_TOKEN), or name a local folder as model.name. A model that was fetched "
-        "once is not asked for again.",
+        "Check the network and the token (HF_TOKEN), or name a local folder as model.name. Once a model is "
+        "downloaded, later runs in the same workdir do not ask the hub.",
     ),
     Outcome.INTERRUPTED: Entry(
         "somebody else ended the worker",
         "Somebody asked the worker to stop.",
-        "Finished batches are kept. If the run itself was stopped, running it again goes on; otherwise the chunk is "
-        "tried again.",
-        "Run the same command again. If nobody of yours did it: see the batch system and the container's limits.",
+        "Finished batches are kept. If the run itself was stopped, run it again to continue; otherwise the chunk "
+        "is tried again.",
+        "Run the same command again. If it was not you: look at the batch system and the container's limits.",
     ),
     Outcome.LOST: Entry(
         "the worker's machine was lost",
@@ -129,10 +128,10 @@ ENTRIES: dict[str, Entry] = {
     ),
     QUARANTINE: Entry(
         "rows have no vector",
-        "Some texts fail alone, again and again. Their rows have no vector: NaN in a float file, zeros in int8 and "
+        "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, zeros in int8 and "
         "ubinary, null in parquet.",
-        "All other rows are complete, and the run ends with 3. More than recovery.max_bad_rows of them end it with 78, "
-        "since that is rarely the texts' fault.",
+        "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "
+        "with 78, since so many are rarely the texts' fault.",
         "The manifest (`<output>.json`) lists each row with its place in the source, the outcome and the reason. To "
         "try them again, with other packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you "
         "correct the source: `chunkvisor run CONFIG --update`.",

@@ -140,7 +140,7 @@ class ChunkCommitted(ChunkEvent):
     attempt_ok: bool = False
     """False where it was put together from parts."""
     texts_per_s: float | None = None
-    """Of late, over all devices."""
+    """Since the run began to compute, over all devices."""
     eta_s: float | None = None
     tokens: int = 0
     """Of the attempt; those of parts are told by their own events."""
@@ -196,7 +196,7 @@ class Quarantined(Event):
     reason: str = ""
 
 
-@event("{output} chunk {chunk} is given up for this run, the next run tries it again: {reason}", Severity.LOSS)
+@event("{output} chunk {chunk} is set aside; the next run tries it again: {reason}", Severity.LOSS)
 class ChunkSetAside(ChunkEvent):
     reason: str = ""
 

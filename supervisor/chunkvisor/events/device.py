@@ -53,7 +53,7 @@ class NodeLost(Event):
     why: str = ""
 
 
-@event("node {node} is not used any more, {left:device} left: {why}", Severity.LOSS)
+@event("node {node} is left out, {left:device} left: {why}", Severity.LOSS)
 class NodeSetAside(Event):
     """A node cannot do the job."""
 
@@ -62,7 +62,7 @@ class NodeSetAside(Event):
     why: str = ""
 
 
-@event("{device} is not used any more, {left:device} left: {why}", Severity.LOSS)
+@event("{device} is left out, {left:device} left: {why}", Severity.LOSS)
 class DeviceDropped(Event):
     device: str
     left: int = 0

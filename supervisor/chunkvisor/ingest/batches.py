@@ -123,7 +123,7 @@ def _refuse_surrogates(file: SourceFile, columns: Iterable[str]) -> None:
             raise input_error(
                 file.path,
                 f"the key {column!r} has a lone surrogate, which SQL cannot name.",
-                remedy="Mend the key in the source, or use column or template.",
+                remedy="Correct the key in the source, or use column or template.",
             ) from None
 
 

@@ -42,7 +42,7 @@ def lines(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple
                         file.path,
                         f"the line is longer than {max_bytes:,} bytes, the most that is read.",
                         line=number,
-                        remedy="Mend or shorten it in the source; most such lines are damage.",
+                        remedy="Correct or shorten it in the source; most such lines are damaged.",
                     )
                 yield number, line
         except _DAMAGE as error:

@@ -81,7 +81,7 @@ def too_large(path: Path, size_bytes: int, *, line: int | None = None, row: int 
         line=line,
         row=row,
         why="No model reads that much; most such rows are damage, such as a quote that is never closed.",
-        remedy="Mend or shorten it in the source, or use sql: left(column, 100000).",
+        remedy="Correct or shorten it in the source, or use sql: left(column, 100000).",
     )
 
 

@@ -82,7 +82,7 @@ def _read_csv(file: SourceFile, columns: Sequence[str], *, skip_blank: bool) -> 
                 file.path,
                 f"the row has {_fields(len(record))}, the header has {width}.",
                 line=line,
-                remedy="Mend the row; a field that holds the delimiter, a quote or a line break needs double quotes.",
+                remedy="Correct the row: a field with a delimiter, a quote or a line break in it needs double quotes.",
             )
         yield line, [record[index] for index in indexes]
 
@@ -102,7 +102,7 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
                     f"the row that starts here is longer than {MAX_RECORD_BYTES:,} bytes, the most that is read.",
                     line=start,
                     why="A quote that is opened in it is probably never closed.",
-                    remedy="Mend the row.",
+                    remedy="Correct the row.",
                 )
             yield decode(file.path, number, line)
 

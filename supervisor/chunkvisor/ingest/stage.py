@@ -173,7 +173,7 @@ def _texts(
                 file.path,
                 f"the text has a lone surrogate, {text[error.start]!r}, at character {error.start + 1}.",  # type: ignore[index] # None encodes
                 why="It is half of a character, which UTF-8 cannot hold.",
-                remedy="Mend it in the source; it mostly comes from a text that was cut in the middle of an emoji.",
+                remedy="Correct it in the source; most come from a text that was cut in the middle of an emoji.",
                 **{unit: place},
             ) from error
         if len(data) > MAX_TEXT_BYTES:

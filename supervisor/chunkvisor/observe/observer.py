@@ -60,4 +60,4 @@ class Observers(Observer):
                     raise
                 self._observers[place] = (Observer(), True)
                 name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
-                say(f"chunkvisor: {name} is left out from now on, the run goes on: {why}", err=True)
+                say(f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True)

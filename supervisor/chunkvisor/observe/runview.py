@@ -186,9 +186,9 @@ def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, 
         lost.append(f"{none} and {'will have' if live else 'got'} no vector")
     if state.set_aside:
         again = "it" if state.set_aside == 1 else "them"
-        lost.append(f"{counted(state.set_aside, 'chunk')} given up for now, the next run tries {again} again")
+        lost.append(f"{counted(state.set_aside, 'chunk')} set aside; the next run tries {again} again")
     if state.dropped:
-        lost.append(f"{counted(state.dropped, 'device')} not used any more")
+        lost.append(f"{counted(state.dropped, 'device')} left out")
     if lost:
         return RunHealth(Severity.LOSS, "; ".join(lost))
     if state.failed:

@@ -70,8 +70,8 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         return Halt(
             ExitCode.DISK,
             f"{path} is gone",
-            why="somebody has removed it while it was needed",
-            remedy="run the same command again: what is missing is made anew",
+            why="it was removed while the run needed it",
+            remedy="run the same command again: it makes what is missing",
         )
     return None
 

@@ -124,7 +124,7 @@ def _read_fixed(layout: OutputLayout) -> Fixed | None:
     if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
         raise config_error(
             f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
-            remedy="restore the file, or begin this config anew by adding --from-scratch",
+            remedy="restore the file, or start this config over by adding --from-scratch",
         )
     return fixed
 

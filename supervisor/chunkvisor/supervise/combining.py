@@ -16,7 +16,7 @@ def combine_finals(config: Config, layout: Layout, emit: Emit, on_block: Callabl
     for name, members in config.combine.items():
         found = {member: read_finished(layout.output(member)) for member in members}
         if lost := [member for member, manifest in found.items() if manifest is None]:
-            raise Halt(ExitCode.TRY_AGAIN, f"{lost[0]} was damaged a moment ago", remedy="run again: it is made anew")
+            raise Halt(ExitCode.TRY_AGAIN, f"{lost[0]} was damaged a moment ago", remedy="run again to make it again")
         whole = [Member(layout.output(member), manifest) for member, manifest in found.items() if manifest is not None]
         place = layout.combined(name)
         manifest, was_there = combine(place, whole, on_block)

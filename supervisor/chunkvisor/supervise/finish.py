@@ -67,7 +67,7 @@ class Finish:
                 ExitCode.TRY_AGAIN,
                 f"{layout.name}: vectors that were to be taken over are not what they were",
                 why=str(error),
-                remedy="run the same command again: it looks them up anew, and encodes what is not found",
+                remedy="run the same command again: it looks them up again, and encodes what it does not find",
             ) from error
         drop_earlier_sides(layout)
         write_sides(layout, manifest)

@@ -46,7 +46,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         # The records of a planned one are about a part of its texts; `retry` does without them.
         mended = 0 if is_planned(layout) else mend_records(layout, begun.manifest, begun.fixed.chunk_size)
         if mended:
-            opening.emit(Note(f"{name}: {counted(mended, 'lost record')} of texts without a vector written anew"))
+            opening.emit(Note(f"{name}: {counted(mended, 'lost record')} of texts without a vector written again"))
         if not config.chunk.keep and layout.chunks.exists() and not begun.manifest["quarantined"]:
             remove_folder(layout.chunks)
         return begun.manifest

@@ -48,9 +48,9 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"{begun.name}: vectors that were to be taken over are not there any more: {problem}",
-                remedy="run once without --slice: it looks them up anew, and keeps what is encoded",
+                remedy="run once without --slice: that looks them up again, and keeps what is encoded",
             )
-        opening.emit(Note(f"{begun.name}: {problem}; its texts are looked up anew"))
+        opening.emit(Note(f"{begun.name}: {problem}; its texts are looked up again"))
         if not is_planned(layout):
             return
         move_on(begun)

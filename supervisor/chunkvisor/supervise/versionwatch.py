@@ -36,7 +36,7 @@ class VersionWatch:
             raise config_error(
                 f"output {self.output} was begun with other versions of its libraries",
                 why=f"{changed}; the config says identity: strict",
-                remedy="install the earlier versions, or begin anew with --from-scratch, or accept the difference: "
+                remedy="install the earlier versions, or start over with --from-scratch, or accept the difference: "
                 "identity: standard; finished work is kept",
             )
         self.notes.note(start, stop, first.versions, now.versions)

@@ -15,7 +15,10 @@ _SMI_CODES = {
     4: ("this user may not ask the driver", "add the user to the group that owns /dev/nvidia*; " + _GIVE_ACCESS),
     6: ("nvidia-smi finds no GPU", _GIVE_ACCESS),
     8: ("a power cable of the GPU is not attached", "attach it"),
-    9: ("the driver is not loaded", "load it: modprobe nvidia; after an update of the kernel, install the driver anew"),
+    9: (
+        "the driver is not loaded",
+        "load it: modprobe nvidia; after a kernel update, install the driver again",
+    ),
     12: ("the library of NVML is missing", "install the driver's libraries; " + _GIVE_ACCESS),
     14: ("the GPU's infoROM is damaged", "have the GPU checked"),
     15: ("a GPU has fallen off the bus", "reboot; if it comes again, have the GPU, its power and its slot checked"),
@@ -24,7 +27,7 @@ _SMI_TEXTS = {
     "version mismatch": ("the driver's libraries and its kernel module are of different versions", _REBOOT),
     "Unknown Error": (
         "the container has lost its access to the GPU",
-        f"create the container anew; on the host: {_REBOOT}",
+        f"create the container again; on the host: {_REBOOT}",
     ),
     "Insufficient Permissions": _SMI_CODES[4],
     "couldn't communicate with the NVIDIA driver": _SMI_CODES[9],
@@ -92,9 +95,7 @@ def _check_nvml(readings: Readings) -> Finding:
         meaning, mend = next(texts, None) or _SMI_CODES.get(smi.returncode, unknown)
         meaning += f" (nvidia-smi: {smi.line})" if smi.line else ""
     report = readings.probe.report
-    blind = (
-        "nobody can see who holds the GPU's memory, and torch up to 2.13 reports running out of it as an NVML assertion"
-    )
+    blind = "who holds the GPU's memory is unknown, and torch up to 2.13 reports running out of it as an NVML assertion"
     if report is not None and report.gpus:
         return Finding("nvml", State.WARNING, f"{meaning}; CUDA works all the same, but {blind}", mend)
     if readings.driver.nodes and not (smi.returncode is None and smi.line) and smi.returncode not in _NO_GPU_CODES:

@@ -18,7 +18,7 @@ from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_lo
 ALLOCATOR_RULE = "allocator-config"
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _INSTALL = "https://pytorch.org/get-started/locally"
-_REINSTALL = f"install torch anew, in a build for this machine: {_INSTALL}"
+_REINSTALL = f"reinstall torch, in a build for this machine: {_INSTALL}"
 _OF_A_RUN = re.compile(
     r"chunk is tried again|run goes on|(?:next|new) worker (?:runs|tries)|bisected|fault\.json|failed tries"
     r"|chunkvisor doctor",

@@ -40,7 +40,7 @@ PROCESS_RULES: tuple[Rule, ...] = (
     crashed(
         "killed-from-outside",
         "The kernel (for want of memory), a batch system, a person or the program itself killed the worker.",
-        "Nothing while the run goes on: the chunk is tried again, then in halves.",
+        "Nothing, as long as the run continues: the chunk is tried again, then in halves.",
         returncodes=(-SIGKILL,),
         # No text and no package kills from outside: before the first batch it is the machine's matter.
         exit_code=MACHINE,
