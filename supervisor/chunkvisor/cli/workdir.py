@@ -107,7 +107,7 @@ def verify(workdir: Path, as_json: bool) -> None:
     \b
     Example: chunkvisor verify cache/embeddings
     """
-    from chunkvisor.commands.verify import unfinished
+    from chunkvisor.commands.verify import how_far
     from chunkvisor.commands.verify import verify as findings_of
 
     good, damaged = 0, []
@@ -118,7 +118,8 @@ def verify(workdir: Path, as_json: bool) -> None:
             damaged.append(finding)
             if not as_json:
                 say(f"{finding.path}: {finding.problem}", err=True)
-    missing = unfinished(workdir)
+    outputs = how_far(workdir)
+    missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
         problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
         keys = ("rows", "rows_done", "chunks", "chunks_done")
@@ -129,9 +130,16 @@ def verify(workdir: Path, as_json: bool) -> None:
         what = f"{len(damaged)} of {counted(good + len(damaged), 'file')} damaged, changed or missing"
         raise Halt(ExitCode.DISK, what, remedy=_how_to_repair(sum(each.needless for each in damaged), len(damaged)))
     if not good:
-        raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run finish some chunks first")
+        raise config_error(
+            f"nothing in {workdir} can be verified yet: no chunk is finished",
+            remedy=f"chunkvisor status {workdir} says how far it is, and how the last run ended",
+        )
     if not as_json:
         say(f"{counted(good, 'file')} checked: {'it is' if good == 1 else 'all are'} intact")
+        for name, output in outputs.items():
+            if output.quarantined:
+                rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
+                say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
         for name, output in missing.items():
             say(f"{name} is not complete: {_far(output)}; run the same `chunkvisor run` again to go on")
 
