@@ -287,13 +287,13 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
 
 
 def test_run_in_which_everything_fails(tmp_path: Path) -> None:
-    """If every worker crashes it is not the texts: dozens of attempts, then exit 75 and the last record in words."""
+    """If every worker crashes it is not the texts: dozens of attempts, then exit 69 and the last record in words."""
     texts = [f"t{number}" for number in range(64)]
     place = few(tmp_path / "place", texts, chunk__size=64, recovery__attempts=3)
     for text in texts:
         place.lay(text, "crash!")
     ended = place.run_here()
-    assert ended.returncode == 75, ended.stderr
+    assert ended.returncode == 69, ended.stderr
     assert len(events_of(place, "attempt_failed", "part_failed")) <= 64
     assert not events_of(place, "quarantined")
     what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()

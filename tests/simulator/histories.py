@@ -457,7 +457,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "not one text was ever encoded, for all crash: no text is blamed, 75",
+        "not one text was ever encoded, for all crash: no text is blamed, 69",
         {"chunks": 1, "size": 2, "attempts": 1},
         """
         join 0 look none       | start 1 on 0: 0..2
@@ -466,7 +466,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 2                | go 2: 32
         crashed 2 1x10         | start 3 on 0: 1..2
         ready 3                | go 3: 32
-        crashed 3 1x10         | halt 75
+        crashed 3 1x10         | halt 69
         """,
     ),
     (

@@ -1,13 +1,18 @@
 """The words with which a run ends, by what its workers met."""
 
+from dataclasses import replace
+
 import pytest
 
 from chunkvisor.commands.explain import explain
 from chunkvisor.config.givenvalues import without_secret
+from chunkvisor.decide.lastwords import code_of_nothing, nothing_encoded
 from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
+from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.oommessage import read_oom
 
 _TAKEN = (
@@ -60,7 +65,53 @@ def test_a_kill_that_ends_the_run_is_told_with_where_to_look() -> None:
     verdict = judge(Evidence(-9))
     assert verdict.see == "killed-from-outside"
     assert "dmesg" in last_remedy(verdict)
-    assert "If the run has ended with it: To see whether it was the kernel" in explain(verdict.see)
+    assert "If the run has ended with it: What is killed writes no log." in explain(verdict.see)
+
+
+_NVML = Fault(
+    Phase.FORWARD,
+    (
+        Cause(
+            "builtins.RuntimeError", (), 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154'
+        ),
+    ),
+    "Traceback (most recent call last):\n"
+    '  File "/opt/chunkvisor_worker/job.py", line 79, in run_and_exit\n    _work()\n'
+    '  File "/home/ann/enc.py", line 4, in encode\n    torch.empty(9)\n'
+    '  File "/venv/lib/python3.12/site-packages/torch/a.py", line 7, in empty\n',
+)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
+    """A GPU's error in a run on the CPU is told with the encoder's own line, and nobody is sent to reboot."""
+    verdict = judge(Evidence(20, fault=_NVML, on_cpu=on_cpu))
+    assert verdict.outcome is Outcome.GPU_OOM
+    halt = nothing_encoded("out", 1500, 8, 6, verdict)
+    assert ("reboot" in halt.remedy) == (not on_cpu)
+    assert ('Look at its code: File "/home/ann/enc.py", line 4, in encode.' in halt.remedy) == on_cpu
+    assert ("the device" in halt.remedy) == (not on_cpu)
+    assert ("in a run on the CPU: RuntimeError: NVML_SUCCESS" in halt.why) == on_cpu
+    assert "0 of 1,500" in halt.what
+
+
+_PLAIN = Verdict(Outcome.CRASHED, "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        (_PLAIN, ExitCode.MACHINE),
+        (replace(_PLAIN, outcome=Outcome.HUNG), ExitCode.MACHINE),
+        (replace(_PLAIN, outcome=Outcome.GPU_OOM, figures=read_oom(_OWN)), ExitCode.MACHINE),
+        (replace(_PLAIN, outcome=Outcome.GPU_OOM, figures=read_oom(_TAKEN)), ExitCode.TRY_AGAIN),
+        (replace(_PLAIN, outcome=Outcome.BAD_OUTPUT), ExitCode.CONFIG),
+    ],
+    ids=["crashed", "hung", "memory-ours", "memory-of-others", "bad-output"],
+)
+def test_a_run_that_encoded_nothing_is_not_started_again(verdict: Verdict, code: ExitCode) -> None:
+    """A loop would repeat it for ever; only what a neighbour holds may be there the next time."""
+    assert code_of_nothing(verdict) is code
 
 
 @pytest.mark.parametrize(

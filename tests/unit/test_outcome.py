@@ -61,7 +61,7 @@ WITHOUT_A_RECORD: dict[str, Row] = {
     "SIGINT": (Evidence(-2), Outcome.INTERRUPTED, "SIGINT"),
     "SIGTERM": (Evidence(-15), Outcome.INTERRUPTED, "SIGTERM"),
     "SIGHUP": (Evidence(-1), Outcome.INTERRUPTED, "SIGHUP"),
-    "SIGKILL": (Evidence(-9), Outcome.CRASHED, "a person killed the worker: ended by SIGKILL"),
+    "SIGKILL": (Evidence(-9), Outcome.CRASHED, "the program itself killed the worker: ended by SIGKILL"),
     "SIGKILL, the log tells of another matter": (Evidence(-9, log_tail=SEGFAULT_LOG), Outcome.CRASHED, "SIGKILL"),
     "SIGKILL by the kernel": (Evidence(-9, oom_kills=1), Outcome.HOST_OOM, "out of memory"),
     "SIGSEGV, the kernel killed another": (Evidence(-11, oom_kills=1), Outcome.CRASHED, "SIGSEGV"),

@@ -5,13 +5,16 @@ import textwrap
 
 from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.decide.remedies import last_remedy
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.decide.verdict import OF_GPUS, Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.handbook import entry
 from chunkvisor_worker.contract.rules import RULES
 
 _WIDTH = 96
+_ON_CPU = (
+    "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error by itself; look at its code."
+)
 
 
 def names() -> list[str]:
@@ -36,6 +39,8 @@ def explain(name: str) -> str:
         if rule.name == wanted:
             last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
             ended = "" if last == rule.remedy else f"\n\n{_wrapped(f'If the run has ended with it: {last}')}"
+            if rule.name in OF_GPUS:
+                ended += f"\n\n{_wrapped(_ON_CPU)}"
             return _plain(entry(rule)) + ended
     outcome = wanted.replace("-", "_")
     if outcome not in ENTRIES:

@@ -73,9 +73,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
         what += f"{bad_rows.limit:,}; the search for more ended with {place}"
         remedy = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. "
         remedy += "If it is the texts, correct them, or raise recovery.max_bad_rows."
-    return Halt(
-        ExitCode.CONFIG, what, why=f"{verdict.outcome}: {verdict.reason}", remedy=remedy, log=log, see=verdict.see
-    )
+    return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, log=log, see=verdict.see)
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:
@@ -83,28 +81,35 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     return Halt(
         ExitCode.CONFIG,
         f"halted at {output}: none of its texts can be encoded",
-        why=f"{last.outcome}: {last.reason}" if last is not None else "",
+        why=last.reason if last is not None else "",
         see=str(last.outcome) if last is not None else "",
         remedy="check the source and the model, and correct what is wrong; then: chunkvisor retry, and run again",
     )
 
 
-def nothing_encoded(output: str, chunk: int, verdict: Verdict) -> Halt:
-    """The end of a run in which texts fail alone, and not one was ever encoded."""
+def nothing_encoded(output: str, texts: int, tried: int, chunk: int, verdict: Verdict) -> Halt:
+    """The end of a run in which texts fail alone, so many of them, and not one was ever encoded."""
+    look_at = "the encoder and the model" if verdict.on_cpu else "the encoder, the model and the device"
     return Halt(
         code_of_nothing(verdict),
-        f"halted at {output}: no text has been encoded so far, and those that were tried alone failed too, "
-        f"the last in chunk {chunk}",
-        why=f"{verdict.outcome}: {verdict.reason}",
-        remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at the encoder, the model and "
-        "the device. Then run the same command again; without a repair it will hardly get further.",
+        f"halted at {output}: no text has been encoded so far (0 of {texts:,}); {counted(tried, 'text')} tried alone "
+        f"failed too, the last in chunk {chunk}",
+        why=verdict.reason,
+        remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at {look_at} (`chunkvisor "
+        "doctor CONFIG` tries them on a few words). Then run the same command again; without a repair it will hardly "
+        "get further.",
         see=verdict.see,
     )
 
 
 def code_of_nothing(verdict: Verdict) -> ExitCode:
-    """With which code a run ends in which no text was ever encoded, whose last failure is this."""
-    return _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.TRY_AGAIN)
+    """With which code a run ends in which no text was ever encoded, whose last failure is this.
+
+    Another run would come to the same, unless it was somebody else who held the memory.
+    """
+    if verdict.others_hold_memory:
+        return _code_of(verdict, ExitCode.TRY_AGAIN)
+    return _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.MACHINE)
 
 
 def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
@@ -112,7 +117,7 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
     return Halt(
         _code_of(verdict, ExitCode.TRY_AGAIN),
         f"halted at {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
-        why=f"{verdict.outcome}: {verdict.reason}",
+        why=verdict.reason,
         remedy=f"{last_remedy(verdict)} No text is the cause. Then run the same command again.",
         see=verdict.see,
     )
@@ -123,7 +128,7 @@ def failing_control(device: str, verdict: Verdict) -> Halt:
     return Halt(
         ExitCode.MACHINE,
         f"{device} cannot encode a text any more that was encoded before",
-        why=f"{verdict.outcome}: {verdict.reason}",
+        why=verdict.reason,
         see=verdict.see,
         remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
     )

@@ -4,11 +4,12 @@ Pure. The same judgement serves a worker that has just ended and an
 attempt that is found at a resume.
 """
 
+import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chunkvisor.decide.verdict import ONE_ROW, Verdict
+from chunkvisor.decide.verdict import OF_GPUS, ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
@@ -51,6 +52,8 @@ class Evidence:
     disk_free_bytes: int | None = None
     limits: Limits = ONE_ROW
     """Batch limits that the attempt ran under."""
+    on_cpu: bool = False
+    """The worker was given no GPU."""
 
 
 STATUS_LOST = 1 << 16
@@ -135,12 +138,23 @@ def _stack_head(log_tail: str) -> str:
     return "; it was at " + ", called from ".join(frames) if found and frames else ""
 
 
+_FRAME = re.compile(r'^ *(File "([^"\n]+)", line \d+, in [^\n]+)', re.MULTILINE)
+_NOT_THEIRS = re.compile(r"/(?:site-packages|dist-packages|chunkvisor_worker|python3\.\d+)/|^<")
+
+
+def _raised_at(traceback: str) -> str:
+    """The last frame of a traceback that is neither a package's nor our worker's: where a person looks first."""
+    theirs = [found[1] for found in _FRAME.finditer(traceback) if not _NOT_THEIRS.search(found[2])]
+    return theirs[-1] if theirs else ""
+
+
 def _diagnosed(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     rule = diagnosis.rule
+    cause = "An error of a GPU, in a run on the CPU" if evidence.on_cpu and rule.name in OF_GPUS else rule.cause
     return _verdict(
         evidence,
         rule.outcome,
-        f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
+        f"{cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else cause,
         remedy=rule.remedy,
         rule=rule.name,
         exit_code=rule.exit_code,
@@ -180,4 +194,6 @@ def _verdict(
         fault.phase if fault else beat.phase if beat else None,
         (fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
         figures,
+        evidence.on_cpu,
+        _raised_at(fault.traceback) if fault else "",
     )

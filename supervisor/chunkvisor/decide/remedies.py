@@ -12,11 +12,17 @@ def last_remedy(verdict: Verdict) -> str:
     A rule's own remedy stands where the rule is about the machine, the config or the world. The others say what
     chunkvisor does next, and there is no next.
     """
+    if verdict.gpu_error_on_cpu:
+        at = f": {verdict.raised_at}" if verdict.raised_at else ""
+        return (
+            "The run is on the CPU (`device: cpu`), so no GPU and no driver is at fault; leave them alone. The encoder "
+            f"raised an error that belongs to a GPU. Look at its code{at}."
+        )
     of_rule = _OF_RULES.get(verdict.rule, "")
     if verdict.exit_code is not None and verdict.remedy and not of_rule:
         return verdict.remedy
     figures = verdict.figures
-    if figures is not None and figures.others_named and figures.others_bytes > figures.ours_bytes:
+    if figures is not None and verdict.others_hold_memory:
         return (
             f"Other processes hold {human_bytes(figures.others_bytes)} of the GPU's {human_bytes(figures.total_bytes)}:"
             " `nvidia-smi` shows which. End them, wait for them, or choose another GPU with `device:`."

@@ -6,12 +6,19 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.oommessage import OomFigures
 from chunkvisor_worker.contract.rule import BEFORE_WORK
-from chunkvisor_worker.contract.rules import RULES
+from chunkvisor_worker.contract.rules import FAMILIES, RULES
 
 ONE_ROW = Limits(rows=1)
 
 _WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
 """Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
+
+OF_GPUS = frozenset(
+    rule.name
+    for family in ("Hardware", "Broken CUDA context", "GPU memory", "Driver and GPU setup")
+    for rule in FAMILIES[family]
+)
+"""Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
 _ON_THE_DEVICE = frozenset(
     {
@@ -49,6 +56,21 @@ class Verdict:
     """Texts that had their vectors before it happened."""
     figures: OomFigures | None = None
     """Of the GPU's memory, where torch's message of running out of it has them."""
+    on_cpu: bool = False
+    """The worker was given no GPU."""
+    raised_at: str = ""
+    """File and line of the last frame outside of packages and of our own worker; empty where there is none."""
+
+    @property
+    def gpu_error_on_cpu(self) -> bool:
+        """Whether it looks like a fault of a GPU, and there was none."""
+        return self.on_cpu and self.rule in OF_GPUS
+
+    @property
+    def others_hold_memory(self) -> bool:
+        """Whether others are seen to hold more of the GPU's memory than this worker did."""
+        figures = self.figures
+        return figures is not None and figures.others_named and figures.others_bytes > figures.ours_bytes
 
     @property
     def see(self) -> str:

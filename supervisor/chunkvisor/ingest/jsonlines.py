@@ -1,8 +1,10 @@
 """JSON lines: one object a line, read as a stream with the line of each; numbers stay as the source writes them."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NoReturn
 
 from chunkvisor.ingest.lines import decode, lines
@@ -56,8 +58,9 @@ def read_jsonl(
 
 def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of each row. Raises Halt (exit 78) for bad input."""
-    parse = _parser()
+    parse, opening = _parser(), b""
     for number, line in _filled_lines(file, skip_blank=skip_blank):
+        opening = opening or line.strip()[:2]
         text = decode(file.path, number, line)
         try:
             item = parse(text)
@@ -69,8 +72,7 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
                 file.path,
                 f"malformed JSON: {what}.",
                 line=number,
-                remedy="Each line must be one whole JSON object; an array or an indented file must be converted, "
-                "e.g. jq -c '.[]'",
+                remedy=_advice(file.path, number, opening),
             ) from error
         except RecursionError as error:
             raise too_deep(file.path, number) from error
@@ -82,6 +84,26 @@ def read_objects(file: SourceFile, *, skip_blank: bool = False) -> Iterator[tupl
                 remedy='Each line must be an object, such as {"text": "..."}.',
             )
         yield number, item
+
+
+def _advice(path: Path, number: int, opening: bytes) -> str:
+    """What to do about a line that is not JSON, by the first characters of the file's first line that is not blank.
+
+    To a file that has one object a line, jq's `.[]` would do harm: it takes the objects apart.
+    """
+    name = shlex.quote(str(path))
+    unpack = {".gz": f"zcat {name} | ", ".zst": f"zstdcat {name} | "}.get(path.suffix.lower(), "")
+    given = "" if unpack else f" {name}"
+    if opening.startswith(b"[") or opening == b"{":
+        items = "'.[]'" if opening.startswith(b"[") else "."
+        return (
+            "Each line must be one whole JSON object. This file is an array or is indented; to convert it: "
+            f"{unpack}jq -c {items}{given} > converted.jsonl"
+        )
+    return (
+        f"Each line must be one whole JSON object. This one seems to be cut off or damaged; to look at it: {unpack}"
+        f"sed -n {number}p{given}. Correct it or fetch the file again, then run the same command again."
+    )
 
 
 def _parser() -> Callable[[str], object]:

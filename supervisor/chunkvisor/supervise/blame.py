@@ -118,7 +118,9 @@ class Blame:
         elif gave_up and nothing_else:
             self._undecided = []
         else:
-            self._say(do.HaltRun(lastwords.nothing_encoded(output.name, last.task.chunk, last.verdict), last.worker))
+            tried = len(self._undecided)
+            halt = lastwords.nothing_encoded(output.name, output.texts, tried, last.task.chunk, last.verdict)
+            self._say(do.HaltRun(halt, last.worker))
 
     def _acquit_on_lost_devices(self) -> None:
         """A device that the run does without can show nothing any more: its texts are tried on another."""

@@ -61,7 +61,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     most = reasons[0]
     name = next(name for name, row in listed if (row["outcome"], row["reason"]) == (most.outcome, most.reason))
     rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
-    advice = advice_on_row(most.outcome, rule)
+    advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
     files = [where_listed(layout.output(name), manifest) for name, manifest in manifests.items()]
     return Halt(
         ExitCode.QUARANTINED,
@@ -70,7 +70,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         + more,
         why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
         remedy=f"{', '.join(map(str, files[:_FILES]))} {'lists' if len(files) == 1 else 'list'} every such row. "
-        f"{advice}{' ' * bool(advice)}To try them again: chunkvisor retry {layout.workdir}, then run again. "
+        f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then run again. "
         "If you correct the source: run again with --update",
         log=log,
         see="quarantine",
@@ -86,7 +86,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     return Halt(
         ExitCode.TRY_AGAIN,
         f"not complete: {names}{more} failed in every try; everything else is done",
-        why=f"{last.verdict.outcome}: {last.verdict.reason}",
+        why=last.verdict.reason,
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last_log(last.files),
         see=last.verdict.see,

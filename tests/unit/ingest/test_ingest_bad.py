@@ -90,6 +90,28 @@ def test_column(tmp_path: Path, stage_here: Stage, name: str, data: bytes, expec
     assert message.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "command"),
+    [
+        ("a.jsonl", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' {path} > converted.jsonl"),
+        ("a.jsonl", b'{\n  "text": "a"\n}\n', "jq -c . {path} > converted.jsonl"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b\n', "sed -n 2p {path}."),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n{"text": "b\n'), "zcat {path} | sed -n 2p."),
+    ],
+    ids=["array", "indented", "damaged", "damaged-gz"],
+)
+def test_malformed_json_is_told_with_what_suits_the_file(
+    tmp_path: Path, stage_here: Stage, name: str, data: bytes, command: str
+) -> None:
+    """Only a file that is an array, or is indented, is to be converted; a damaged line is to be looked at."""
+    path = tmp_path / name
+    path.write_bytes(data)
+
+    _, halt = refusal(stage_here, tmp_path, name, **COLUMN)
+
+    assert command.format(path=path) in halt.remedy
+
+
 def test_missing_column_names_the_nearest(tmp_path: Path, stage_here: Stage) -> None:
     """A mistyped column is answered with the nearest one and all there are, in every format."""
     write_texts(tmp_path / "a.csv", ["x"], column="commit_text")

@@ -39,14 +39,15 @@ INTERRUPTION_RULES: tuple[Rule, ...] = (
 PROCESS_RULES: tuple[Rule, ...] = (
     crashed(
         "killed-from-outside",
-        "The kernel (for want of memory), a batch system or a person killed the worker.",
+        "The kernel (for want of memory), a batch system, a person or the program itself killed the worker.",
         "Nothing, as long as the run continues: the chunk is tried again, then in halves.",
         returncodes=(-SIGKILL,),
         # No text and no package kills from outside: before the first batch it is the machine's matter.
         exit_code=MACHINE,
         hints=SMALLER_BATCH | NEW_PROCESS | ROW,
-        if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory'. Look at the limits of the "
-        "container or the batch system as well.",
+        if_ended="What is killed writes no log. To see whether it was the kernel: dmesg -T | grep -i 'out of memory' "
+        "(it may need root; no line means that it was not). Look at the limits of the container or the batch system as "
+        "well. Where the same texts end it each time, or all do, it is most likely the encoder's own doing.",
     ),
     misconfigured(
         "worker-not-started",
@@ -105,7 +106,7 @@ UNKNOWN_RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "unknown-at-load",
-        "Loading the model failed, before any text was touched; every worker would fail alike.",
+        "The model or the encoder could not be loaded.",
         "Repair what the end of the log names: a file of the model, or the encoder. `chunkvisor doctor CONFIG` repeats "
         "it without a run.",
         Sign(),
