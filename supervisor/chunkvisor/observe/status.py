@@ -168,7 +168,8 @@ def _says_why(run: RunFollower, state: State) -> bool:
     """Whether its last words are worth showing: those of a halt, and of a stop that was amid troubles."""
     if state is State.HALTED:
         return _halted(run)
-    return state is State.STOPPED and run.state.ending is not None and bool(run.state.ending.why)
+    ending = run.state.ending
+    return state is State.STOPPED and ending is not None and ending.code not in _DONE and bool(ending.why)
 
 
 def _read_slice(run: RunFollower) -> SliceStatus:
