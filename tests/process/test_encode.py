@@ -133,7 +133,13 @@ def test_same_command_goes_on(desk: Desk) -> None:
 def test_killed_between_the_two_renames(desk: Desk) -> None:
     """With the manifest in place and the file not yet, the next call puts the file there without computing."""
     assert desk.encode("--column", "text", "--keep").returncode == 0
-    assert desk.state.exists()
+    screen = desk.call("status", str(desk.state)).stdout
+    assert screen.startswith("complete\n")
+    assert f"the file is {desk.out}" in screen
+    for given in (desk.state, desk.out, desk.out.with_suffix(".json")):
+        assert "all are intact" in desk.call("verify", str(given)).stdout
+    refused = desk.call("report", str(desk.out))
+    assert (refused.returncode, "is a finished file" in refused.stderr) == (78, True)
     final = desk.state / "embeddings.npy"
     desk.out.rename(final)
     ended = desk.encode("--column", "text")

@@ -49,6 +49,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "complete": False,
         "distinct_texts": 4,
         "reasons": [],
+        "file": "",
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0

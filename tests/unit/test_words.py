@@ -106,6 +106,20 @@ def test_the_plan(chunks_left: int, rate: float | None, words: str) -> None:
     assert WorkPlanned(2000, 1500, 1000, 4, chunks_left, rate).line == words
 
 
+@pytest.mark.parametrize(
+    ("rows", "left", "words"),
+    [
+        (3020, (20, 1), "to do: 20 of 3,020 rows in 1 chunk"),
+        (4000, (20, 1), "to do: 20 of 3,020 texts in 1 chunk"),
+        (3020, (0, 0), "nothing left to compute: 1 chunk to join"),
+    ],
+)
+def test_the_plan_of_an_update(rows: int, left: tuple[int, int], words: str) -> None:
+    """Where vectors are taken over, it says how many of all are left to encode."""
+    planned = WorkPlanned(rows, 20, left[0], 1, left[1], None, taken=3000)
+    assert planned.line.removesuffix("; a time estimate follows") == words
+
+
 def test_lines_fit_a_terminal() -> None:
     """They are broken between words and indented; a path and a command stay whole."""
     text = "  do:  first this, and then: chunkvisor retry /a/long/path/to/some/workdir, and so on"

@@ -3,6 +3,7 @@
 A final file counts only if its stamp, or its digest, holds.
 """
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -137,6 +138,22 @@ def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     if done is None or not place_of(layout, form_of(done.manifest)).exists():
         return None
     return done.manifest
+
+
+def note_move(layout: OutputLayout, final: Path) -> None:
+    """Note that the final file is about to be moved there, as `chunkvisor encode` does. Raises OSError."""
+    write_sealed(layout.moved, {"final": os.path.relpath(final, layout.workdir)})
+
+
+def read_moved(layout: OutputLayout) -> OutputLayout | None:
+    """Where `chunkvisor encode` has put final file and manifest, if that manifest is there. Raises OSError."""
+    done, note = _unless_damaged(_read_done, layout), _unless_damaged(lambda each: read_sealed(each.moved), layout)
+    if done is None or note is None or layout.final.exists():
+        return None
+    final = Path(os.path.normpath(layout.workdir / str(note["final"])))
+    there = OutputLayout(final.parent, final.stem)
+    manifest = _unless_damaged(read_manifest, there)
+    return there if manifest is not None and manifest["digest"] == done.manifest["digest"] else None
 
 
 def read_done_if_whole(layout: OutputLayout) -> dict[str, Any] | None:

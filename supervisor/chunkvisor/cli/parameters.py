@@ -1,6 +1,7 @@
 """The arguments and options that several commands share, and how a shell completes them, without reading a config."""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ def config_argument(*, required: bool = True) -> Callable[[_Function], _Function
 
 
 def workdir_argument() -> Callable[[_Function], _Function]:
-    """WORKDIR: the folder of a run, or the config that names it."""
+    """WORKDIR: the folder of a run, or the config that names it; of `verify`, also a final file."""
     return click.argument(
         "workdir", type=click.Path(path_type=Path), callback=_named_by_config, shell_complete=_complete_workdir
     )
@@ -99,9 +100,28 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     """The workdir itself, where a config was given in its place. Raises Halt (78) for a file that is no config."""
     if not path.is_file() or ctx.resilient_parsing:
         return path
+    if path.suffix in (".npy", ".parquet", ".json") and _is_final(path, ctx.info_name or ""):
+        return path
     from chunkvisor.config.load import load
 
     return load(path).config.workdir
+
+
+def _is_final(path: Path, command: str) -> bool:
+    """Whether it is a final file, and the command takes one. Raises Halt (78) where it is one, or ends in .npy."""
+    from chunkvisor.commands.verify import is_final
+    from chunkvisor.errors import config_error
+
+    check = f"to check the file: chunkvisor verify {shlex.quote(str(path))}"
+    if is_final(path):
+        if command == "verify":
+            return True
+        what = f"{path} is a finished file; `chunkvisor {command}` takes the folder of a run, or its config"
+        raise config_error(what, remedy=check)
+    if path.suffix == ".npy":
+        beside = f"{path.with_suffix('.json').name}, which describes a file of chunkvisor, is not beside it"
+        raise config_error(f"{path} is neither a folder of a run nor a config", why=beside)
+    return False
 
 
 def _complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:

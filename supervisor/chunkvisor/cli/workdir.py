@@ -102,7 +102,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
     It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. It also says which outputs
     are not complete yet; that alone does not change the exit code, which is 0 where all files are as they were written,
-    and 74 where one is not. You may give the config instead of WORKDIR.
+    and 74 where one is not. You may give the config instead of WORKDIR, or a final file such as OUT.npy.
 
     \b
     Example: chunkvisor verify cache/embeddings
@@ -118,7 +118,7 @@ def verify(workdir: Path, as_json: bool) -> None:
             damaged.append(finding)
             if not as_json:
                 say(f"{finding.path}: {finding.problem}", err=True)
-    missing = unfinished(workdir)
+    missing = {} if workdir.is_file() else unfinished(workdir)
     if as_json:
         problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
         keys = ("rows", "rows_done", "chunks", "chunks_done")
@@ -127,7 +127,8 @@ def verify(workdir: Path, as_json: bool) -> None:
         say(json.dumps({"ok": not damaged, "complete": not missing, **shown}, indent=2))
     if damaged:
         what = f"{len(damaged)} of {counted(good + len(damaged), 'file')} damaged, changed or missing"
-        raise Halt(ExitCode.DISK, what, remedy=_how_to_repair(sum(each.needless for each in damaged), len(damaged)))
+        needless = sum(each.needless for each in damaged)
+        raise Halt(ExitCode.DISK, what, remedy=_how_to_repair(workdir, needless, len(damaged)))
     if not good:
         raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run finish some chunks first")
     if not as_json:
@@ -136,9 +137,11 @@ def verify(workdir: Path, as_json: bool) -> None:
             say(f"{name} is not complete: {_far(output)}; run the same `chunkvisor run` again to go on")
 
 
-def _how_to_repair(needless: int, bad: int) -> str:
+def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
     """`needless` of the bad files are chunk files that no run makes anew."""
     remedy = "run the same `chunkvisor run` again: it computes the damaged parts again"
+    if workdir.is_file() or workdir.suffix == ".chunkvisor":
+        remedy = "make the file again: the same `chunkvisor run`; of `chunkvisor encode`, add --from-scratch"
     if needless:
         also = "; remove the chunk files among them: " if needless < bad else "remove them: "
         remedy = (remedy if needless < bad else "") + also

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.assemble.manifest import note_move
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.signature import signature
@@ -123,6 +124,7 @@ def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 more["quarantined_in"] = {**listed, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more, mode=RESULT)
             with _disk_in_words(wanted.out.parent, output.final):
+                note_move(output, wanted.out)
                 _move(output.final, wanted.out)
     except (FileNotFoundError, DamagedError):
         raise Halt(

@@ -3,6 +3,7 @@
 `session` does the work, as for any config.
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,4 +85,5 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     remove_state(wanted)
     observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
     observer.say(how_to_read(wanted.out, Form()))
+    observer.say(f"to check the file: chunkvisor verify {shlex.quote(str(wanted.out))}")
     return ExitCode.COMPLETE

@@ -17,7 +17,7 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, strays
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import is_manifest, read_manifest, recorded_parts
+from chunkvisor.assemble.manifest import is_manifest, read_manifest, read_moved, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.choices import FinalDtype
@@ -48,16 +48,22 @@ class Finding:
 
 
 def verify(workdir: Path) -> Iterator[Finding]:
-    """Every file in turn. Raises Halt (78) where the folder is no workdir, and has no final file with its manifest."""
+    """Every file in turn; of a final file that is given instead of a folder, that one and what belongs to it.
+
+    Raises Halt (78) where the folder is no workdir, and has no final file with its manifest.
+    """
+    if workdir.is_file():
+        yield from _final(OutputLayout(workdir.parent, workdir.stem))
+        return
     layout = Layout(workdir)
     with_state = {folder.name for folder in layout.outputs.glob("*/")} if is_workdir(layout) else set()
-    alone = {path.stem for path in workdir.glob("*.json") if _is_manifest(path)}
+    alone = {path.stem for path in workdir.glob("*.json") if is_final(path)}
     alone -= {folder.name for folder in layout.all_combined.glob("*/")}
     if not with_state | alone and not is_workdir(layout):
         raise no_workdir(workdir)
     for name in sorted(with_state | alone):
         output = layout.output(name)
-        finals = list(_final(output))
+        finals = list(_final(read_moved(output) or output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
     for folder in sorted(layout.all_combined.glob("*/")):
@@ -73,8 +79,9 @@ def unfinished(workdir: Path) -> dict[str, OutputStatus]:
     return {name: each for name, each in found.items() if not each.complete}
 
 
-def _is_manifest(path: Path) -> bool:
-    with suppress(OSError), open_regular(path) as file:
+def is_final(path: Path) -> bool:
+    """Whether it is a final file that has its manifest beside it, or is that manifest."""
+    with suppress(OSError), open_regular(path.with_suffix(".json")) as file:
         return is_manifest(file.read(_HEAD_BYTES))
     return False
 

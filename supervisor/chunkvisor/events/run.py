@@ -66,13 +66,19 @@ class WorkPlanned(Event):
     chunks_left: int
     texts_per_s: float | None = None
     """Of the last run here, or of a trial; None = there was none."""
+    taken: int = 0
+    """Distinct texts beside these, whose vectors are taken over."""
 
     @property
     def sentence(self) -> str:
         """How much is left to do, and how long that may take."""
         left = f"{self.rows:,} rows" if self.rows != 1 else "1 row"
         todo = f"to do: {left} in {counted(self.chunks, 'chunk')}"
-        if self.chunks_left < self.chunks:
+        if self.taken:
+            whole = self.texts + self.taken
+            in_chunks = f"{self.chunks_left:,} of " * (self.chunks_left < self.chunks) + counted(self.chunks, "chunk")
+            todo = f"to do: {self.texts_left:,} of {whole:,} {'rows' if whole == self.rows else 'texts'} in {in_chunks}"
+        elif self.chunks_left < self.chunks:
             todo = f"to do: {self.chunks_left:,} of {counted(self.chunks, 'chunk')}, of {left} in all"
         if not self.chunks_left:
             joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"

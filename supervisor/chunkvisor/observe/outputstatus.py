@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from chunkvisor.assemble.badreasons import BadReason, reasons_of
 from chunkvisor.assemble.badrows import count_of
-from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.observe.snapshot import OutputState
 from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
@@ -34,6 +34,8 @@ class OutputStatus:
     """Texts that differ: each is encoded once, for all its rows."""
     reasons: tuple[BadReason, ...] = ()
     """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
+    file: str = ""
+    """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
 
     @property
     def estimated(self) -> bool:
@@ -49,7 +51,10 @@ def moved(output: OutputStatus, seen: OutputState) -> OutputStatus:
 def read_output(layout: OutputLayout) -> OutputStatus:
     """How far one output is, by its records and the names of its chunks."""
     try:
-        manifest, fixed, record = read_done_manifest(layout), read_fixed(layout), read_staged(layout)
+        moved_to = read_moved(layout)
+        moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
+        manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
+        fixed, record = read_fixed(layout), read_staged(layout)
     except DamagedError:
         return OutputStatus()
     if fixed is None or record is None:
@@ -62,7 +67,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     if manifest is not None:
         count = count_of(manifest)
         reasons = reasons_of(manifest["quarantined"])
-        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons)
+        file = "" if moved_to is None else str(moved_to.final)
+        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons, file)
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)

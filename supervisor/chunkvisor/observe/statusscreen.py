@@ -69,7 +69,8 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
     if not chunks:
         return lines
     if not (rest := chunks - kept):
-        lines.append(f"all {counted(chunks, 'chunk')} are done and only have to be joined")
+        each = "the chunk is done and only has" if chunks == 1 else f"all {chunks:,} chunks are done and only have"
+        lines.append(f"{each} to be joined")
     elif kept:
         lines.append(f"{kept:,} of {chunks:,} chunks are done and kept; {counted(rest, 'chunk')} to compute")
     if begun:
@@ -134,7 +135,8 @@ def _device(name: str, device: DeviceTimes) -> str:
 def _complete(lines: list[str], status: Status, workdir: Path) -> list[str]:
     bad = {name: output.quarantined for name, output in status.outputs.items() if output.quarantined}
     if not bad:
-        return [f"  nothing to do; the files are in {workdir}"]
+        moved = [output.file for output in status.outputs.values() if output.file]
+        return [f"  nothing to do; the {f'file is {moved[0]}' if moved else f'files are in {workdir}'}"]
     count = sum(bad.values())
     lines[0] += f", but {counted(count, 'row')} {'has' if count == 1 else 'have'} no vector"
     reasons = [

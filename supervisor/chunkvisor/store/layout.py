@@ -44,6 +44,7 @@ Nothing is created, read or deleted here.
         attempts/000012/003/            one attempt at a chunk; removed once the chunk is committed
         published.json                  how to know a final file of ours again, written just before it appears
         publishing.json                 the manifest of a final file that is about to appear
+        moved.json                      where `chunkvisor encode` has put the final file
         again                           `retry` has asked for the rows without a vector
         done.json                       the final file's stamp and the manifest once more
         quarantined.jsonl               the same as <output>.quarantined.jsonl

@@ -45,6 +45,8 @@ class OutputLayout:
     reuse = Entry("state", "reuse")
     published = Entry("state", "published.json")
     publishing = Entry("state", "publishing.json")
+    moved = Entry("state", "moved.json")
+    """Where `chunkvisor encode` has put the final file."""
     again = Entry("state", "again")
     exact_rows = Entry("state", "rows.npy")
     """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""

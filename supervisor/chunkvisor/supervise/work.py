@@ -160,7 +160,8 @@ class Work:
         texts, left = sum(each.texts for each in ledgers), sum(each.texts - each.texts_done for each in ledgers)
         rows = sum(output.rows for output in outputs)
         chunks, pending = sum(len(each.share) for each in ledgers), sum(output.left for output in outputs)
-        self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before))
+        taken = sum(output.taken for output in outputs)
+        self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
         config, run = self._config, self._run
