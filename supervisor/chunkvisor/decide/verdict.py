@@ -67,6 +67,11 @@ class Verdict:
         return self.on_cpu and self.rule in OF_GPUS
 
     @property
+    def why(self) -> str:
+        """The reason, for the end of a run."""
+        return f"in a run on the CPU, an error of a GPU: {self.reason}" if self.gpu_error_on_cpu else self.reason
+
+    @property
     def others_hold_memory(self) -> bool:
         """Whether others are seen to hold more of the GPU's memory than this worker did."""
         figures = self.figures
