@@ -20,6 +20,8 @@ OF_GPUS = frozenset(
 )
 """Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
+_CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
+
 _ON_THE_DEVICE = frozenset(
     {
         *(Outcome.GPU_OOM, Outcome.GPU_BUSY, Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT),
@@ -68,8 +70,11 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """The reason, for the end of a run."""
-        return f"in a run on the CPU, an error of a GPU: {self.reason}" if self.gpu_error_on_cpu else self.reason
+        """The reason, for the end of a run; without what a rule says of a GPU that there is not."""
+        if not self.gpu_error_on_cpu:
+            return self.reason
+        own = self.reason.removeprefix(_CAUSES[self.rule]).lstrip(":. ")
+        return f"in a run on the CPU, an error of a GPU: {own or self.reason}"
 
     @property
     def others_hold_memory(self) -> bool:
