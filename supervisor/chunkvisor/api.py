@@ -118,11 +118,15 @@ def encode(
 
     With `workdir` the array is mapped from a file there, read-only; the work is kept, and the same call continues it.
     Without, all is temporary and the array in memory. With `update` the texts may differ from those before, and only
-    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
+    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts, and a stop
+    waits for the chunks under way. `device` is cuda
     (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default in a terminal or a notebook; the
     logger "chunkvisor" gets the news. `set` has keys of the config that are not arguments, as "recovery.attempts=5";
     `stop_after` and `on_event` are as in `run`. Relative paths, as of a `model`, start in the current folder, where a
-    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
+    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning (QuarantineWarning).
+
+    Raises ChunkvisorError, which has code, what, why and remedy; KeyboardInterrupt after an interrupt, once the chunks
+    under way are done.
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
@@ -173,8 +177,8 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
-    source = "your texts" if request.loaded.given is Given.ARGUMENTS else ""
-    bars = [ProgressBar(source)] if progress else []
+    of_texts = request.loaded.given is Given.ARGUMENTS
+    bars = [ProgressBar("your texts" if of_texts else "")] if progress else []
     try:
         run_session(request, Observers(on_event, guarded=[*bars, Logger(told=listens or bool(bars))]))
     except ChunkvisorError as error:
@@ -187,7 +191,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        words = loss_in_words(report, kept=kept)
+        words = loss_in_words(report, kept=kept, of_texts=of_texts)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
 
