@@ -118,15 +118,11 @@ def encode(
 
     With `workdir` the array is mapped from a file there, read-only; the work is kept, and the same call continues it.
     Without, all is temporary and the array in memory. With `update` the texts may differ from those before, and only
-    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts, and a stop
-    waits for the chunks under way. `device` is cuda
+    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
     (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default in a terminal or a notebook; the
     logger "chunkvisor" gets the news. `set` has keys of the config that are not arguments, as "recovery.attempts=5";
     `stop_after` and `on_event` are as in `run`. Relative paths, as of a `model`, start in the current folder, where a
-    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning (QuarantineWarning).
-
-    Raises ChunkvisorError, which has code, what, why and remedy; KeyboardInterrupt after an interrupt, once the chunks
-    under way are done.
+    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys

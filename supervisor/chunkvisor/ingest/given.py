@@ -53,7 +53,8 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     if names is None:
         return _of_rows(_iterable(given), column)
     if column not in names:
-        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(column, names, 1))
+        similar = [] if isinstance(given, Mapping) else difflib.get_close_matches(column, names, 1)  # it has tables
+        near = "".join(f"did you mean {name}? " for name in similar)
         has = f"{'It' if near else 'it'} has {listed(names, _MOST_NAMES)}"
         raise config_error(f"texts has no column {column!r}", remedy=near + has)
     if names.count(column) > 1:  # in pandas, both of them are a table again, which gives their names
