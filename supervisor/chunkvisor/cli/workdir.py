@@ -14,6 +14,9 @@ from chunkvisor.units import counted
 if TYPE_CHECKING:
     from chunkvisor.observe.outputstatus import OutputStatus
 
+_FEW = 3
+"""Files that are named where they are as they were written."""
+
 
 @click.command("status")
 @workdir_argument()
@@ -109,15 +112,17 @@ def verify(workdir: Path, as_json: bool) -> None:
     """
     from chunkvisor.commands.verify import unfinished
     from chunkvisor.commands.verify import verify as findings_of
+    from chunkvisor.observe.status import State, read_status
 
-    good, damaged = 0, []
+    intact, damaged = [], []
     for finding in findings_of(workdir):
         if finding.problem is None:
-            good += 1
+            intact.append(finding.path.name)
         else:
             damaged.append(finding)
             if not as_json:
                 say(f"{finding.path}: {finding.problem}", err=True)
+    good = len(intact)
     missing = {} if workdir.is_file() else unfinished(workdir)
     if as_json:
         problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
@@ -132,9 +137,12 @@ def verify(workdir: Path, as_json: bool) -> None:
     if not good:
         raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run finish some chunks first")
     if not as_json:
-        say(f"{counted(good, 'file')} checked: {'it is' if good == 1 else 'all are'} intact")
+        which = f" ({', '.join(intact)})" if good <= _FEW and not missing else ""
+        say(f"{counted(good, 'file')} checked{which}: {'it is' if good == 1 else 'all are'} intact")
+        live = bool(missing) and read_status(workdir).state is State.RUNNING
+        go_on = "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; run the same `chunkvisor run` again to go on")
+            say(f"{name} is not complete: {_far(output)}; {go_on}")
 
 
 def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
