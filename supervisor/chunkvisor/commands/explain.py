@@ -19,7 +19,7 @@ _ON_CPU = (
 
 
 def names() -> list[str]:
-    """What can be explained: outcomes, then rules, each by the alphabet; `committed`, which is no failure, is the last outcome."""
+    """What can be explained: outcomes, then rules, each by the alphabet; the last outcome is the one of success."""
     return [*sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name)), *_rules()]
 
 

@@ -126,7 +126,7 @@ def _time(forecast: Forecast) -> str:
     rows_per_text = sum(output.rows for output in outputs) / sum(output.distinct_texts for output in outputs)
     # A run tells its speed in rows.
     rows = f" ({figure((forecast.texts_per_s or 0) * rows_per_text)} rows/s)" if rows_per_text > 1 else ""
-    return f"about {human_time(forecast.time_s)}: {texts} at the {rate} texts/s{rows} of the last run, beside the start of the workers"
+    return f"about {human_time(forecast.time_s)}: {texts} at the {rate} texts/s{rows} of the last run"
 
 
 def _end_of(place: str, width: int) -> str:
