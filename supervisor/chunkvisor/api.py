@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.calls import called_from_python, in_python, named_as_arguments
+from chunkvisor.calls import called_from_python, in_python
 from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config
@@ -138,11 +138,7 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
     """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    try:
-        _refuse_other_rows(from_values(values, folder, overrides))
-    except ChunkvisorError as error:
-        error.what = named_as_arguments(error.what)
-        raise
+    _refuse_other_rows(from_values(values, folder, overrides))
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
@@ -173,11 +169,14 @@ class _Listener(Observer):
 
 
 def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, kept: bool = True) -> Report:
+    listens = on_event is not None
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
+    source = "your texts" if request.loaded.given is Given.ARGUMENTS else ""
+    bars = [ProgressBar(source)] if progress else []
     try:
-        run_session(request, Observers(on_event, guarded=[*([ProgressBar()] if progress else []), Logger()]))
+        run_session(request, Observers(on_event, guarded=[*bars, Logger(told=listens or bool(bars))]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"

@@ -82,7 +82,10 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except ChunkvisorError as error:
             error.what, error.remedy = _OVERRIDE.sub("set ", error.what), in_python(error.remedy)
-            error.what = _LINE.sub(lambda line: f"texts[{int(line[1]) - 1}]", error.what)
+            if function.__name__ == "encode":
+                error.what = named_as_arguments(_LINE.sub(lambda line: f"texts[{int(line[1]) - 1}]", error.what))
+                for part in ("what", "why", "remedy"):
+                    setattr(error, part, without_config(getattr(error, part)))
             end: BaseException = error
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
@@ -160,9 +163,25 @@ def in_python(words: str) -> str:
 _LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 _OVERRIDE = re.compile(r"^--set ", re.MULTILINE)
-_KEY = re.compile(r"^(?:(model)\.name|(chunk)\.(?=size)|(?:model|encode)\.)(?=\w*: )", re.MULTILINE)
+_KEY = re.compile(
+    r"^( *)(?:(model)\.name|(chunk)\.(?=size)|(?:outputs\.embeddings\.)?(?:model|encode)\.)(?=\w*: )", re.MULTILINE
+)
+_PLAIN = re.compile(r"\b(false|true|null) (before|now)\b")
+_IN_PYTHON = {"false": "False", "true": "True", "null": "None"}
 
 
 def named_as_arguments(problems: str) -> str:
     """What is wrong with values, a line each, with arguments of `encode` in place of the keys that they stand for."""
-    return _KEY.sub(lambda key: key[1] or (f"{key[2]}_" if key[2] else ""), problems)
+    problems = _PLAIN.sub(
+        lambda value: f"{_IN_PYTHON[value[1]]} {value[2]}", problems.replace("\n  source: ", "\n  texts: ")
+    )
+    return _KEY.sub(lambda key: key[1] + (key[2] or (f"{key[3]}_" if key[3] else "")), problems)
+
+
+_SECTION = re.compile(r"\b(?:model|encode)\.(?=(?:dtype|max_length|revision|trust_remote_code|batch_\w+)\b)")
+
+
+def without_config(words: str) -> str:
+    """What to do, for a call that has no config: with arguments in place of its keys."""
+    words = words.replace("`chunkvisor doctor CONFIG`", "`chunkvisor doctor` on the command line")
+    return _SECTION.sub("", words.replace("model.name", "model"))

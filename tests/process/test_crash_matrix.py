@@ -512,7 +512,7 @@ SLOW_CASES = (
         ("No space left on device", "Free some space"),
         done=(0,),
     ),
-    Case("gpu-busy-always", {"out/0": "cuda_oom@load"}, 75, {"gpu_busy": 2}, ("nvidia-smi",), done=()),
+    Case("gpu-busy-always", {"out/0": "cuda_oom@load"}, 75, {"gpu_busy": 2}, ("no GPU and no driver",), done=()),
 )
 
 

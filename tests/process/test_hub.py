@@ -172,7 +172,7 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     assert source.revision == COMMIT
     assert waits
     assert "503" in waits[0]
-    assert "write its path as model.name" in waits[0]  # what a person can do who has no hub
+    assert "give its path in place of the name" in waits[0]  # what a person can do who has no hub
 
 
 def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> None:

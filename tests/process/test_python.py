@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
+from chunkvisor.calls import without_config
 from chunkvisor.observe.console import Console
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 from chunkvisor.store.layout import Layout
@@ -83,7 +84,12 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
     assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
+    assert caught.value.what.startswith("the vectors in this workdir were made from other texts:\n  texts: ")
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
+    with pytest.raises(chunkvisor.ChunkvisorError, match="\\n  normalize: False before, True now\n") as caught:
+        encode(["one"], workdir="w", normalize=True)
+    assert caught.value.what.startswith("the vectors in this workdir were made with other settings:\n")
+    assert "update=True, which makes vectors with the new settings of those that are there" in caught.value.remedy
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
 
@@ -264,6 +270,19 @@ def test_row_i_belongs_to_text_i(override: str, words: str) -> None:
     """What would give a text several vectors, or none, is refused: nobody could tell whose they are."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words):
         chunkvisor.encode(["one", "", "two"], model="m", device="cpu", set=[override])
+
+
+@pytest.mark.parametrize(
+    ("words", "in_python"),
+    [
+        ("Check model.name and HF_TOKEN.", "Check model and HF_TOKEN."),
+        ("a smaller model.max_length, or model.dtype bfloat16", "a smaller max_length, or dtype bfloat16"),
+        ("`chunkvisor doctor CONFIG` checks it", "`chunkvisor doctor` on the command line checks it"),
+    ],
+)
+def test_no_words_of_a_config(words: str, in_python: str) -> None:
+    """An error of `encode` names its arguments; a caller has no config."""
+    assert without_config(words) == in_python
 
 
 def test_log_of_a_temporary_folder() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from chunkvisor.store.seal import read_sealed, write_sealed
 from chunkvisor.store.stamp import digest_file
+from chunkvisor_worker.contract.files import sync_folder
 from harness import expected, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -202,6 +203,22 @@ def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, los
     assert ended.stdout.startswith("1 text to try again"), ended
     assert place.run_here().returncode == 0
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+def test_retry_takes_the_record_away_last(quarantined: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a chunk without its record of bad texts would count as damaged, and be encoded again whole."""
+    (record,) = state(quarantined, "quarantine").iterdir()
+    chunk = next(state(quarantined, "chunks").rglob(f"{record.stem}-*.npy"))
+    synced = []
+
+    def noted(folder: Path) -> None:
+        sync_folder(folder)
+        if folder == chunk.parent and not chunk.exists():
+            synced.append(record.exists())
+
+    monkeypatch.setattr("chunkvisor.commands.housekeeping.sync_folder", noted)
+    assert quarantined.here("retry", str(quarantined.workdir)).returncode == 0
+    assert synced == [True]
 
 
 def test_clean(place: ScriptedWorkplace) -> None:

@@ -15,7 +15,7 @@ WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
     (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
     (OF_SOURCE, Given.OPTIONS, True): {"restore the source", "-o", "--workdir", "`chunkvisor run --update`"},
     (OF_SETTINGS, Given.OPTIONS, True): {"undo the change", "-o", "--workdir"},
-    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "restore the source", ELSEWHERE},
+    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "give the texts of before", ELSEWHERE},
     (OF_SETTINGS, Given.ARGUMENTS, False): {"undo the change", ELSEWHERE},
 }
 ALL = set().union(*WORDS.values())

@@ -1,11 +1,14 @@
 """The progress bar of Python programs: what it says at each point of a run."""
 
 import logging
+import re
 import sys
+import time
 
 import pytest
 
 from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, Go
+from chunkvisor.events.device import TemplateStarted
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened, Staging
 from chunkvisor.events.run import Draining, Invoked, Resolving, Waiting
@@ -16,6 +19,7 @@ from chunkvisor.observe.progressbar import ProgressBar
 
 INVOKED = Invoked(workdir="nowhere")
 OPENED = OutputOpened("out", rows=40, distinct=20, chunks=2, chunk_size=10)
+BEGUN = OutputOpened("out", rows=40, distinct=40, chunks=2, chunk_size=20, chunks_done=1, texts_done=20)
 GO = Go("out", 0, 1, rows=8)
 FAILED = AttemptFailed("out", 0, 1, "crashed", "it died")
 DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
@@ -26,15 +30,34 @@ DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
     [
         ([], ""),
         ([INVOKED, Resolving("a/b")], "asking the model hub for a/b"),
-        ([INVOKED, Resolving("a/b"), Waiting(5.0, "the hub is down")], "waiting: the hub is down"),
+        ([INVOKED, Resolving("a/b"), Waiting(5.0, "no room. See df")], "waiting (interrupt to stop), no room"),
+        (
+            [INVOKED, Resolving("a/b"), Waiting(5.0, "no route", "hub", 60.0, 600.0)],
+            "waiting for the model hub, at most 9 min (interrupt to stop), no network",
+        ),
         ([INVOKED, Staging("out")], "reading the source of out"),
-        ([INVOKED, Staging("out"), OPENED], "0/40"),
-        ([INVOKED, OPENED, GO, DONE], "20/40"),
+        ([INVOKED, Staging("embeddings")], "reading your texts"),
+        ([INVOKED, BEGUN, TemplateStarted(0)], "20 of 40 rows done already; loading the model, once for all workers"),
+        ([INVOKED, OPENED, GO], "0/40 rows"),
+        ([INVOKED, OPENED, GO, DONE], "20/40 rows"),
         ([INVOKED, OPENED, GO, Draining("SIGINT")], "interrupt once more to stop at once"),
         ([INVOKED, OPENED, GO, FAILED], "1 failed attempt, tried again"),
         ([INVOKED, OPENED, GO, Draining("SIGTERM")], "stopping: the chunks under way are finished or saved first"),
     ],
-    ids=["nothing", "hub", "wait", "source", "opened", "half", "interrupted", "failed", "ended"],
+    ids=[
+        "nothing",
+        "hub",
+        "wait",
+        "wait-hub",
+        "source",
+        "texts",
+        "resumed",
+        "computing",
+        "half",
+        "interrupted",
+        "failed",
+        "ended",
+    ],
 )
 def test_what_it_says(
     events: list[Event], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -42,18 +65,22 @@ def test_what_it_says(
     """First what the run is at, then rows, and always what it waits for; a bar without rows is taken away."""
     monkeypatch.setenv("COLUMNS", "80")  # to which tqdm cuts the bar; it takes note of both or of none
     monkeypatch.setenv("LINES", "24")
-    bar, state = ProgressBar(), RunState()
+    bar, state = ProgressBar("your texts"), RunState()
     for event in events:
-        state.apply(event, 0.0)
+        state.apply(event, time.time())
         bar.event(event, state)
     bar.tick()
-    drawn = capfd.readouterr().err
+    drawn = re.sub(r" \[\d\d:\d\d\]?", "", capfd.readouterr().err)  # the clock
     assert said in drawn
     assert bool(drawn) == bool(events)
     assert ("once more" in drawn) == ("once more" in said)
     bar.close()
     last = capfd.readouterr().err.rpartition("\r")[2]
-    assert last.strip() == "" if OPENED not in events else last.endswith("\n")
+    if any(isinstance(each, OutputOpened) for each in events):
+        assert last.startswith("stopped: ")
+        assert last.endswith("\n")
+    else:
+        assert last.strip() == ""
 
 
 def test_lines_of_the_log_stand_alone(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +106,18 @@ def test_lines_of_the_log_stand_alone(capfd: pytest.CaptureFixture[str], monkeyp
         "out chunk 0, attempt 1: crashed: it died",
     ]
     both.close()
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("configured", [False, True])
+def test_warnings_are_told_once(
+    told: bool, configured: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither logging is set up nor anything else tells of the run, warnings are on standard error, news not."""
+    monkeypatch.setattr(LOGGER, "handlers", [logging.StreamHandler(sys.stderr)] if configured else [])
+    monkeypatch.setattr(LOGGER, "propagate", False)
+    logger, state = Logger(told=told), RunState()
+    for event in [INVOKED, OPENED, Resolving("a/b"), FAILED]:
+        logger.event(event, state)
+    said = capfd.readouterr().err
+    assert said == ("" if told and not configured else "out chunk 0, attempt 1: crashed: it died\n")

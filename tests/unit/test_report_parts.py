@@ -362,7 +362,7 @@ def test_rows_without_a_vector(complete: bool, count: int) -> None:
     """The figure is that of the table below it: of the journal, until there is a manifest."""
     bad = (("quarantined", number, {"output": "out", "row": number}) for number in range(2))
     output = replace(DONE, quarantined=7 if complete else 0, complete=complete)
-    assert rows_without_vector(replace(STATUS, outputs={"out": output}), read_history(journal(*bad))) == count
+    assert rows_without_vector(replace(STATUS, outputs={"out": output}), read_history(journal(*bad))) == {"out": count}
 
 
 def ended(ending: Halted, **values: Any) -> Run:

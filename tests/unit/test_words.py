@@ -159,6 +159,3 @@ def test_the_log_to_open_exists(tmp_path: Path) -> None:
     assert failed_as(tmp_path, "crashed", "hang") == ("", other.log)
     assert failed_as(tmp_path, "crashed", "never heard of") in (("", first.log), ("", other.log))
     assert failed_as(tmp_path / "nothing", "crashed", "segfault") == ("", None)
-    empty = attempts.failed(7, 1, "")
-    assert last_log(empty) is None
-    assert failed_as(tmp_path, "crashed", "") == ("", None)

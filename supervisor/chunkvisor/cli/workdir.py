@@ -110,7 +110,7 @@ def verify(workdir: Path, as_json: bool) -> None:
     \b
     Example: chunkvisor verify cache/embeddings
     """
-    from chunkvisor.commands.verify import unfinished
+    from chunkvisor.commands.verify import how_far
     from chunkvisor.commands.verify import verify as findings_of
     from chunkvisor.observe.status import State, read_status
 
@@ -123,7 +123,8 @@ def verify(workdir: Path, as_json: bool) -> None:
             if not as_json:
                 say(f"{finding.path}: {finding.problem}", err=True)
     good = len(intact)
-    missing = {} if workdir.is_file() else unfinished(workdir)
+    outputs = {} if workdir.is_file() else how_far(workdir)
+    missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
         problems = [{"path": str(each.path), "problem": each.problem} for each in damaged]
         keys = ("rows", "rows_done", "chunks", "chunks_done")
@@ -135,10 +136,17 @@ def verify(workdir: Path, as_json: bool) -> None:
         needless = sum(each.needless for each in damaged)
         raise Halt(ExitCode.DISK, what, remedy=_how_to_repair(workdir, needless, len(damaged)))
     if not good:
-        raise config_error(f"nothing in {workdir} can be verified yet", remedy="let a run finish some chunks first")
+        raise config_error(
+            f"nothing in {workdir} can be verified yet: no chunk is finished",
+            remedy=f"chunkvisor status {workdir} says how far it is, and how the last run ended",
+        )
     if not as_json:
         which = f" ({', '.join(intact)})" if good <= _FEW and not missing else ""
         say(f"{counted(good, 'file')} checked{which}: {'it is' if good == 1 else 'all are'} intact")
+        for name, output in outputs.items():
+            if output.quarantined:
+                rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
+                say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
         live = bool(missing) and read_status(workdir).state is State.RUNNING
         go_on = "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
         for name, output in missing.items():

@@ -129,7 +129,7 @@ def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
             start, stop = ledger.plan.bounds(chunk)
             with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again
                 ledger.parts(chunk).add(start, stop, path, inspect(path).digest, tuple(texts_of[chunk]))
+            sync_folder(path.parent)  # before its record goes: without that, its file would count as damaged
             ledger.discard(chunk)
-            sync_folder(path.parent)
     if texts_of:
         sync_folder(ledger.layout.quarantine)

@@ -70,13 +70,12 @@ def verify(workdir: Path) -> Iterator[Finding]:
         yield from _final(layout.combined(folder.name))
 
 
-def unfinished(workdir: Path) -> dict[str, OutputStatus]:
-    """How far each output is that has no final file yet, by name; nothing where the folder is no workdir."""
+def how_far(workdir: Path) -> dict[str, OutputStatus]:
+    """How far each output is, by name; nothing where the folder is no workdir."""
     layout = Layout(workdir)
     if not is_workdir(layout):
         return {}
-    found = {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
-    return {name: each for name, each in found.items() if not each.complete}
+    return {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
 
 
 def is_final(path: Path) -> bool:

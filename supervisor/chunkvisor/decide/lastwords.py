@@ -35,14 +35,14 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
     return Halt(
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome} ({ENTRIES[verdict.outcome].brief})",
-        why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.reason,
+        why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.why,
         remedy=f"{last_remedy(verdict)} Then run the same command again; finished work is kept.",
         see=verdict.see,
     )
 
 
 def _before_the_first_batch(verdict: Verdict) -> str:
-    return f"{verdict.reason.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
+    return f"{verdict.why.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
 
 
 def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
@@ -73,7 +73,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
         what += f"{bad_rows.limit:,}; the search for more ended with {place}"
         remedy = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. "
         remedy += "If it is the texts, correct them, or raise recovery.max_bad_rows."
-    return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, log=log, see=verdict.see)
+    return Halt(ExitCode.CONFIG, what, why=verdict.why, remedy=remedy, log=log, see=verdict.see)
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:
@@ -94,7 +94,7 @@ def nothing_encoded(output: str, texts: int, tried: int, chunk: int, verdict: Ve
         code_of_nothing(verdict),
         f"halted at {output}: no text has been encoded so far (0 of {texts:,}); {counted(tried, 'text')} tried alone "
         f"failed too, the last in chunk {chunk}",
-        why=verdict.reason,
+        why=verdict.why,
         remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at {look_at} (`chunkvisor "
         "doctor CONFIG` tries them on a few words). Then run the same command again; without a repair it will hardly "
         "get further.",
@@ -117,7 +117,7 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
     return Halt(
         _code_of(verdict, ExitCode.TRY_AGAIN),
         f"halted at {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
-        why=verdict.reason,
+        why=verdict.why,
         remedy=f"{last_remedy(verdict)} No text is the cause. Then run the same command again.",
         see=verdict.see,
     )
@@ -128,7 +128,7 @@ def failing_control(device: str, verdict: Verdict) -> Halt:
     return Halt(
         ExitCode.MACHINE,
         f"{device} cannot encode a text any more that was encoded before",
-        why=verdict.reason,
+        why=verdict.why,
         see=verdict.see,
         remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
     )

@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chunkvisor.decide.verdict import OF_GPUS, ONE_ROW, Verdict
+from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
@@ -150,11 +150,10 @@ def _raised_at(traceback: str) -> str:
 
 def _diagnosed(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
     rule = diagnosis.rule
-    cause = "An error of a GPU, in a run on the CPU" if evidence.on_cpu and rule.name in OF_GPUS else rule.cause
     return _verdict(
         evidence,
         rule.outcome,
-        f"{cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else cause,
+        f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
         remedy=rule.remedy,
         rule=rule.name,
         exit_code=rule.exit_code,

@@ -20,6 +20,8 @@ OF_GPUS = frozenset(
 )
 """Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
+_CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
+
 _ON_THE_DEVICE = frozenset(
     {
         *(Outcome.GPU_OOM, Outcome.GPU_BUSY, Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT),
@@ -65,6 +67,14 @@ class Verdict:
     def gpu_error_on_cpu(self) -> bool:
         """Whether it looks like a fault of a GPU, and there was none."""
         return self.on_cpu and self.rule in OF_GPUS
+
+    @property
+    def why(self) -> str:
+        """The reason, for the end of a run; without what a rule says of a GPU that there is not."""
+        if not self.gpu_error_on_cpu:
+            return self.reason
+        own = self.reason.removeprefix(_CAUSES[self.rule]).lstrip(":. ")
+        return f"in a run on the CPU, an error of a GPU: {own or self.reason}"
 
     @property
     def others_hold_memory(self) -> bool:

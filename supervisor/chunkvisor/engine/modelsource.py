@@ -25,7 +25,7 @@ from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 
-_INSTEAD = "A model folder on this machine needs no hub: write its path as model.name"
+_INSTEAD = "A model folder on this machine needs no hub: give its path in place of the name"
 _WITHOUT_HUB = (
     "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
     "this machine, and write its folder as model.name."

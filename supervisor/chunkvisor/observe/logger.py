@@ -1,4 +1,7 @@
-"""Hands the news of a run to Python's logging, for programs that call it: logger `chunkvisor`, silent by default."""
+"""Hands the news of a run to Python's logging, for programs that call it: logger `chunkvisor`.
+
+Where a program has not set up logging, Python itself writes warnings to standard error, and nothing else.
+"""
 
 import logging
 
@@ -8,13 +11,16 @@ from chunkvisor.observe.observer import Observer
 
 _LEVELS = {Severity.NEWS: logging.INFO, Severity.CARE: logging.WARNING, Severity.LOSS: logging.ERROR}
 LOGGER = logging.getLogger("chunkvisor")
-LOGGER.addHandler(logging.NullHandler())  # else Python would print warnings where nobody has asked for a log
 
 
 class Logger(Observer):
     """Hears a run."""
 
+    def __init__(self, *, told: bool = False) -> None:
+        """`told`: somebody else tells of the run; then only handlers that the program has set up are to hear of it."""
+        self._told = told
+
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Log the line of the event, if it has one."""
-        if line := event.line:
+        if (line := event.line) and (LOGGER.hasHandlers() or not self._told):
             LOGGER.log(_LEVELS[event.severity], "%s", line)

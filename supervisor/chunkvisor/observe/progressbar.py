@@ -12,10 +12,12 @@ from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER
 from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.progress import stage
+from chunkvisor.observe.progress import figure, rows_in_words
 from chunkvisor.observe.readings import layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.units import counted, printable
+from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.units import counted, human_time, printable
+from chunkvisor_worker.contract.exits import Outcome
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
 _EVERY_S = 0.5
 """Between two drawings."""
 
-_UNKNOWN = "{desc} [{elapsed}]{postfix}"
-"""The bar's form before it is known how many rows there are."""
+_BEFORE = "{desc} [{elapsed}]{postfix}"
+"""The bar's form until rows are computed."""
+_COUNTING = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows [{elapsed}{postfix}]"
+"""Its form from then on, and at the end."""
+_TELLING_S = 1.0
+"""Of computing, before a rate is told of it."""
 
 
 def is_watched() -> bool:
@@ -35,18 +41,22 @@ def is_watched() -> bool:
 class ProgressBar(Observer):
     """Draws on standard error, or in the notebook's cell; what workers have done of their chunks counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "") -> None:
+        """`source` is what people call the source of the output; by default they are told the output's name."""
+        self._source = source
         self._bar: tqdm[Never] | None = None
         self._state = RunState()
         self._drawn_s = 0.0
-        self._computes = False
         self._interrupted = False
+        self._wait: Waiting | None = None
 
     def event(self, event: Event, state: RunState) -> None:
         """Take it in; most of them are seen with the next tick."""
         self._state = state
         if isinstance(event, Draining):
             self._interrupted = event.signal == "SIGINT"
+        if isinstance(event, Waiting):
+            self._wait = event
         if self._bar is not None and event.line and LOGGER.isEnabledFor(logging.INFO):
             self._bar.clear()  # the line that is logged next would stand behind it
         elif isinstance(event, Resolving | CheckingModel | ConvertingModel | Waiting | Draining):
@@ -68,34 +78,56 @@ class ProgressBar(Observer):
         if (layout := layout_of(self._state)) is None:
             return
         snapshot = snapshot_of(self._state, time.time(), take_readings(layout, self._state, sensors=False))
-        words = "" if over or snapshot.doing == COMPUTING else stage(snapshot)
-        if self._interrupted and not over:
-            words = "stopping; interrupt once more to stop at once"  # first, since 80 columns end before the note
+        words = self._words(snapshot, over=over)
         bar = self._bar = self._bar if self._bar is not None else _new_bar(words)
         if snapshot.rows and bar.total != snapshot.rows:
-            bar.bar_format = None
             bar.reset(total=snapshot.rows)
-            bar.initial = snapshot.rows_done  # so that the rate is that of this run
-        if self._state.first_go_s is not None and not self._computes:
-            self._computes = True
-            bar.unpause()  # and without the time that the model took to load
+        bar.start_t = time.time() - snapshot.elapsed_s  # one clock, that of the run
+        counts = over or snapshot.doing == COMPUTING or self._state.first_go_s is not None
+        bar.bar_format = _COUNTING if counts and bar.total else _BEFORE
         bar.n = snapshot.rows_done
-        bar.set_description_str(words, refresh=False)
-        bar.set_postfix_str("" if over else self._note(), refresh=False)
+        bar.set_description_str(f"{words}: " if words and bar.bar_format is _COUNTING else words, refresh=False)
+        bar.set_postfix_str(", ".join(self._notes(snapshot, over=over)), refresh=False)
         bar.refresh()
         self._drawn_s = time.monotonic()
 
-    def _note(self) -> str:
-        state = self._state
-        if state.waits_for:
-            return printable(f"waiting: {state.waits_for:.200}")
+    def _words(self, snapshot: Snapshot, *, over: bool) -> str:
+        """What the run is at; nothing while it computes, and at its good end. The end of 80 columns may be cut off."""
+        if over:
+            return "stopped" if snapshot.rows and snapshot.share < 1 else ""
+        if self._interrupted:
+            return "stopping; interrupt once more to stop at once"
+        if snapshot.waits_for and self._wait is not None:
+            left_s = self._wait.limit_s - self._wait.waited_s
+            most = f", at most {human_time(left_s)}" if left_s > 0 else ""
+            hub = " for the model hub" if self._wait.outcome == Outcome.HUB else ""
+            return f"waiting{hub}{most} (interrupt to stop)"
+        if snapshot.doing == COMPUTING:
+            return ""
+        if snapshot.rows_done and self._state.first_go_s is None:
+            return f"{rows_in_words(snapshot)} done already; {snapshot.doing}"
+        return snapshot.doing.replace("the source of embeddings", self._source) if self._source else snapshot.doing
+
+    def _notes(self, snapshot: Snapshot, *, over: bool) -> list[str]:
+        state, notes = self._state, list[str]()
+        if snapshot.waits_for and not over:
+            if self._wait is not None and self._wait.outcome == Outcome.HUB:
+                return ["no network? a folder of the model needs no hub"]
+            return [printable(f"{snapshot.waits_for.partition('. ')[0]:.80}")]
+        now_s = state.told_s if over else time.time()
+        if snapshot.rows_per_s and state.first_go_s is not None and now_s - state.first_go_s >= _TELLING_S:
+            notes.append(f"{figure(snapshot.rows_per_s)} rows/s")
+            if snapshot.eta_s is not None and not over:
+                notes.append(f"about {human_time(snapshot.eta_s)} left")
         if state.quarantined:
-            return f"{state.quarantined} in quarantine"
-        return f"{counted(state.failed, 'failed attempt')}, tried again" if state.failed else ""
+            notes.append(f"{state.quarantined} without a vector")
+        elif state.failed and not over:
+            notes.append(f"{counted(state.failed, 'failed attempt')}, tried again")
+        return notes
 
 
 def _new_bar(words: str) -> "tqdm[Never]":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a notebook without ipywidgets: a bar of text does as well
         from tqdm.auto import tqdm
-    return tqdm(desc=words, unit=" rows", dynamic_ncols=True, file=None, mininterval=0, bar_format=_UNKNOWN)
+    return tqdm(desc=words, dynamic_ncols=True, file=None, mininterval=0, bar_format=_BEFORE)

@@ -143,7 +143,7 @@ def read_status(workdir: Path) -> Status:
         round(live.eta_s, 1) if live is not None and live.eta_s is not None else None,
         {_place(run, number): device for run in last for number, device in _devices(run).items()},
         {_place(run, number): name for run in last for number, name in run.state.devices.items()},
-        [line for run in last if _halted(run) for line in _last_words(run)] if state is State.HALTED else [],
+        [line for run in last if _says_why(run, state) for line in _last_words(run)],
         [_read_slice(run) for run in last if run.layout.slice is not None],
     )
 
@@ -162,6 +162,13 @@ def _devices(run: RunFollower) -> dict[str, DeviceStatus]:
 def _halted(run: RunFollower) -> bool:
     """Whether its last word was that it cannot go on."""
     return run.code is not None and run.code not in _STOPPED
+
+
+def _says_why(run: RunFollower, state: State) -> bool:
+    """Whether its last words are worth showing: those of a halt, and of a stop that was amid troubles."""
+    if state is State.HALTED:
+        return _halted(run)
+    return state is State.STOPPED and run.state.ending is not None and bool(run.state.ending.why)
 
 
 def _read_slice(run: RunFollower) -> SliceStatus:

@@ -34,12 +34,10 @@ _SEARCHED = 100
 def last_log(files: AttemptFiles) -> Path | None:
     """The attempt's log; where it has none, the newest of the other attempts at its chunk; None where there is none.
 
-    Nor is an empty one worth opening: what is killed without warning writes nothing.
-
     The folder may also be that of all attempts at a chunk.
     """
     if files.log.is_file():
-        return _if_filled(files.log)
+        return files.log
     return newest_log([*files.folder.glob(f"*/{files.log.name}"), *files.folder.parent.glob(f"*/{files.log.name}")])
 
 
@@ -52,19 +50,13 @@ def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | No
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
-            return str(verdict.get("rule", "")), _if_filled(log)
+            return str(verdict.get("rule", "")), log
     return "", logs[-1][1] if logs else None
 
 
 def newest_log(logs: Iterable[Path]) -> Path | None:
     """The one that was written last; one that vanishes meanwhile is none."""
     return max(logs, key=_written, default=None)
-
-
-def _if_filled(log: Path) -> Path | None:
-    with contextlib.suppress(OSError):
-        return log if log.stat().st_size else None
-    return None
 
 
 def _written(path: Path) -> int:

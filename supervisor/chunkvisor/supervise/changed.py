@@ -19,12 +19,19 @@ def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: 
 
     `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
     """
-    what, undo = f"output {output} was begun with other settings", "undo the change"
+    python = given is Given.ARGUMENTS
+    begun = "the vectors in this workdir were made" if python else f"output {output} was begun"
+    what, undo = f"{begun} with other settings", "undo the change"
+    new = "encodes only texts that have no vector yet"
     if of_source := all(change.startswith("source: ") for change in changes):
         what, undo = f"the source of output {output} has changed since it was begun", "restore the source"
+        if python:
+            what, undo = "the vectors in this workdir were made from other texts", "give the texts of before"
+    else:
+        new = f"makes vectors with the new settings of those that are there, and {new}"
     remedy = f"{undo}, or {_ELSEWHERE[given]}, or discard what is done by adding --from-scratch"
     if serve and given is not Given.OPTIONS:
-        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+        remedy = f"add --update, which {new}, or {remedy}"
     elif of_source and given is Given.OPTIONS:
         remedy += f"; {GROWING}"
     return config_error(

@@ -86,7 +86,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     return Halt(
         ExitCode.TRY_AGAIN,
         f"not complete: {names}{more} failed in every try; everything else is done",
-        why=last.verdict.reason,
+        why=last.verdict.why,
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last_log(last.files),
         see=last.verdict.see,

@@ -6,6 +6,7 @@ The work itself is done by `work`.
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -24,6 +25,7 @@ from chunkvisor.store.refusal import refusal
 from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.signals import Signals
+from chunkvisor.supervise.troubles import Troubles
 from chunkvisor.supervise.work import Work
 
 
@@ -48,8 +50,10 @@ def run(request: Request, observer: Observer) -> ExitCode:
         signals = Signals(config.recovery.grace, request.stop_after_s)
         stack.enter_context(signals.listen())
         stack.callback(observers.close)
+        troubles = Troubles()
 
         def emit(event: Event, /) -> None:
+            troubles.heed(event, time.monotonic())
             journal.write(event)
             observers.event(event, journal.state)
 
@@ -64,7 +68,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 journal_version=JOURNAL,
             )
         )
-        with _failures_told(emit, layout):
+        with _failures_told(emit, layout, troubles):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
             code = Work(request, Run(layout, run_id, signals, emit, observers.tick, speed)).do()
@@ -73,13 +77,16 @@ def run(request: Request, observer: Observer) -> ExitCode:
 
 
 @contextlib.contextmanager
-def _failures_told(emit: Emit, layout: Layout) -> Iterator[None]:
+def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[None]:
     """Tell of whatever ends the run; what the machine refuses to the supervisor itself becomes a Halt."""
     try:
         yield
     except Halt as halt:
-        emit(Halted(**halt.details()))
-        raise
+        told = troubles.added_to(halt, time.monotonic())
+        emit(Halted(**told.details()))
+        if told is halt:
+            raise
+        raise told from None
     except OSError as error:
         halt_now = refusal(error, layout.workdir)
         if halt_now is None:

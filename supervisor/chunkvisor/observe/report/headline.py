@@ -60,8 +60,8 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
         case _ if ending is not None and ending.code == ExitCode.QUARANTINED:
             return Headline(Mood.CARE, "Stopped", "The next run tries the rows without a vector again.", _AGAIN)
         case _ if ending is not None:
-            worry = f"{_sentence(ending.what)} Finished work is kept."
-            return Headline(Mood.CARE, "Stopped", worry, _AGAIN)
+            worry = " ".join(filter(None, (_sentence(ending.what), _sentence(ending.why), "Finished work is kept.")))
+            return Headline(Mood.CARE, "Stopped", worry, _AGAIN, ending.log)
         case _:
             worry = "The run ended without a message: it was killed, or its machine went down. Finished work is kept."
             return Headline(Mood.CARE, "Stopped", worry, _AGAIN)

@@ -63,6 +63,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
     invocations = _invocations(layout)
     charts = Charts(history, read_sensors(files.sensors for files in invocations))
     outputs = [layout.output(name) for name in status.outputs]
+    without = rows_without_vector(status, history)
     return {
         "name": workdir.name,
         "workdir": workdir,
@@ -74,7 +75,8 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "rows": sum(output.rows for output in status.outputs.values()),
         "estimated": any(output.estimated for output in status.outputs.values()),
         "rows_done": sum(output.rows_done for output in status.outputs.values()),
-        "quarantined": rows_without_vector(status, history),
+        "quarantined": sum(without.values()),
+        "without": without,
         "committed": status.attempts.get(Outcome.COMMITTED, 0),
         "timeline": charts.timeline,
         "width": WIDTH,
@@ -86,7 +88,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "history": history,
         "costs": history.costs,
         "length_costs": list(cost_bars(history.costs.by_length)),
-        "troubles": list(troubles(history, layout, status.outputs)),
+        "troubles": list(troubles(history, layout, status.outputs, ended=status.state is State.HALTED)),
         "reasons": reasons_of(row for _, row in _recorded(layout, history, list(status.outputs))),
         "bad_rows": list(islice(_bad_rows(layout, history, list(status.outputs)), _ROWS + 1)),
         "bad_rows_shown": _ROWS,
@@ -123,10 +125,10 @@ def _invocations(layout: Layout) -> list[InvocationFiles]:
     return [InvocationFiles(path) for path in found]
 
 
-def rows_without_vector(status: Status, history: History) -> int:
-    """How many rows the table of them has, or would have if it were not cut."""
+def rows_without_vector(status: Status, history: History) -> dict[str, int]:
+    """How many rows of each output the table of them has, or would have if it were not cut."""
     told = Counter(event.output for event in history.quarantined.values())
-    return sum(each.quarantined if each.complete else told[name] for name, each in status.outputs.items())
+    return {name: each.quarantined if each.complete else told[name] for name, each in status.outputs.items()}
 
 
 def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.verdict import Verdict
+from chunkvisor.events.attempt import FailureEvent
 from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
@@ -39,12 +40,17 @@ class Trouble:
     excerpt: tuple[str, ...]
 
 
-def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterator[Trouble]:
-    """The failures, most frequent first; `outputs` are those that the workdir has."""
+def troubles(history: History, layout: Layout, outputs: Iterable[str], *, ended: bool) -> Iterator[Trouble]:
+    """The failures, most frequent first; `outputs` are those that the workdir has.
+
+    `ended`: the run has halted, so that what a rule says of what it does next is of no use.
+    """
     known = set(outputs)
     rules = {rule.name: rule for rule in RULES}
+    on_cpu = bool(history.runs) and history.runs[-1].device == "cpu"
     for failure in sorted(history.failures.values(), key=lambda each: -each.count):
         last, rule = failure.last, rules.get(failure.last.rule)
+        verdict = _verdict(last, rule, on_cpu=on_cpu)
         cause = rule.cause if rule else ""
         files = layout.output(last.output).attempt(last.chunk, last.attempt)
         there = last.output in known and files.folder.is_dir()
@@ -52,9 +58,9 @@ def troubles(history: History, layout: Layout, outputs: Iterable[str]) -> Iterat
         reason = last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason
         yield Trouble(
             failure,
-            rule,
+            None if verdict is not None and verdict.gpu_error_on_cpu else rule,
             reason,
-            rule.remedy if rule else _remedy(last.outcome, last.reason),
+            rule.remedy if rule and not ended else last_remedy(verdict) if verdict else "Read the log.",
             str(files.log.relative_to(layout.workdir)) if there else "",
             tuple(_excerpt(files)) if there else (),
         )
@@ -66,11 +72,12 @@ def clean(value: object, chars: int = 1000) -> str:
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
-def _remedy(outcome: str, reason: str) -> str:
-    try:
-        return last_remedy(Verdict(Outcome(outcome), reason))
-    except ValueError:
-        return "Read the log."
+def _verdict(last: FailureEvent, rule: Rule | None, *, on_cpu: bool) -> Verdict | None:
+    """As far as the journal has it; None where the outcome is of another version."""
+    if last.outcome not in list(Outcome):
+        return None
+    remedy, code = (rule.remedy, rule.exit_code) if rule else ("", None)
+    return Verdict(Outcome(last.outcome), last.reason, remedy, rule.name if rule else "", code, on_cpu=on_cpu)
 
 
 def _excerpt(files: AttemptFiles) -> list[str]:

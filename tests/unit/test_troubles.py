@@ -1,0 +1,60 @@
+"""What a run that was stopped says of the troubles it was in."""
+
+from pathlib import Path
+
+import pytest
+
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.attempt import AttemptFailed, BatchesKept, Go, PartFailed, Quarantined
+from chunkvisor.events.event import Event
+from chunkvisor.events.run import Draining
+from chunkvisor.supervise.troubles import Troubles
+
+GO = Go("t", 5, 1, 32)
+HUNG = PartFailed("t", 5, 2, "hung", "no progress for 5 s", log="/w/5/2/worker.log")
+CRASHED = AttemptFailed("t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-fault", log="/w/5/3/worker.log")
+KEPT = BatchesKept("t", 5, 10)
+BAD = Quarantined("t", 10, "a.jsonl:11")
+NOTHING = "in the last 40 s nothing was encoded, and "
+
+
+@pytest.mark.parametrize(
+    ("events", "why", "log", "see"),
+    [
+        ([GO], "", "", ""),
+        ([GO, HUNG, KEPT], "", "", ""),
+        ([GO, KEPT, HUNG], NOTHING + "1 attempt failed: hung: no progress for 5 s", "/w/5/2/worker.log", "hung"),
+        ([GO, KEPT, HUNG, Draining("SIGTERM"), KEPT], NOTHING + "1 attempt", "/w/5/2/worker.log", "hung"),
+        ([GO, KEPT, HUNG, CRASHED, HUNG], NOTHING + "3 attempts failed, 2 of them so: hung", "/w/5/2", "hung"),
+        ([GO, KEPT, CRASHED], NOTHING + "1 attempt failed: crashed", "/w/5/3", "segmentation-fault"),
+        ([GO, BAD, KEPT], "could not be encoded: t row 10 (a.jsonl:11)", "", ""),
+        ([GO, BAD, BAD, BAD, BAD, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
+    ],
+    ids=["none", "over", "hung", "saved-on-the-way-out", "most-frequent", "rule", "rows", "many-rows"],
+)
+def test_a_stop_tells_of_the_troubles_it_came_in(events: list[Event], why: str, log: str, see: str) -> None:
+    """The most frequent failure since the run last got on is told, with its log, and the rows that it gave up."""
+    troubles = Troubles()
+    for number, event in enumerate(events):
+        troubles.heed(event, 0.0 if event is not KEPT else 60.0 + number)
+    since_s = max((60.0 + number for number, event in enumerate(events) if event is KEPT), default=60.0)
+    if any(isinstance(event, Draining) for event in events):
+        since_s = 61.0
+    halt = troubles.added_to(Halt(ExitCode.TERMINATED, "stopped by SIGTERM"), since_s + 40.0)
+    assert why in halt.why
+    assert bool(why) == bool(halt.why)
+    assert str(halt.log or "").startswith(log)
+    assert halt.see == see
+
+
+@pytest.mark.parametrize(
+    "halt",
+    [Halt(ExitCode.CONFIG, "a wrong key"), Halt(ExitCode.TRY_AGAIN, "given up", why="a reason", log=Path("/w/log"))],
+    ids=["other", "has-a-reason"],
+)
+def test_an_end_with_its_own_reason_keeps_it(halt: Halt) -> None:
+    """Only a stop has no reason of its own."""
+    troubles = Troubles()
+    for event in (GO, HUNG, BAD):
+        troubles.heed(event, 0.0)
+    assert troubles.added_to(halt, 9.0) is halt
