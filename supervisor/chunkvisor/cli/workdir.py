@@ -112,7 +112,6 @@ def verify(workdir: Path, as_json: bool) -> None:
     """
     from chunkvisor.commands.verify import how_far
     from chunkvisor.commands.verify import verify as findings_of
-    from chunkvisor.observe.status import State, read_status
 
     intact, damaged = [], []
     for finding in findings_of(workdir):
@@ -147,10 +146,15 @@ def verify(workdir: Path, as_json: bool) -> None:
             if output.quarantined:
                 rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
                 say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
-        live = bool(missing) and read_status(workdir).state is State.RUNNING
-        go_on = "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; {go_on}")
+            say(f"{name} is not complete: {_far(output)}; {_to_go_on(workdir)}")
+
+
+def _to_go_on(workdir: Path) -> str:
+    from chunkvisor.observe.status import State, read_status
+
+    live = read_status(workdir).state is State.RUNNING
+    return "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
 
 
 def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
