@@ -11,7 +11,7 @@ from md import code, table
 
 EXITS: dict[str, Mapping[ExitCode, str]] = {
     "run": {
-        ExitCode.COMPLETE: "complete; of a slice: its share is done",
+        ExitCode.COMPLETE: "complete; of a slice (`run --slice`): its share is done",
         ExitCode.QUARANTINED: "finished; some rows have no vector",
         ExitCode.MACHINE: "this machine cannot do it: GPU, driver, hardware",
         ExitCode.DISK: "the disk is full, failing or read-only",

@@ -173,8 +173,8 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
-    source = "your texts" if request.loaded.given is Given.ARGUMENTS else ""
-    bars = [ProgressBar(source)] if progress else []
+    of_texts = request.loaded.given is Given.ARGUMENTS
+    bars = [ProgressBar("your texts" if of_texts else "")] if progress else []
     try:
         run_session(request, Observers(on_event, guarded=[*bars, Logger(told=listens or bool(bars))]))
     except ChunkvisorError as error:
@@ -187,7 +187,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        words = loss_in_words(report, kept=kept)
+        words = loss_in_words(report, kept=kept, of_texts=of_texts)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
 

@@ -120,7 +120,7 @@ def problem_of_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     ]
     if len(args) > len(positional):
         first = positional[0].name
-        problems.append(f"chunkvisor.{name} takes only {first} without a name: write the others as name=value")
+        problems.append(f"chunkvisor.{name} takes {first} alone by its place: write the others as name=value")
     elif not problems:
         missing = [each.name for each in parameters.values() if each.default is each.empty and each.name not in kwargs]
         for each in missing[len(args) :]:

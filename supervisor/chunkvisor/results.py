@@ -82,11 +82,14 @@ class Report:
         return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
 
 
-def loss_in_words(report: Report, *, kept: bool = True) -> str:
-    """How many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`."""
+def loss_in_words(report: Report, *, kept: bool = True, of_texts: bool = False) -> str:
+    """How many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
+
+    `of_texts`: a caller of `encode` knows them as positions in its texts.
+    """
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    first = listed([f"{name} row {each.row}" for name, each in rows], _SHOWN)
+    first = listed([f"texts[{each.row}]" if of_texts else f"{name} row {each.row}" for name, each in rows], _SHOWN)
     reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows), len(rows))
     manifests = {name: output.manifest for name, output in own.items() if output.quarantined}
     layout = Layout(report.workdir)

@@ -97,7 +97,7 @@ def test_another_source_is_refused(desk: Desk) -> None:
     desk.write_source(["else", *TEXTS[1:]])
     ended = desk.encode("--column", "text")
     assert (ended.returncode, "were changed" in ended.stderr) == (78, True), ended.stderr
-    assert f"{len(TEXTS)} rows, made of something else" in ended.stderr
+    assert f"{len(TEXTS)} rows, but it was made differently" in ended.stderr
     assert "`chunkvisor run --update`" in ended.stderr.replace("\n", " ")
 
 

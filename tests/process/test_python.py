@@ -221,7 +221,7 @@ def test_arguments_that_are_missing() -> None:
     call: Any = chunkvisor.encode
     with pytest.raises(TypeError, match=r"^chunkvisor.encode needs model=…: the name of a model on the hub"):
         call(["a"])
-    with pytest.raises(TypeError, match=r"^chunkvisor.encode takes only texts without a name"):
+    with pytest.raises(TypeError, match=r"^chunkvisor.encode takes texts alone by its place"):
         call(["a"], "m")
     call = chunkvisor.run
     with pytest.raises(TypeError, match=r"^chunkvisor.run needs config_path=…: the path of a YAML config"):
@@ -296,7 +296,7 @@ def test_log_of_a_temporary_folder() -> None:
 def test_quarantined_texts_warn() -> None:
     """Texts without a vector are NaN and warned of by index; nothing is raised."""
     with pytest.warns(
-        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(in its place: NaN\): embeddings row 1"
+        chunkvisor.QuarantineWarning, match=r"1 row has no vector \(in its place: NaN\): texts\[1\]"
     ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()

@@ -109,7 +109,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  attempts: 3 committed",
                 "  to go on: run the same command again",
                 "  3 of 10 chunks are done and kept; 7 chunks to compute",
-                "  chunks 3, 4 had begun; 82 texts of them are saved",
+                "  2 of these had begun (chunk 3, chunk 4; the first chunk is 0); 82 texts of them are saved",
             ],
         ),
         (

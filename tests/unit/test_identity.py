@@ -253,4 +253,4 @@ def test_a_source_that_was_not_read() -> None:
     """Of a source of which only the state of the files is known, no number of rows is told."""
     assert differences(identity(rows=UNREAD), identity(rows=UNREAD)) == []
     (told,) = differences(identity(rows=UNREAD), identity(digest="d2", rows=UNREAD))
-    assert told == "source: its files are others, or were changed"
+    assert told == "source: its files have changed, or are other files than before"

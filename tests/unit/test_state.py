@@ -298,7 +298,7 @@ def test_an_ended_run_stands_still() -> None:
     assert now.elapsed_s == 30
     assert (now.eta_s, now.devices) == (None, ())
     assert closing_line(now) == (
-        "1 chunk encoded in 30 s; 5.0 rows/s, 50 tokens/s (start-up not counted); "
+        "1 chunk encoded in 30 s, start-up included; 5.0 rows/s, 50 tokens/s without it; "
         "done and kept: about 100 of 200 rows (50 %), 2 of 4 chunks; without a fault"
     )
 

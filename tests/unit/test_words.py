@@ -96,7 +96,7 @@ def test_the_first_line(device: str, words: str) -> None:
     ("chunks_left", "rate", "words"),
     [
         (4, None, "to do: 2,000 rows in 4 chunks; a time estimate follows"),
-        (4, 10.0, "to do: 2,000 rows in 4 chunks; about 2 min at the speed of the last run"),
+        (4, 10.0, "to do: 2,000 rows in 4 chunks; about 2 min of computing at the speed of the last run"),
         (1, None, "to do: 1 of 4 chunks, of 2,000 rows in all; a time estimate follows"),
         (0, None, "nothing left to compute: 4 chunks to join"),
     ],

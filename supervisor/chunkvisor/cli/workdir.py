@@ -14,6 +14,9 @@ from chunkvisor.units import counted
 if TYPE_CHECKING:
     from chunkvisor.observe.outputstatus import OutputStatus
 
+_FEW = 3
+"""Files that are named where they are as they were written."""
+
 
 @click.command("status")
 @workdir_argument()
@@ -110,14 +113,15 @@ def verify(workdir: Path, as_json: bool) -> None:
     from chunkvisor.commands.verify import how_far
     from chunkvisor.commands.verify import verify as findings_of
 
-    good, damaged = 0, []
+    intact, damaged = [], []
     for finding in findings_of(workdir):
         if finding.problem is None:
-            good += 1
+            intact.append(finding.path.name)
         else:
             damaged.append(finding)
             if not as_json:
                 say(f"{finding.path}: {finding.problem}", err=True)
+    good = len(intact)
     outputs = {} if workdir.is_file() else how_far(workdir)
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
@@ -136,13 +140,21 @@ def verify(workdir: Path, as_json: bool) -> None:
             remedy=f"chunkvisor status {workdir} says how far it is, and how the last run ended",
         )
     if not as_json:
-        say(f"{counted(good, 'file')} checked: {'it is' if good == 1 else 'all are'} intact")
+        which = f" ({', '.join(intact)})" if good <= _FEW and not missing else ""
+        say(f"{counted(good, 'file')} checked{which}: {'it is' if good == 1 else 'all are'} intact")
         for name, output in outputs.items():
             if output.quarantined:
                 rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
                 say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; run the same `chunkvisor run` again to go on")
+            say(f"{name} is not complete: {_far(output)}; {_to_go_on(workdir)}")
+
+
+def _to_go_on(workdir: Path) -> str:
+    from chunkvisor.observe.status import State, read_status
+
+    live = read_status(workdir).state is State.RUNNING
+    return "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
 
 
 def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:

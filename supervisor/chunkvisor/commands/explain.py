@@ -8,6 +8,7 @@ from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.verdict import OF_GPUS, Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.handbook import entry
 from chunkvisor_worker.contract.rules import RULES
 
@@ -18,18 +19,24 @@ _ON_CPU = (
 
 
 def names() -> list[str]:
-    """What can be explained: outcomes first, then rules in the order in which they are tried."""
-    return list(dict.fromkeys([*map(str, ENTRIES), *(rule.name for rule in RULES)]))
+    """What can be explained: outcomes, then rules, each by the alphabet; the last outcome is the one of success."""
+    return [*sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name)), *_rules()]
+
+
+def _rules() -> list[str]:
+    return sorted({rule.name for rule in RULES} - set(map(str, ENTRIES)))
 
 
 def index() -> list[str]:
-    """A line for each entry: its name, and what happened in a sentence."""
+    """A line for each entry under two headings: its name, and what happened in a sentence."""
     causes = {rule.name: rule.cause for rule in RULES} | {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
-    return [
+    lines = [
         textwrap.fill(f"{name:<{width}}  {_first_sentence(causes[name])}", _WIDTH, subsequent_indent=" " * (width + 2))
         for name in names()
     ]
+    rules = len(lines) - len(_rules())
+    return ["What becomes of an attempt", *lines[:rules], "", "Faults that are known by name", *lines[rules:]]
 
 
 def explain(name: str) -> str:

@@ -85,7 +85,9 @@ class WorkPlanned(Event):
             return f"nothing left to compute: {joined}"
         if not self.texts_per_s:
             return f"{todo}; a time estimate follows"
-        return f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the last run"
+        return (
+            f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} of computing at the speed of the last run"
+        )
 
 
 @event("{text}")

@@ -1,6 +1,7 @@
 """Texts that a Python program gives, in whatever can be iterated: written as a source, one after the other."""
 
 import contextlib
+import difflib
 import hashlib
 import json
 import math
@@ -52,7 +53,10 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     if names is None:
         return _of_rows(_iterable(given), column)
     if column not in names:
-        raise config_error(f"texts has no column {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
+        similar = [] if isinstance(given, Mapping) else difflib.get_close_matches(column, names, 1)  # it has tables
+        near = "".join(f"did you mean {name}? " for name in similar)
+        has = f"{'It' if near else 'it'} has {listed(names, _MOST_NAMES)}"
+        raise config_error(f"texts has no column {column!r}", remedy=near + has)
     if names.count(column) > 1:  # in pandas, both of them are a table again, which gives their names
         raise config_error(f"texts has {names.count(column)} columns {column!r}", remedy="rename all but one of them")
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them

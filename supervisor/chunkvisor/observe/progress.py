@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from chunkvisor.observe.snapshot import Snapshot
-from chunkvisor.units import counted, human_time
+from chunkvisor.units import counted, human_elapsed, human_time
 
 if TYPE_CHECKING:
     from chunkvisor.observe.outputstatus import OutputStatus
@@ -18,7 +18,7 @@ def heartbeat_s(elapsed_s: float) -> float:
 
 def progress_line(snapshot: Snapshot) -> str:
     """How far the run is."""
-    parts = [f"{stage(snapshot)}, {human_time(snapshot.elapsed_s)} so far"]
+    parts = [f"{stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"]
     if snapshot.chunks:
         parts.append(
             f"{percent(snapshot.share)}, {rows_in_words(snapshot)}, "
@@ -43,9 +43,9 @@ def closing_line(snapshot: Snapshot) -> str | None:
     """What a run has done, and how far all is where work is left; None where there was nothing to do."""
     here, parts = snapshot.chunks_here, list[str]()
     if here:
-        parts.append(f"{counted(here, 'chunk')} encoded in {human_time(snapshot.elapsed_s)}")
+        parts.append(f"{counted(here, 'chunk')} encoded in {human_elapsed(snapshot.elapsed_s)}, start-up included")
     if found := rates(snapshot):
-        parts.append(f"{', '.join(found)} (start-up not counted)")
+        parts.append(f"{', '.join(found)} without it" if here else f"{', '.join(found)} (start-up not counted)")
     if snapshot.chunks and snapshot.share < 1:
         chunks = f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}"
         parts.append(f"done and kept: {rows_in_words(snapshot)} ({percent(snapshot.share)}), {chunks}")

@@ -10,7 +10,7 @@ from chunkvisor.observe.outputstatus import OutputStatus
 from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import SliceStatus, State, Status
-from chunkvisor.units import counted, human_time, listed
+from chunkvisor.units import counted, human_elapsed, human_time, listed
 
 _MOST_SLICES = 16
 _NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
@@ -33,7 +33,7 @@ def status_screen(
     lines = [str(status.state)]
     if status.state is State.RUNNING:
         by = "" if status.slices else f" (pid {status.pid})"
-        lines[0] = f"running{by}: {stage(snapshot)}, {human_time(snapshot.elapsed_s)} so far"
+        lines[0] = f"running{by}: {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
         lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
@@ -75,11 +75,11 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
         lines.append(f"{kept:,} of {chunks:,} chunks are done and kept; {counted(rest, 'chunk')} to compute")
     if begun:
         several = len({output for output, _ in begun}) > 1
-        names = listed([f"{output} {chunk}" if several else str(chunk) for output, chunk in begun], 10)
-        noun = "chunk" if len(begun) == 1 else "chunks"
+        names = listed([f"{output} chunk {chunk}" if several else f"chunk {chunk}" for output, chunk in begun], 10)
         saved, them = sum(begun.values()), "it" if len(begun) == 1 else "them"
         kept_texts = counted(saved, "text") if saved else "no text"
-        lines.append(f"{noun} {names} had begun; {kept_texts} of {them} {'are' if saved > 1 else 'is'} saved")
+        saved_of = f"{kept_texts} of {them} {'are' if saved > 1 else 'is'} saved"
+        lines.append(f"{len(begun)} of these had begun ({names}; the first chunk is 0); {saved_of}")
     return lines
 
 
@@ -125,8 +125,6 @@ def _device(name: str, device: DeviceTimes) -> str:
     tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
     if device.padding_share is not None:
         tokens += f", {100 * device.padding_share:.1f} % padding"
-    if device.peak_share is not None:
-        tokens += f", {100 * device.peak_share:.0f} % of the hardware's peak"
     idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
     rate = f"{figure(device.texts_per_s or 0)} texts/s{tokens}"
     return f"  {name}: {rate} while computing, idle {idle:.1f} % between chunks"

@@ -9,7 +9,7 @@ from chunkvisor.events.stages import COMPUTING
 from chunkvisor.observe.progress import percent, rates, rows_in_words, stage
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.units import counted, human_bytes, human_time, wrapped
+from chunkvisor.units import counted, human_bytes, human_elapsed, human_time, wrapped
 
 _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
@@ -76,7 +76,7 @@ def _body(outputs: list[Text], devices: list[Text], ahead: list[Text | None], fr
 
 def _head(snapshot: Snapshot) -> Text:
     line = Text(plain(stage(snapshot)), "bold")
-    line.append(f", {human_time(snapshot.elapsed_s)} so far", "not bold")
+    line.append(f", {human_elapsed(snapshot.elapsed_s)} so far", "not bold")
     if snapshot.eta_s is not None:
         line.append(f", about {human_time(snapshot.eta_s)} left", "bold")
     elif snapshot.doing == COMPUTING and snapshot.chunks and not snapshot.chunks_here:

@@ -168,7 +168,7 @@ def _source_difference(old: Identity, new: Identity) -> list[str]:
     before, now = old.values.get(_ROWS), new.values.get(_ROWS)
     same = old.values.get(_DIGEST) == new.values.get(_DIGEST)
     if before == now == UNREAD:
-        return [] if same else ["source: its files are others, or were changed"]
+        return [] if same else ["source: its files have changed, or are other files than before"]
     if before != now:
         return [f"source: {before:,} rows before, {now:,} now"]
     return [] if same else ["source: same number of rows, other content"]

@@ -19,7 +19,7 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import asked_form, form_of
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import read_recorded
+from chunkvisor.assemble.manifest import read_moved, read_recorded
 from chunkvisor.assemble.textvectors import RowReader
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
@@ -92,8 +92,8 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
         fixed, manifest = read_fixed(layout), read_recorded(layout)
         if fixed is None or manifest is None:
             return None
-        form = form_of(manifest)
-        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(layout, form).exists()
+        form, final = form_of(manifest), read_moved(layout) or layout
+        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
         if not whole or not form.is_exact or not FORMATS[form.format].can_be_read:
             return None
         versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
@@ -102,7 +102,7 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
         index = means.index_of(layout, words) if cut is not None else None
         if cut is None or index is None:
             return None
-        rows = FinalRows(layout, manifest, means.scratch)
+        rows = FinalRows(final, manifest, means.scratch)
     except (DamagedError, OSError):
         return None
     place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions, cut=cut)

@@ -10,7 +10,7 @@ _ELSEWHERE = {
     Given.OPTIONS: "name another file by -o (or another --workdir, if you gave one)",
     Given.ARGUMENTS: "choose another workdir",
 }
-GROWING = "for a source that grows: a config and `chunkvisor run --update`, which encodes only what is new"
+GROWING = "if the source grows, write a config and use `chunkvisor run --update`, which encodes only what is new"
 """What to do instead of `chunkvisor encode`."""
 
 

@@ -148,7 +148,7 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
         ({"train": Dataset(), "test": Dataset()}, "text", r"no column 'text'\ndo:  it has train, test"),
         (Twins(), "text", r"texts has 2 columns 'text'\ndo:  rename all but one of them"),
         ({"one", "two"}, None, "texts is a set, which has no order"),
-        (Dataset(), "txt", r"texts has no column 'txt'\ndo:  it has id, text"),
+        (Dataset(), "txt", r"texts has no column 'txt'\ndo:  did you mean text\? It has id, text"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: Any, column: str | None, words: str) -> None:
