@@ -40,6 +40,8 @@ class Promises:
     kept: Counter[int] = field(default_factory=Counter)
     """Texts that were kept of a failed attempt, by chunk."""
     quarantined: set[str] = field(default_factory=set)
+    reopened: bool = False
+    """Whether `retry` has told that texts will be tried again, and no attempt has begun since."""
     lesson: bool = False
     """Whether it was learnt which batches do not fit."""
     complete: bool = False
@@ -54,6 +56,7 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
     size, found = scenario.size, Promises()
     for event in crash.told:
         chunk, texts = event.get("chunk", 0), scenario.encoded_by(found.command)
+        found.reopened = found.reopened and "attempt" not in event
         match event["event"]:
             case "chunk_committed":
                 found.safe.update(text for text in texts[chunk * size : (chunk + 1) * size] if not text.startswith(BAD))
@@ -68,6 +71,7 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
             case "output_complete":
                 found.complete = found.was_complete = True
             case "command_ended" if event["number"] + 1 < len(scenario.commands):
+                found.reopened = "retry" in scenario.commands[event["number"]].words
                 found.command = event["number"] + 1
                 words = scenario.commands[found.command].words
                 if "--from-scratch" in words:
@@ -280,6 +284,8 @@ class Judge:
             share = scenario.encoded_by(promises.command)[chunk * scenario.size : (chunk + 1) * scenario.size]
             if len(texts.intersection(share)) > len(share) - count + bad:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
+        if promises.reopened and not any(text.startswith(BAD) for text in texts):
+            problems.append("what was to be tried again was not")
         if promises.lesson and "oom" in calls:
             problems.append("a lesson about memory was paid for again")
         if promises.complete and (encoded or ("reading the source" in stderr and not scenario.stages_again)):
