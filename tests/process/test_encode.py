@@ -96,7 +96,7 @@ def test_another_source_is_refused(desk: Desk) -> None:
     assert desk.encode("--column", "text").returncode == 0
     desk.write_source(["else", *TEXTS[1:]])
     ended = desk.encode("--column", "text")
-    assert (ended.returncode, "were changed" in ended.stderr) == (78, True), ended.stderr
+    assert (ended.returncode, "source: its files have changed" in ended.stderr) == (78, True), ended.stderr
     assert f"{len(TEXTS)} rows, but it was made differently" in ended.stderr
     assert "`chunkvisor run --update`" in ended.stderr.replace("\n", " ")
 

@@ -47,10 +47,11 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     """Where the file does not fit on the other disk: which folder, how much is needed, and how much is free there."""
     state, out = tmp_path / "state", tmp_path / "out" / "v.npy"
     out.parent.mkdir()
-    final = Layout(state).output(fileinplace.OUTPUT).final
-    final.parent.mkdir(parents=True)
+    output = Layout(state).output(fileinplace.OUTPUT)
+    output.state.mkdir(parents=True)
+    final = output.final
     final.write_bytes(bytes(2048))
-    write_sealed(Layout(state).output(fileinplace.OUTPUT).manifest, {"rows": 1})
+    write_sealed(output.manifest, {"rows": 1})
     put_on_another_disk(final, monkeypatch)
 
     def full(*_: object) -> None:
