@@ -83,6 +83,17 @@ def test_what_it_says(
         assert last.strip() == ""
 
 
+def test_it_ends_its_line_whatever_the_clock_says(capfd: pytest.CaptureFixture[str]) -> None:
+    """A clock that was set back, or a slow look at the run, does not make the bar count as one that was never drawn."""
+    bar, state = ProgressBar(), RunState()
+    for event in (INVOKED, OPENED, GO):
+        state.apply(event, time.time() + 1000)
+        bar.event(event, state)
+    bar.tick()
+    bar.close()
+    assert capfd.readouterr().err.endswith("\n")
+
+
 def test_lines_of_the_log_stand_alone(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a bar is drawn, each line that is logged begins a line of the terminal, and is told once."""
     monkeypatch.setenv("COLUMNS", "80")

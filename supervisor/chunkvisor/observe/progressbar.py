@@ -77,12 +77,14 @@ class ProgressBar(Observer):
     def _draw(self, *, over: bool = False) -> None:
         if (layout := layout_of(self._state)) is None:
             return
-        snapshot = snapshot_of(self._state, time.time(), take_readings(layout, self._state, sensors=False))
+        now_s = time.time()
+        snapshot = snapshot_of(self._state, now_s, take_readings(layout, self._state, sensors=False))
         words = self._words(snapshot, over=over)
         bar = self._bar = self._bar if self._bar is not None else _new_bar(words)
         if snapshot.rows and bar.total != snapshot.rows:
             bar.reset(total=snapshot.rows)
-        bar.start_t = time.time() - snapshot.elapsed_s  # one clock, that of the run
+        # One clock, that of the run. Were it later than the bar's last print, close() would leave out the line's end.
+        bar.start_t = min(now_s - snapshot.elapsed_s, bar.last_print_t)
         counts = over or snapshot.doing == COMPUTING or self._state.first_go_s is not None
         bar.bar_format = _COUNTING if counts and bar.total else _BEFORE
         bar.n = snapshot.rows_done
