@@ -92,12 +92,17 @@ def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None,
     return ChunkvisorError(code, what, why=why, remedy=remedy, log=log, see=see)
 
 
+def to_check(final: Path) -> str:
+    """How a person checks a final file."""
+    return f"to check the file: chunkvisor verify {shlex.quote(str(final))}"
+
+
 def no_workdir(path: Path) -> Halt:
     """A Halt for a path that was given as a workdir and is none."""
     made, there = path.with_suffix(""), path.exists()
     if not there and path.suffix == ".chunkvisor" and made.is_file() and made.with_suffix(".json").is_file():
         what = f"{path} is gone: `chunkvisor encode` has finished {made} and has removed its folder"
-        return config_error(what, remedy=f"nothing; to check the file: chunkvisor verify {shlex.quote(str(made))}")
+        return config_error(what, remedy=f"nothing; {to_check(made)}")
     what = f"{path} is not a workdir of chunkvisor" if there else f"{path} is not there: no run has begun in it"
     return config_error(what, remedy="give the config, or the folder that it names as workdir")
 

@@ -42,7 +42,7 @@ class Form:
         """What stands in the place of a vector that a row does not have."""
         if self.format is FinalFormat.PARQUET:
             return "null"
-        return "NaN" if self.dtype in (FinalDtype.FLOAT32, FinalDtype.FLOAT16) else "zeros"
+        return "NaN" if self.dtype.is_float else "zeros"
 
     def of(self, rows: int) -> Self:
         """The form that this number of rows takes: there are no empty shards."""

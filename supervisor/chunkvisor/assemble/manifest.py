@@ -147,8 +147,8 @@ def note_move(layout: OutputLayout, final: Path) -> None:
 
 def read_moved(layout: OutputLayout) -> OutputLayout | None:
     """Where `chunkvisor encode` has put final file and manifest, if that manifest is there. Raises OSError."""
-    done, note = _unless_damaged(_read_done, layout), _unless_damaged(lambda each: read_sealed(each.moved), layout)
-    if done is None or note is None or layout.final.exists():
+    note = _unless_damaged(lambda each: read_sealed(each.moved), layout)
+    if note is None or layout.final.exists() or (done := _unless_damaged(_read_done, layout)) is None:
         return None
     final = Path(os.path.normpath(layout.workdir / str(note["final"])))
     there = OutputLayout(final.parent, final.stem)

@@ -55,7 +55,7 @@ class Numbers:
     @property
     def is_float(self) -> bool:
         """Whether a row without a vector can be NaN; it is zero in the others."""
-        return self.dtype in (FinalDtype.FLOAT32, FinalDtype.FLOAT16)
+        return self.dtype.is_float
 
     def of(self, block: Vectors, missing: Positions, ranges: Vectors | None) -> Stored:
         """The rows of the block; `missing` are those without a vector. int8 needs the ranges, shape (2, dimension).

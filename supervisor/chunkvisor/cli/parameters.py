@@ -1,7 +1,6 @@
 """The arguments and options that several commands share, and how a shell completes them, without reading a config."""
 
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,14 +109,13 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
 def _is_final(path: Path, command: str) -> bool:
     """Whether it is a final file, and the command takes one. Raises Halt (78) where it is one, or ends in .npy."""
     from chunkvisor.commands.verify import is_final
-    from chunkvisor.errors import config_error
+    from chunkvisor.errors import config_error, to_check
 
-    check = f"to check the file: chunkvisor verify {shlex.quote(str(path))}"
     if is_final(path):
         if command == "verify":
             return True
         what = f"{path} is a finished file; `chunkvisor {command}` takes the folder of a run, or its config"
-        raise config_error(what, remedy=check)
+        raise config_error(what, remedy=to_check(path))
     if path.suffix == ".npy":
         beside = f"{path.with_suffix('.json').name}, which describes a file of chunkvisor, is not beside it"
         raise config_error(f"{path} is neither a folder of a run nor a config", why=beside)

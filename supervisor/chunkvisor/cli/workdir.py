@@ -146,8 +146,9 @@ def verify(workdir: Path, as_json: bool) -> None:
             if output.quarantined:
                 rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
                 say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
+        to_go_on = _to_go_on(workdir) if missing else ""
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; {_to_go_on(workdir)}")
+            say(f"{name} is not complete: {_far(output)}; {to_go_on}")
 
 
 def _to_go_on(workdir: Path) -> str:

@@ -20,7 +20,11 @@ _ON_CPU = (
 
 def names() -> list[str]:
     """What can be explained: outcomes, then rules, each by the alphabet; the last outcome is the one of success."""
-    return [*sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name)), *_rules()]
+    return [*_outcomes(), *_rules()]
+
+
+def _outcomes() -> list[str]:
+    return sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name))
 
 
 def _rules() -> list[str]:
@@ -31,12 +35,12 @@ def index() -> list[str]:
     """A line for each entry under two headings: its name, and what happened in a sentence."""
     causes = {rule.name: rule.cause for rule in RULES} | {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
-    lines = [
-        textwrap.fill(f"{name:<{width}}  {_first_sentence(causes[name])}", _WIDTH, subsequent_indent=" " * (width + 2))
-        for name in names()
-    ]
-    rules = len(lines) - len(_rules())
-    return ["What becomes of an attempt", *lines[:rules], "", "Faults that are known by name", *lines[rules:]]
+    lines = {
+        name: textwrap.fill(f"{name:<{width}}  {_first_sentence(cause)}", _WIDTH, subsequent_indent=" " * (width + 2))
+        for name, cause in causes.items()
+    }
+    outcomes, rules = ([lines[name] for name in found] for found in (_outcomes(), _rules()))
+    return ["What becomes of an attempt", *outcomes, "", "Faults that are known by name", *rules]
 
 
 def explain(name: str) -> str:

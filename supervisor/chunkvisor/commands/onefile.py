@@ -3,7 +3,6 @@
 `session` does the work, as for any config.
 """
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.commands.fileinplace import OUTPUT, OneFile, ingredients, made_before, publish, remove_state
 from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
@@ -85,5 +84,5 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     remove_state(wanted)
     observer.say(f"{wanted.out}: complete, described in {wanted.manifest.name}")
     observer.say(how_to_read(wanted.out, Form()))
-    observer.say(f"to check the file: chunkvisor verify {shlex.quote(str(wanted.out))}")
+    observer.say(to_check(wanted.out))
     return ExitCode.COMPLETE

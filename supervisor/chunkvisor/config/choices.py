@@ -79,3 +79,8 @@ class FinalDtype(StrEnum):
     """Each dimension's range over the whole output in 256 steps."""
     UBINARY = "ubinary"
     """One bit a dimension, eight in a byte: whether it is greater than 0."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a row without a vector can be NaN; it is zero in the others."""
+        return self in (FinalDtype.FLOAT32, FinalDtype.FLOAT16)

@@ -31,6 +31,12 @@ _ON_THE_DEVICE = frozenset(
 """Outcomes that can leave something behind on a GPU, or come from it, where the worker had one."""
 
 
+def without_cause(reason: str, rule: str) -> str:
+    """What the reason of an attempt says beyond the cause that its rule gives, with which it begins."""
+    cause = _CAUSES.get(rule, "")
+    return reason.removeprefix(cause).lstrip(":. ") if cause else reason
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What became of an attempt, and what that means for the next."""
@@ -73,8 +79,7 @@ class Verdict:
         """The reason, for the end of a run; without what a rule says of a GPU that there is not."""
         if not self.gpu_error_on_cpu:
             return self.reason
-        own = self.reason.removeprefix(_CAUSES[self.rule]).lstrip(":. ")
-        return f"in a run on the CPU, an error of a GPU: {own or self.reason}"
+        return f"in a run on the CPU, an error of a GPU: {without_cause(self.reason, self.rule) or self.reason}"
 
     @property
     def others_hold_memory(self) -> bool:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS, room_in_words
+from chunkvisor.store.disk import DISK_ERRNOS, with_room
 from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 
 MAX_TEXT_BYTES = 16 << 20
@@ -50,7 +50,7 @@ def disk_full(folder: Path, error: BaseException | None = None) -> Halt:
     return Halt(
         ExitCode.DISK,
         f"The disk is full or failing while the sources are read into {folder}.",
-        why="; ".join(filter(None, (str(error or ""), room_in_words(folder)))),
+        why=with_room(str(error or ""), folder),
         remedy="Free some space there, or move the workdir to another disk.",
     )
 

@@ -57,6 +57,11 @@ def room_in_words(*folders: Path) -> str:
     return ", ".join(found.values())
 
 
+def with_room(words: str, *folders: Path) -> str:
+    """The words, and what is free in the folders."""
+    return "; ".join(filter(None, (words, room_in_words(*folders))))
+
+
 def free_bytes(folder: Path) -> int | None:
     """Space that the user may still fill on the folder's file system; None where it cannot be told."""
     try:

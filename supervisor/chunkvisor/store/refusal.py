@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS, disk_remedy, room_in_words
+from chunkvisor.store.disk import DISK_ERRNOS, disk_remedy, with_room
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -98,11 +98,11 @@ def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Hal
     """The end of a run that could not write or read a file: that of the error, or one in `place`; of so many bytes."""
     path = _path_of(error)
     folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
-    need = f"{human_bytes(need_bytes)} are needed" if need_bytes is not None else ""
+    need = f"; {human_bytes(need_bytes)} are needed" if need_bytes is not None else ""
     return Halt(
         ExitCode.DISK,
         f"the disk of {folder} is full or failing",
-        why="; ".join(filter(None, (str(error), need, room_in_words(folder)))),
+        why=with_room(f"{error}{need}", folder),
         remedy=f"{disk_remedy(error)}; then run the same command again; finished work is kept",
         see=str(Outcome.DISK_FULL),
     )

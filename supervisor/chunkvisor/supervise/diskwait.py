@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
-from chunkvisor.store.disk import DISK_ERRNOS, room_in_words
+from chunkvisor.store.disk import DISK_ERRNOS, with_room
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -54,6 +54,6 @@ def _no_room(what: str, place: Path, why: str) -> Halt:
     return Halt(
         ExitCode.DISK,
         f"the disk of {place} is full or failing while {what}",
-        why="; ".join(filter(None, (why, room_in_words(place)))),
+        why=with_room(why, place),
         remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
     )

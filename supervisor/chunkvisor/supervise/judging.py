@@ -9,7 +9,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import LateCrash
 from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import gather
-from chunkvisor.store.disk import room_in_words
+from chunkvisor.store.disk import with_room
 from chunkvisor.store.salvage import Salvage, look
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot
@@ -36,6 +36,6 @@ def judged(slot: Slot, returncode: int, output: OutputRun, emit: Emit) -> tuple[
     if verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT) or slot.task.control:
         return verdict, Salvage()
     if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
-        room = room_in_words(slot.files.folder, Path(os.environ.get("TMPDIR", "/tmp")))  # noqa: S108 - what is there
-        verdict = replace(verdict, reason="; ".join(filter(None, (verdict.reason, room))))
+        temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
+        verdict = replace(verdict, reason=with_room(verdict.reason, slot.files.folder, temporary))
     return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))

@@ -16,7 +16,7 @@ from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged,
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, room_in_words
+from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
 from chunkvisor.supervise.task import Task
@@ -128,8 +128,8 @@ class Storage:
             raise error
         if error.errno == errno.EIO:
             self._emit(DiskFault(self._outputs[task.output].name, task.chunk, str(error)))
-        room = room_in_words(self._outputs[task.output].ledger.layout.workdir)
-        reason = "; ".join(filter(None, (f"vectors could not be stored: {error}", room)))
+        workdir = self._outputs[task.output].ledger.layout.workdir
+        reason = with_room(f"vectors could not be stored: {error}", workdir)
         return NotStored(task, Verdict(Outcome.DISK_FULL, reason))
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from chunkvisor.decide.remedies import last_remedy
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.decide.verdict import Verdict, without_cause
 from chunkvisor.events.attempt import FailureEvent
 from chunkvisor.observe.report.history import Failure, History
 from chunkvisor.store.attempt import read_tail
@@ -51,15 +51,12 @@ def troubles(history: History, layout: Layout, outputs: Iterable[str], *, ended:
     for failure in sorted(history.failures.values(), key=lambda each: -each.count):
         last, rule = failure.last, rules.get(failure.last.rule)
         verdict = _verdict(last, rule, on_cpu=on_cpu)
-        cause = rule.cause if rule else ""
         files = layout.output(last.output).attempt(last.chunk, last.attempt)
         there = last.output in known and files.folder.is_dir()
-        # The reason of an attempt begins with the cause that its rule gives.
-        reason = last.reason.removeprefix(cause.rstrip(".")).lstrip(":. ") if cause else last.reason
         yield Trouble(
             failure,
             None if verdict is not None and verdict.gpu_error_on_cpu else rule,
-            reason,
+            without_cause(last.reason, last.rule),
             rule.remedy if rule and not ended else last_remedy(verdict) if verdict else "Read the log.",
             str(files.log.relative_to(layout.workdir)) if there else "",
             tuple(_excerpt(files)) if there else (),
