@@ -1586,6 +1586,28 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "G10: all hangs from some time on: a control comes before chunks that have not begun, and the run ends",
+        {"chunks": 5, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 2..4
+        ready 2                | go 2: 32
+        hung 2 2x10            | start 3 on 0: 4..6
+        ready 3                | go 3: 32
+        wait 0.5               |
+        hung 3 2x10            | start 4 on 0: 2..4
+        ready 4                | go 4: 32
+        hung 4 2x10            | cut at 3, start 5 on 0: 2..3
+        ready 5                | go 5: 32
+        hung 5 1x10            | start 6 on 0: 2..3
+        ready 6                | go 6: 32
+        hung 6 1x10            | start 7 on 0: 0..1 control
+        ready 7                | go 7: 32
+        hung 7 1x10            | halt 75
+        """,
+    ),
+    (
         "a control that meets a full disk is made again when there is space",
         {"chunks": 2, "size": 1, "attempts": 1},
         """
@@ -1602,12 +1624,12 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "B1: 36 failures in a row end no run, while each of them makes something smaller",
+        "B1: 36 failures, and only a control between, end no run, while each of them makes something smaller",
         {"chunks": 2, "size": 12, "done": 1, "attempts": 2},
         """
         join 0 look none       | start 1 on 0: 12..24
         ready 1                | go 1: 32
-        raised 1 12x10         |
+        raised 1 12x10         | 
         wait 1                 | start 2 on 0: 12..24
         ready 2                | go 2: 32
         raised 2 12x10         | cut at 18, start 3 on 0: 12..18
@@ -1660,27 +1682,29 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 26               | go 26: 32
         raised 26 1x10         | start 27 on 0: 17..18
         ready 27               | go 27: 32
-        raised 27 1x10         | start 28 on 0: 16..17
+        raised 27 1x10         | start 28 on 0: 0..1 control
         ready 28               | go 28: 32
-        raised 28 1x10         | start 29 on 0: 16..17
+        ok 28                  | quarantine 12, quarantine 23, quarantine 22, quarantine 21, quarantine 20, quarantine 19, quarantine 18, quarantine 17, start 29 on 0: 13..15
         ready 29               | go 29: 32
-        raised 29 1x10         | start 30 on 0: 15..16
+        raised 29 2x10         | cut at 14, start 30 on 0: 13..14
         ready 30               | go 30: 32
-        raised 30 1x10         | start 31 on 0: 15..16
+        raised 30 1x10         | start 31 on 0: 13..14
         ready 31               | go 31: 32
-        raised 31 1x10         | start 32 on 0: 13..15
+        raised 31 1x10         | start 32 on 0: 16..17
         ready 32               | go 32: 32
-        raised 32 2x10         | cut at 14, start 33 on 0: 14..15
+        raised 32 1x10         | start 33 on 0: 16..17
         ready 33               | go 33: 32
-        raised 33 1x10         | start 34 on 0: 14..15
+        raised 33 1x10         | start 34 on 0: 15..16
         ready 34               | go 34: 32
-        raised 34 1x10         | start 35 on 0: 13..14
+        raised 34 1x10         | start 35 on 0: 15..16
         ready 35               | go 35: 32
-        raised 35 1x10         | start 36 on 0: 13..14
+        raised 35 1x10         | start 36 on 0: 14..15
         ready 36               | go 36: 32
-        raised 36 1x10         | start 37 on 0: 0..1 control
+        raised 36 1x10         | start 37 on 0: 14..15
         ready 37               | go 37: 32
-        ok 37                  | quarantine 12, quarantine 23, quarantine 22, quarantine 21, quarantine 20, quarantine 19, quarantine 18, quarantine 17, quarantine 16, quarantine 15, quarantine 14, quarantine 13, compose 1, join 0
+        raised 37 1x10         | start 38 on 0: 0..1 control
+        ready 38               | go 38: 32
+        ok 38                  | quarantine 13, quarantine 16, quarantine 15, quarantine 14, compose 1, join 0
         """,  # noqa: E501  # what is said to one stimulus stands on one line
     ),
     (

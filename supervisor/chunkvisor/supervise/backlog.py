@@ -35,11 +35,15 @@ class Backlog:
         """The next task that may start now on the seat; it is not handed out twice unless it is put back.
 
         Unless the seat is `alone`, none that has failed last on that device, or (`by_node`) on that machine: the
-        others are to say whose fault it was. With `far`, one that is as far as can be from what was put back first.
+        others are to say whose fault it was. With `far`, one that is as far as can be from what was put back first;
+        a control, which decides about all of those, comes before any.
         """
+        due = range(bisect_right(self._again, now_s, key=_due_s))
+        for position in due:
+            if self._again[position].control and (seat is None or self._again[position].only == seat.device):
+                return self._again.pop(position)
         if far and (task := self._take_new(now_s)) is not None:
             return task
-        due = range(bisect_right(self._again, now_s, key=_due_s))
         order: Sequence[int] = due[::-1] if far else due
         if far and sum(self._again[position].texts == 1 for position in due) > ALONE_MAX:
             order = sorted(order, key=lambda position: self._again[position].texts)

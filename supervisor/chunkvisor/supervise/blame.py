@@ -13,7 +13,7 @@ from chunkvisor.decide import lastwords
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.backlog import Backlog
-from chunkvisor.supervise.fleet import Fleet
+from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.progress import Progress
 from chunkvisor.supervise.task import NOW, Task
@@ -140,21 +140,28 @@ class Blame:
 
     def control_ended(self, worker: int, task: Task, verdict: Verdict) -> None:
         """A text that is known to be good was encoded once more, or was not."""
-        self._say(do.Discard(worker, task, verdict))
+        self._control = None
         device = self._fleet.devices.get(task.only) if task.only is not None else None
+        good = verdict.outcome is Outcome.COMMITTED
+        if device is not None and not device.left and not good and not verdict.blameless:
+            self._control_failed(worker, task, verdict, device)
+            return
+        self._say(do.Discard(worker, task, verdict))
         if device is None or device.left:
-            self._control = None
-        elif verdict.blameless:
-            self.control_waits(task)
+            return
+        if good:
+            self.encoded(device.number, math.inf)  # it was asked for after all of them
         else:
-            self._control = None
-            if verdict.outcome is Outcome.COMMITTED:
-                self.encoded(device.number, math.inf)  # it was asked for after all of them
-            elif len(self._fleet.alive) > 1:
-                self._leaving.drop(device, lastwords.failing_control(device.name, verdict), worker)
-            else:
-                name = self._outputs[task.output].name
-                self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))
+            self.control_waits(task)
+
+    def _control_failed(self, worker: int, task: Task, verdict: Verdict, device: Device) -> None:
+        """Do without the device, or the run ends; the control's log is what a person reads then."""
+        self._say(do.Record(worker, task, verdict, "it has its vector already: no text is the cause"))
+        if len(self._fleet.alive) > 1:
+            self._leaving.drop(device, lastwords.failing_control(device.name, verdict), worker)
+            return
+        name = self._outputs[task.output].name
+        self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))
 
     def confirmed(self) -> None:
         """The driver has noted a quarantine, or could not: the progress counts it from now on."""
