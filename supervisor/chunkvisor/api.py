@@ -20,7 +20,7 @@ from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
-from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
+from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.given import writing
@@ -194,7 +194,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
 
 def _part_with_the_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
     """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
-    error.remedy = error.remedy.replace("; finished work is kept", "")
+    error.remedy = error.remedy.replace(KEPT, "")
     if layout.attempts.exists():  # a worker was started
         error.add_note(_NOT_KEPT)
     if error.log is not None:

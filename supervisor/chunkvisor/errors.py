@@ -22,6 +22,10 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+KEPT = "; finished work is kept"
+"""At the end of a remedy; a run of which nothing is kept takes it away."""
+
+
 class ChunkvisorError(Exception):
     """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
 
@@ -76,9 +80,20 @@ Halt = ChunkvisorError
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
-    """The message of an error from its `details`, as they stand in the journal; nothing for an end without one."""
+    """The message of an error from its `details`, as they stand in the journal; nothing for an end without one.
+
+    A log in which there is nothing to read (what is killed writes no last words) is said to be empty.
+    """
     labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
-    return [label + str(details[key]) for key, label in labels.items() if details.get(key)]
+    notes = {"log": _note_on_log(str(details.get("log", "")))}
+    return [f"{label}{details[key]}{notes.get(key, '')}" for key, label in labels.items() if details.get(key)]
+
+
+def _note_on_log(log: str) -> str:
+    try:
+        return " (empty: nothing was written into it)" if log and not Path(log).stat().st_size else ""
+    except (OSError, ValueError):  # gone, or on another machine; a NUL in a journal's line
+        return ""
 
 
 def halt_of(details: Mapping[str, Any]) -> Halt:

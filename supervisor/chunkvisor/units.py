@@ -46,6 +46,19 @@ def listed(items: Sequence[str], most: int) -> str:
     return ", ".join(items[:most]) + more
 
 
+def which_rows(rows: Sequence[int], most: int = 5) -> str:
+    """`row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`: so many ranges at most of rows that rise."""
+    ranges = list[tuple[int, int]]()
+    for row in rows:
+        if ranges and row == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], row
+        else:
+            ranges.append((row, row))
+    shown = [f"{first:,}{'' if first == last else f' to {last:,}'}" for first, last in ranges[:most]]
+    more = " and more" if len(ranges) > most else ""
+    return f"row{'s' * (len(rows) != 1)} {', '.join(shown)}{more}" if rows else ""
+
+
 def counted(number: int, noun: str) -> str:
     """`1 fault`, `2 faults`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -122,7 +122,7 @@ def test_quarantined_rows_are_listed(place: ScriptedWorkplace) -> None:
     assert place.run_here().returncode == 3
 
     page = page_of(place.workdir / "report.html")
-    assert "Complete, with rows in quarantine" in page.text
+    assert "Complete, but 1 row has no vector" in page.text
     assert f"{place.source}:6" in page.text
     assert "chunkvisor retry" in page.text
 

@@ -1629,7 +1629,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0 look none       | start 1 on 0: 12..24
         ready 1                | go 1: 32
-        raised 1 12x10         | 
+        raised 1 12x10         |
         wait 1                 | start 2 on 0: 12..24
         ready 2                | go 2: 32
         raised 2 12x10         | cut at 18, start 3 on 0: 12..18

@@ -22,7 +22,6 @@ from chunkvisor.observe.report.charts import Charts
 from chunkvisor.observe.report.costs import Costs
 from chunkvisor.observe.report.headline import Mood, headline
 from chunkvisor.observe.report.history import Failure, History, Run, read_history
-from chunkvisor.observe.report.page import rows_without_vector
 from chunkvisor.observe.report.sensorcurves import SensorCurves
 from chunkvisor.observe.report.timeline import Span, Timeline
 from chunkvisor.observe.report.trouble import clean
@@ -357,14 +356,6 @@ STATUS = Status(State.COMPLETE, 1, {"out": DONE}, {}, None, None)
 HALT = Halted(78, what="no such column", why="typed wrongly", remedy="mend it", log="/x/worker.log")
 
 
-@pytest.mark.parametrize(("complete", "count"), [(False, 2), (True, 7)])
-def test_rows_without_a_vector(complete: bool, count: int) -> None:
-    """The figure is that of the table below it: of the journal, until there is a manifest."""
-    bad = (("quarantined", number, {"output": "out", "row": number}) for number in range(2))
-    output = replace(DONE, quarantined=7 if complete else 0, complete=complete)
-    assert rows_without_vector(replace(STATUS, outputs={"out": output}), read_history(journal(*bad))) == {"out": count}
-
-
 def ended(ending: Halted, **values: Any) -> Run:
     """A run that ended so."""
     return Run("r", T0, T0 + 1, ending=replace(ending, **values))
@@ -382,8 +373,8 @@ def ended(ending: Halted, **values: Any) -> Run:
             [],
             3,
             Mood.CARE,
-            "quarantine",
-            "1 row could not be encoded",
+            "Complete, but 1 row has no vector",
+            "see Rows without a vector",
             "chunkvisor retry",
             id="quarantine",
         ),

@@ -236,8 +236,8 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
         ([], 0, Severity.NEWS, "all is well"),
         ([FAILED], 0, Severity.CARE, "1 attempt failed and is tried again; nothing is lost"),
         ([FAILED, FAILED], 0, Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
-        ([FAILED, BAD], 0, Severity.LOSS, "1 text could not be encoded and will have no vector"),
-        ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 text could not be encoded and got no vector"),
+        ([FAILED, BAD], 0, Severity.LOSS, "1 row without a vector"),
+        ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 row without a vector"),
         ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk set aside"),
         ([(120, "device_dropped", {"device": "X"})], 0, Severity.LOSS, "1 device left out"),
         (

@@ -7,6 +7,7 @@ import pytest
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import AttemptFailed, BatchesKept, Go, PartFailed, Quarantined
 from chunkvisor.events.event import Event
+from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Draining
 from chunkvisor.supervise.troubles import Troubles
 
@@ -15,6 +16,7 @@ HUNG = PartFailed("t", 5, 2, "hung", "no progress for 5 s", log="/w/5/2/worker.l
 CRASHED = AttemptFailed("t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-fault", log="/w/5/3/worker.log")
 KEPT = BatchesKept("t", 5, 10)
 BAD = Quarantined("t", 10, "a.jsonl:11")
+OPENED = OutputOpened("t", 100, 100, 10, quarantined=3)
 NOTHING = "in the last 40 s nothing was encoded, and "
 
 
@@ -27,10 +29,23 @@ NOTHING = "in the last 40 s nothing was encoded, and "
         ([GO, KEPT, HUNG, Draining("SIGTERM"), KEPT], NOTHING + "1 attempt", "/w/5/2/worker.log", "hung"),
         ([GO, KEPT, HUNG, CRASHED, HUNG], NOTHING + "3 attempts failed, 2 of them so: hung", "/w/5/2", "hung"),
         ([GO, KEPT, CRASHED], NOTHING + "1 attempt failed: crashed", "/w/5/3", "segmentation-fault"),
-        ([GO, BAD, KEPT], "could not be encoded: t row 10 (a.jsonl:11)", "", ""),
-        ([GO, BAD, BAD, BAD, BAD, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
+        ([GO, BAD, KEPT], "without a vector so far: t row 10 (a.jsonl:11)", "", ""),
+        ([GO, *[BAD] * 11, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
+        ([OPENED, GO, BAD, KEPT], "t row 10 (a.jsonl:11); 3 rows in earlier runs", "", ""),
+        ([OPENED, GO, KEPT], "without a vector so far: 3 rows in earlier runs", "", ""),
     ],
-    ids=["none", "over", "hung", "saved-on-the-way-out", "most-frequent", "rule", "rows", "many-rows"],
+    ids=[
+        "none",
+        "over",
+        "hung",
+        "saved-on-the-way-out",
+        "most-frequent",
+        "rule",
+        "rows",
+        "many-rows",
+        "more",
+        "before",
+    ],
 )
 def test_a_stop_tells_of_the_troubles_it_came_in(events: list[Event], why: str, log: str, see: str) -> None:
     """The most frequent failure since the run last got on is told, with its log, and the rows that it gave up."""
@@ -48,13 +63,21 @@ def test_a_stop_tells_of_the_troubles_it_came_in(events: list[Event], why: str, 
 
 
 @pytest.mark.parametrize(
-    "halt",
-    [Halt(ExitCode.CONFIG, "a wrong key"), Halt(ExitCode.TRY_AGAIN, "given up", why="a reason", log=Path("/w/log"))],
-    ids=["other", "has-a-reason"],
+    ("halt", "why"),
+    [
+        (Halt(ExitCode.CONFIG, "too many"), "without a vector so far: t row 10 (a.jsonl:11)"),
+        (
+            Halt(ExitCode.TRY_AGAIN, "given up", why="a reason", log=Path("/w/log")),
+            "a reason\n       without a vector so far: t row 10 (a.jsonl:11)",
+        ),
+        (Halt(ExitCode.QUARANTINED, "finished, but t row 10 (a.jsonl:11)", why="a reason"), "a reason"),
+    ],
+    ids=["other", "has-a-reason", "names-them-itself"],
 )
-def test_an_end_with_its_own_reason_keeps_it(halt: Halt) -> None:
-    """Only a stop has no reason of its own."""
+def test_every_early_end_names_the_rows_that_were_given_up(halt: Halt, why: str) -> None:
+    """Its own reason comes first, and stays; only a stop has none of its own."""
     troubles = Troubles()
     for event in (GO, HUNG, BAD):
         troubles.heed(event, 0.0)
-    assert troubles.added_to(halt, 9.0) is halt
+    told = troubles.added_to(halt, 9.0)
+    assert (told.why, told.log, told.see) == (why, halt.log, halt.see)

@@ -1,5 +1,6 @@
 """`chunkvisor run`: the main job."""
 
+import contextlib
 import shlex
 import sys
 import time
@@ -115,18 +116,28 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
     finally:
         if in_words:
             complete = code is ExitCode.COMPLETE and request.slice is None
-            for line in next_steps(loaded, began_s, trial=request.max_rows is not None, complete=complete):
+            told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+            trial = request.max_rows is not None
+            for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
                 afterwards.tell(line)
-            if code not in (ExitCode.COMPLETE, ExitCode.BUG, ExitCode.CONFIG) and afterwards.began:
+            # Whoever was refused before a worker began has just typed it, and may have to type it otherwise.
+            ended = afterwards.worked if code is ExitCode.CONFIG else afterwards.began
+            if ended and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                 afterwards.tell(f"the command, to run it again: {_command()}")
 
 
 def _command() -> str:
-    """What was typed, to be typed again: without secrets, and without what would discard all that is done."""
+    """What was typed, and where, to be typed again: without secrets, and without what would discard all that is done.
+
+    Whoever reads it in a log or a notice is somewhere else.
+    """
     from chunkvisor.config.givenvalues import without_secret
 
     words = (word for word in sys.argv[1:] if word not in ("--from-scratch", "--yes"))
     shown = (
         f"--set={without_secret(word[6:])}" if word.startswith("--set=") else without_secret(word) for word in words
     )
-    return shlex.join(["chunkvisor", *shown])
+    command = shlex.join(["chunkvisor", *shown])
+    with contextlib.suppress(OSError):  # the folder is gone
+        command = f"cd {shlex.quote(str(Path.cwd()))} && {command}"
+    return command

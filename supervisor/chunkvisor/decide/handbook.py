@@ -132,7 +132,8 @@ ENTRIES: dict[str, Entry] = {
         "ubinary, null in parquet.",
         "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "
         "with 78, since so many are rarely the texts' fault.",
-        "The manifest (`<output>.json`) lists each row with its place in the source, the outcome and the reason. To "
+        "Once the output is complete, its manifest (`<output>.json`, beside the final file) lists each row with its "
+        "place in the source, the outcome and the reason. Until then `report.html` lists those found so far. To "
         "try them again, with other packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you "
         "correct the source: `chunkvisor run CONFIG --update`.",
     ),

@@ -13,7 +13,7 @@ from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.steps import EndRun
 from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -36,7 +36,7 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         ExitCode(step.exit_code),
         f"halted at {output} chunk {chunk}: {verdict.outcome} ({ENTRIES[verdict.outcome].brief})",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.why,
-        remedy=f"{last_remedy(verdict)} Then run the same command again; finished work is kept.",
+        remedy=f"{last_remedy(verdict)} Then run the same command again{KEPT}.",
         see=verdict.see,
     )
 
@@ -58,7 +58,7 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
         f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory",
         why=why,
         remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since it "
-        "gives other vectors). Then run the same command again; finished work is kept.",
+        f"gives other vectors). Then run the same command again{KEPT}.",
         see=verdict.see,
     )
 
@@ -147,7 +147,7 @@ def broken_gpu(device: str, why: str) -> Halt:
         ExitCode.MACHINE,
         f"{device} cannot be used any more",
         why=why,
-        remedy="correct that, then run the same command again; finished work is kept",
+        remedy=f"correct that, then run the same command again{KEPT}",
     )
 
 

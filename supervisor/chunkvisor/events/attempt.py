@@ -3,6 +3,7 @@
 from dataclasses import field
 
 from chunkvisor.events.event import Event, Severity, Signed, event
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.messages import Tier
 
 
@@ -96,6 +97,8 @@ class FailureEvent(AttemptEvent):
     log: str = ""
     then: str = ""
     """What the run does about it, in words; empty where the next event says so."""
+    rows: str = ""
+    """Which rows it was at when it failed, in words: the first that has each text; empty where that is not known."""
 
     @property
     def which(self) -> str:
@@ -103,12 +106,17 @@ class FailureEvent(AttemptEvent):
         return f", attempt {self.attempt}" if self.attempt else ""
 
     @property
+    def at(self) -> str:
+        """Which rows it was at."""
+        return f"; it was computing {self.rows}" if self.rows else ""
+
+    @property
     def next(self) -> str:
         """What follows, at the end of a line."""
         return f"; {self.then}" if self.then else ""
 
 
-@event("{output} chunk {chunk}{which}: {outcome}: {reason}{next}", Severity.CARE)
+@event("{output} chunk {chunk}{which}: {outcome}: {reason}{at}{next}", Severity.CARE)
 class AttemptFailed(FailureEvent):
     """At a whole chunk."""
 
@@ -181,19 +189,42 @@ class BatchesKept(ChunkEvent):
         return "interrupted" if self.interrupted else "failed"
 
 
-@event("{output} chunk {chunk}: looking for what fails among {texts:text}", Severity.CARE)
+@event("{output} chunk {chunk}: {search}", Severity.CARE)
 class ChunkSplit(ChunkEvent):
     texts: int = 0
+    """That are left to try."""
     parts: int = 0
+    of: int = 0
+    """Texts of the chunk."""
+    alone: int = 0
+    """Of those that are left, how many are tried one by one; 0 = they are tried in halves."""
+    rows: str = ""
+    """Which rows these are, or those of all that are left."""
+
+    @property
+    def search(self) -> str:
+        """What is left of the chunk, and how the text that fails is looked for."""
+        if not self.rows:
+            return f"looking for what fails among {counted(self.texts, 'text')}"
+        how = f"trying {self.rows} in two halves"
+        if self.alone:
+            how = f"trying {self.rows} {'one by one' if self.alone > 1 else 'alone'}"
+            how += ", the others without " + ("them" if self.alone > 1 else "it") if self.alone < self.texts else ""
+        left = f"{self.texts:,} of its {counted(self.of, 'text')}"
+        return f"looking for the text that fails; {left} {'are' if self.texts > 1 else 'is'} left; {how}"
 
 
 @event("{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}", Severity.LOSS)
 class Quarantined(Event):
     output: str
     row: int
+    """The first that has the text."""
     place: str = ""
     outcome: str = ""
     reason: str = ""
+    chunk: int = 0
+    rows: int = 0
+    """That have the text; 0 in journals from before this was told, and then `chunk` says nothing."""
 
 
 @event("{output} chunk {chunk} is set aside; the next run tries it again: {reason}", Severity.LOSS)

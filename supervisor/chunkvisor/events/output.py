@@ -30,6 +30,8 @@ class OutputOpened(Event):
     texts_done: int = 0
     texts_saved: int = 0
     """Of chunks that are not done."""
+    quarantined: int = 0
+    """Rows that earlier runs have given up."""
 
     @property
     def work(self) -> str:

@@ -34,6 +34,17 @@ class OutputProgress:
     tokens_here: int = 0
     quarantined: int = 0
     """Texts, by this run."""
+    without: int = 0
+    """Rows without a vector, as far as they have been found, by this run or before it."""
+
+    def give_up(self, rows: int) -> None:
+        """A text of so many rows gets no vector; nothing more is done about it, so it counts as done.
+
+        0 = the journal is of a version that did not tell it.
+        """
+        self.quarantined += 1
+        self.without += max(1, rows)
+        self.texts_saved += bool(rows)
 
 
 @dataclass(slots=True)
@@ -128,3 +139,9 @@ class NewsLine:
     t: float
     """When, in seconds since the epoch."""
     words: str
+
+
+def labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
+    """Short names of the devices of this machine or of a node, by their numbers, which begin with `first`."""
+    short = ["CPU" if name == "cpu" else f"GPU {number}" for number, name in enumerate(devices.split(", "))]
+    return {str(first + number): f"{node} {name}".lstrip() for number, name in enumerate(short)}

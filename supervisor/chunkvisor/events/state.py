@@ -11,7 +11,7 @@ from chunkvisor.events import device as of_device
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
-from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share
+from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share, labels_of
 from chunkvisor.events.stages import NO_WORK, STAGES, STOPPING
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -107,6 +107,11 @@ class RunState:
         """Texts, by this run."""
         return sum(output.quarantined for output in self.outputs.values())
 
+    @property
+    def without(self) -> int:
+        """Rows without a vector, as far as they have been found."""
+        return sum(output.without for output in self.outputs.values())
+
     def apply(self, event: Event, t: float) -> None:
         """Take in an event of time `t`, seconds since the epoch."""
         if isinstance(event, of_run.Invoked) or (isinstance(event, of_run.RunStarted) and self.ending is not None):
@@ -167,7 +172,7 @@ class RunState:
                 output = self._output(event.output)
                 output.rows, output.distinct, output.chunks = event.rows, event.distinct, event.chunks
                 output.chunks_done, output.texts_done = event.chunks_done, event.texts_done
-                output.texts_saved = event.texts_saved
+                output.texts_saved, output.without = event.texts_saved, event.quarantined
                 # The slice that joins opens the output a second time, as a whole.
                 self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))
             case of_output.OutputAlreadyComplete() | of_output.OutputComplete():
@@ -180,7 +185,9 @@ class RunState:
             case of_attempt.ChunkSplit():
                 self.split[_key(event)] = True
             case of_attempt.Quarantined():
-                self._output(event.output).quarantined += 1
+                self._output(event.output).give_up(event.rows)
+                key = f"{event.output}/{event.chunk}"
+                self.saved[key] = self.saved.get(key, 0) + bool(event.rows)
             case of_attempt.ChunkSetAside():
                 self.set_aside += 1
 
@@ -234,12 +241,6 @@ class RunState:
 
     def _count(self, outcome: str) -> None:
         self.attempts[str(outcome)] = self.attempts.get(str(outcome), 0) + 1
-
-
-def labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
-    """Short names of the devices of this machine or of a node, by their numbers, which begin with `first`."""
-    short = ["CPU" if name == "cpu" else f"GPU {number}" for number, name in enumerate(devices.split(", "))]
-    return {str(first + number): f"{node} {name}".lstrip() for number, name in enumerate(short)}
 
 
 def _key(event: of_attempt.ChunkEvent) -> str:

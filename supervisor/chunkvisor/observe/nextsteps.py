@@ -11,6 +11,7 @@ from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.config.choices import FinalFormat, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
+from chunkvisor.events.attempt import AttemptStarted
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import Invoked
 from chunkvisor.events.state import RunState
@@ -28,9 +29,12 @@ class Afterwards(Observer):
         self._shown = shown
         self._layout = layout
         self._files: InvocationFiles | None = None
+        self.worked = False
+        """Whether a worker was started, so that there is more to tell than that the run was refused."""
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Learn which invocation it is."""
+        """Learn which invocation it is, and how far it came."""
+        self.worked |= isinstance(event, AttemptStarted)
         if isinstance(event, Invoked) and event.invocation:
             self._files = InvocationFiles(self._layout.invocations / event.invocation)
 
@@ -48,8 +52,11 @@ class Afterwards(Observer):
                     Console(log).say(text)
 
 
-def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool) -> Iterator[str]:
-    """Lines of news for the end of a run that began at that time, seconds since the epoch."""
+def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool) -> Iterator[str]:
+    """Lines of news for the end of a run that began at that time, seconds since the epoch.
+
+    `report`: whether its report has anything to tell.
+    """
     layout = Layout(loaded.config.workdir)
     if complete and (line := _how_to_read(layout, loaded.config)):
         yield line
@@ -58,7 +65,7 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
     if complete and trial:
         yield "that was a trial; for all rows, run the same command without --max-rows"
     with contextlib.suppress(OSError):
-        if layout.report.stat().st_mtime >= began_s:  # a run that found everything complete writes none
+        if report and layout.report.stat().st_mtime >= began_s:  # a run that found everything complete writes none
             yield f"how the run went: {layout.report}"
 
 

@@ -21,13 +21,14 @@ class OutputStatus:
     rows: int = 0
     """0 until its source has been read."""
     rows_done: int = 0
-    """Rows whose text is encoded; estimated from the share of distinct texts until the output is complete."""
+    """Rows about which nothing is left to do: they have their vector, or count in `quarantined`; estimated from the
+    share of distinct texts until the output is complete."""
     chunks: int = 0
     """Of the texts that are to be encoded; 0 where all have their vector from elsewhere."""
     chunks_done: int = 0
     """Committed; what workers have done of the others counts in `rows_done` alone."""
     quarantined: int = 0
-    """Rows without a vector, once the output is complete."""
+    """Rows without a vector; until the output is complete, those found so far."""
     complete: bool = False
     """It has its final file."""
     distinct_texts: int = 0

@@ -121,8 +121,8 @@ class ProgressBar(Observer):
             notes.append(f"{figure(snapshot.rows_per_s)} rows/s")
             if snapshot.eta_s is not None and not over:
                 notes.append(f"about {human_time(snapshot.eta_s)} left")
-        if state.quarantined:
-            notes.append(f"{state.quarantined} without a vector")
+        if state.without:
+            notes.append(f"{counted(state.without, 'row')} without a vector")
         elif state.failed and not over:
             notes.append(f"{counted(state.failed, 'failed attempt')}, tried again")
         return notes

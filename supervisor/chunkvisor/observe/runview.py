@@ -181,9 +181,8 @@ def health_of(state: RunState, workers: Sequence[WorkerState], now_s: float, *, 
         words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, a new worker tries it"
         return RunHealth(Severity.CARE, words)
     lost = []
-    if state.quarantined:
-        none = f"{counted(state.quarantined, 'text')} could not be encoded"
-        lost.append(f"{none} and {'will have' if live else 'got'} no vector")
+    if state.without:
+        lost.append(f"{counted(state.without, 'row')} without a vector")
     if state.set_aside:
         again = "it" if state.set_aside == 1 else "them"
         lost.append(f"{counted(state.set_aside, 'chunk')} set aside; the next run tries {again} again")

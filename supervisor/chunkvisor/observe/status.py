@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,11 @@ class Status:
     slices: list[SliceStatus] = field(default_factory=list)
     """Of the cut that was worked on last; none where that was a run of the whole."""
 
+    @property
+    def anything_done(self) -> bool:
+        """Whether there is work that the next run need not do."""
+        return any(output.rows_done for output in self.outputs.values())
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
         return {"schema": SCHEMA, **asdict(self)}
@@ -126,6 +131,7 @@ def read_status(workdir: Path) -> Status:
         state = State.COMPLETE
     else:
         state = State.HALTED if any(_halted(run) for run in last) else State.STOPPED
+    outputs |= {name: _as_found_so_far(each, name, last) for name, each in outputs.items() if not each.complete}
     shown = running or [newest]
     live = _live(last, outputs) if running else None
     if live is not None:
@@ -146,6 +152,12 @@ def read_status(workdir: Path) -> Status:
         [line for run in last if _says_why(run, state) for line in _last_words(run)],
         [_read_slice(run) for run in last if run.layout.slice is not None],
     )
+
+
+def _as_found_so_far(output: OutputStatus, name: str, runs: Sequence[RunFollower]) -> OutputStatus:
+    """The output with the rows that its runs have given up, which a manifest lists only once it is complete."""
+    told = [run.state.outputs[name] for run in runs if name in run.state.outputs]
+    return replace(output, quarantined=sum(each.without for each in told if not each.complete))
 
 
 def _devices(run: RunFollower) -> dict[str, DeviceStatus]:

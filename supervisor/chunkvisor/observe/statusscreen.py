@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chunkvisor.assemble.badreasons import reasons_in_words
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.outputstatus import OutputStatus
 from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
@@ -15,7 +15,7 @@ from chunkvisor.units import counted, human_elapsed, human_time, listed
 _MOST_SLICES = 16
 _NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
 _STOPPED = {
-    None: "its process was killed, or the machine went down; finished work is kept",
+    None: "its process was killed, or the machine went down",
     3: "the next run tries the rows without a vector again",
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was told to stop (SIGTERM)",
@@ -53,6 +53,7 @@ def status_screen(
         lines += [f"  {line}" for line in again(status, begun, ending)]
         if status.state is State.STOPPED:
             why = _STOPPED.get(ending, f"the last run ended with code {ending}")
+            why += KEPT if ending is None and (status.anything_done or any(begun.values())) else ""
             lines[0] += f": {'no slice is at work' if status.slices else why}"
     return lines
 

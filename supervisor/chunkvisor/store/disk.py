@@ -5,7 +5,7 @@ import errno
 import os
 from pathlib import Path
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.units import human_bytes
 
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
@@ -32,7 +32,7 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             f"output {output} does not fit on the disk of {place}",
             why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
             f"and {human_bytes(free)} are free",
-            remedy="free some space, or choose a workdir on a larger disk; then run again; finished work is kept",
+            remedy=f"free some space, or choose a workdir on a larger disk; then run again{KEPT}",
         )
 
 

@@ -6,7 +6,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS, disk_remedy, with_room
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
@@ -90,7 +90,7 @@ def limit_halt(error: OSError) -> Halt:
         "the supervisor itself has met a limit of this machine",
         why=str(error),
         remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        "then run the same command again; finished work is kept",
+        f"then run the same command again{KEPT}",
     )
 
 
@@ -103,7 +103,7 @@ def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Hal
         ExitCode.DISK,
         f"the disk of {folder} is full or failing",
         why=with_room(f"{error}{need}", folder),
-        remedy=f"{disk_remedy(error)}; then run the same command again; finished work is kept",
+        remedy=f"{disk_remedy(error)}; then run the same command again{KEPT}",
         see=str(Outcome.DISK_FULL),
     )
 

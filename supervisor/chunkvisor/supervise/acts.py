@@ -164,7 +164,11 @@ class Acts:
                 self._waits.tell(instruction.delay_s, waited_s, verdict.reason, verdict.outcome, instruction.device)
             case do.TellSplit():
                 task, name = instruction.task, self._outputs[instruction.task.output].name
-                self._emit(ChunkSplit(name, task.chunk, task.texts, instruction.parts))
+                alone = instruction.alone
+                rows = self._storage.which_rows(task, alone or task.wanted)
+                of = self._outputs[task.output].ledger.plan.size(task.chunk)
+                told = ChunkSplit(name, task.chunk, instruction.texts, instruction.parts, of, len(alone), rows)
+                self._emit(told)
             case do.SetAside():
                 task, verdict = instruction.task, instruction.verdict
                 name = self._outputs[task.output].name

@@ -107,7 +107,7 @@ class Consequences:
         verdict, device = end.verdict, end.device
         before = self._history.before(end)
         step = decide(verdict, before, self._budget)
-        self._say(do.Record(end.worker, end.task, verdict, what_follows(step)))
+        self._say(do.Record(end.worker, end.task, verdict, what_follows(step), tuple(end.suspects)))
         self._history.failed(end, step)
         if device is not None and verdict.past_its_start:
             device.fresh_only = False
@@ -152,12 +152,12 @@ class Consequences:
     def _isolate(self, end: AttemptEnd) -> None:
         if len(suspects := end.suspects) == 1 and end.verdict.one_by_one:
             self._history.charge(replace(end, task=end.task.of(suspects), device=None))  # it was tried alone just now
-        self._put_parts(end.task, suspects_apart(end))
+        self._put_parts(end.task, suspects_apart(end), suspects)
 
-    def _put_parts(self, task: Task, parts: Sequence[Task]) -> None:
+    def _put_parts(self, task: Task, parts: Sequence[Task], alone: Sequence[int] = ()) -> None:
         for part in parts:
             self._backlog.put_back(part)
-        self._say(do.TellSplit(task, len(parts)))
+        self._say(do.TellSplit(task, len(parts), sum(part.texts for part in parts), tuple(alone)))
 
     def _end(self, step: EndRun, end: AttemptEnd) -> None:
         """Do without what every further worker would fail on, or else the run ends."""
@@ -218,7 +218,8 @@ class Consequences:
         if kept is not None and kept.device is not None:
             self._blame.encoded(kept.device.number, kept.go_s)
         if kept is not None and holes and not kept.saved:
-            self._put_parts(task, [part_of(kept, [task.start + row], hole=True) for row in holes])
+            bad = [task.start + row for row in holes]
+            self._put_parts(task, [part_of(kept, [text], hole=True) for text in bad], bad)
         if whole:
             self._history.worked(task.output)
             for kind in self._fleet.kinds:

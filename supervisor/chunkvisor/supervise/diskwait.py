@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.store.disk import DISK_ERRNOS, with_room
 from chunkvisor.supervise.waitteller import WaitTeller
@@ -55,5 +55,5 @@ def _no_room(what: str, place: Path, why: str) -> Halt:
         ExitCode.DISK,
         f"the disk of {place} is full or failing while {what}",
         why=with_room(why, place),
-        remedy="free some space, or move the workdir; then run the same command again; finished work is kept",
+        remedy=f"free some space, or move the workdir; then run the same command again{KEPT}",
     )

@@ -69,6 +69,7 @@ class EndedAttempts:
             phase=str(verdict.phase or ""),
             log=str(last_log(files) or ""),
             then=record.then,
+            rows=self._storage.which_rows(task, record.under_way),
         )
         self._emit(told)
 

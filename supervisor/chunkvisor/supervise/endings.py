@@ -13,7 +13,7 @@ from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.signals import Signals
@@ -35,7 +35,7 @@ class GivenUp:
 
 def stopped(signals: Signals) -> Halt:
     """The end of a run that was asked to stop, by a signal or because its time is over."""
-    remedy = "run the same command again to go on from here; finished work is kept"
+    remedy = f"run the same command again to go on from here{KEPT}"
     if signals.first is None:
         assert signals.stop_after_s is not None
         after = human_time(signals.stop_after_s)

@@ -70,6 +70,8 @@ class Record:
     verdict: Verdict
     then: str = ""
     """What follows, in words."""
+    under_way: tuple[int, ...] = ()
+    """Texts of the batches that it was at, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,10 @@ class TellSplit:
 
     task: Task
     parts: int
+    texts: int
+    """In all of these."""
+    alone: tuple[int, ...] = ()
+    """Those of them that are tried one by one; none = the parts are halves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from chunkvisor.engine.environment import thread_count
 from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
+from chunkvisor.ingest.rowcount import rows_of
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
@@ -61,7 +63,8 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     ledger.load()
     # A slice does not count them as its own.
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
-    _tell_opened(opening, ledger, reuse, taken, begun)
+    fresh = fresh_of(table, reuse)
+    _tell_opened(opening, ledger, fresh, reuse, taken, begun)
     job = _job(opening, name, ledger.fingerprint)
     finish = Finish(opening, begun, ledger, table, reuse, job)
     limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
@@ -70,7 +73,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
     return OutputRun(
         ledger,
-        fresh_of(table, reuse),
+        fresh,
         job,
         limits,
         finish,
@@ -83,13 +86,17 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     )
 
 
-def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: int, begun: Begun) -> None:
+def _tell_opened(
+    opening: Opening, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int, begun: Begun
+) -> None:
+    """`table` has the texts of the ledger."""
     if reuse is not None:
         places = [each.in_words for each in reuse.places if each.texts]
         told_of = of_output.TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )
         opening.emit(told_of)
+    saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
     told = of_output.OutputOpened(
         output=ledger.layout.name,
         rows=rows_of_share(ledger, taken, begun),
@@ -98,7 +105,8 @@ def _tell_opened(opening: Opening, ledger: Ledger, reuse: Reuse | None, taken: i
         chunk_size=begun.fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done + taken,
-        texts_saved=sum(ledger.saved().values()),
+        texts_saved=sum(saved.values()),
+        quarantined=sum(rows_of(table, [bad.text for bad in ledger.bad_texts()]).values()),
     )
     opening.emit(told)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import JOURNAL, Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
@@ -19,6 +19,7 @@ from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import claim
 from chunkvisor.store.refusal import refusal
@@ -82,7 +83,7 @@ def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[N
     try:
         yield
     except Halt as halt:
-        told = troubles.added_to(halt, time.monotonic())
+        told = _only_if_kept(troubles.added_to(halt, time.monotonic()), layout)
         emit(Halted(**told.details()))
         if told is halt:
             raise
@@ -92,7 +93,7 @@ def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[N
         if halt_now is None:
             _tell_bug(emit, error)
             raise
-        emit(Halted(**halt_now.details()))
+        emit(Halted(**_only_if_kept(halt_now, layout).details()))
         raise halt_now from error
     except Exception as error:
         _tell_bug(emit, error)
@@ -113,4 +114,11 @@ def _refusals_in_words(layout: Layout) -> Iterator[None]:
     except OSError as error:
         if (halt := refusal(error, layout.workdir)) is None:
             raise
-        raise halt from error
+        raise _only_if_kept(halt, layout) from error
+
+
+def _only_if_kept(halt: Halt, layout: Layout) -> Halt:
+    """The Halt; without a word of finished work where there is none."""
+    if KEPT in halt.remedy and not anything_kept(layout.outputs):
+        halt.remedy = halt.remedy.replace(KEPT, "")
+    return halt

@@ -17,9 +17,11 @@ from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
+from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
 from chunkvisor.supervise.task import Task
+from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
@@ -98,7 +100,8 @@ class Storage:
         except OSError as error:
             return self._not_stored(task, error)
         row, place = self.place_of(task)
-        self._emit(QuarantinedEvent(output.name, row, place, verdict.outcome, verdict.reason))
+        rows = output.rows_of(task.start)
+        self._emit(QuarantinedEvent(output.name, row, place, verdict.outcome, verdict.reason, task.chunk, rows))
         return Quarantined(task)
 
     def place_of(self, task: Task) -> tuple[int, str]:
@@ -106,6 +109,14 @@ class Storage:
         table = self._outputs[task.output].table
         row = int(table.first_row(task.start, task.stop)[0])
         return row, table.place_of(row)
+
+    def which_rows(self, task: Task, texts: Sequence[int]) -> str:
+        """The first rows of these texts of the task, in words; empty where that cannot be read."""
+        try:
+            first = self._outputs[task.output].table.first_row(task.start, task.stop)
+        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and say so
+            return ""
+        return which_rows(sorted(int(first[text - task.start]) for text in texts))
 
     def compose(self, task: Task) -> Stored | NotStored | PartsDamaged:
         """Commit a chunk from its parts. Raises OSError as `keep`."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from chunkvisor.errors import config_error
+from chunkvisor.errors import KEPT, config_error
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import OtherVersions
 from chunkvisor.store.versions import VersionNotes, differences
@@ -37,7 +37,7 @@ class VersionWatch:
                 f"output {self.output} was begun with other versions of its libraries",
                 why=f"{changed}; the config says identity: strict",
                 remedy="install the earlier versions, or start over with --from-scratch, or accept the difference: "
-                "identity: standard; finished work is kept",
+                f"identity: standard{KEPT}",
             )
         self.notes.note(start, stop, first.versions, now.versions)
         if changed and changed not in self._told:

@@ -15,7 +15,7 @@ from chunkvisor.engine.process import keep_log_end
 from chunkvisor.engine.ray.link import Link
 from chunkvisor.engine.ray.node import Node
 from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, NodeUp, Order, Report
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Waiting
@@ -206,7 +206,7 @@ class RayEngine:
                 f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
                 why=without if self._cluster.without else self._why,
                 remedy="start the cluster (ray start --head) or its nodes, or correct engine.address; "
-                "then run the same command again; finished work is kept",
+                f"then run the same command again{KEPT}",
                 log=self._log,
             )
         if waited_s > _PATIENCE_S and not self._told_waiting:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from chunkvisor.events.state import labels_of
+from chunkvisor.events.progress import labels_of
 from chunkvisor.observe.report.attempts import Kind, legend_of
 from chunkvisor.observe.report.bins import Bin
 from chunkvisor.observe.report.chart import (

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.observe.report.history import History
 from chunkvisor.observe.status import State, Status
 from chunkvisor.units import counted, human_time
 
-_AGAIN = "Run the same command again to go on; finished work is kept."
 _NOT_HALTED = (ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _MANY = 0.2
 """Share of failed attempts that is worth a look."""
@@ -42,12 +41,13 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
     if status.state is State.HALTED:  # of slices, others may have ended well since
         last = next((run for run in reversed(history.runs) if run.ending and run.ending.code not in _NOT_HALTED), last)
     ending = last.ending if last is not None else None
+    again = f"Run the same command again to go on{KEPT if status.anything_done else ''}."
     match status.state:
         case State.COMPLETE if quarantined:
-            rows = counted(quarantined, "row")
-            worry = f"All the rest is done, but {rows} could not be encoded and got no vector; see Quarantined rows."
+            have = f"{counted(quarantined, 'row')} {'has' if quarantined == 1 else 'have'} no vector"
+            worry = "All the rest is done. Which rows, and why: see Rows without a vector."
             todo = "To try them again: `chunkvisor retry WORKDIR`, then run again. Or do without these rows."
-            return Headline(Mood.CARE, "Complete, with rows in quarantine", worry, todo)
+            return Headline(Mood.CARE, f"Complete, but {have}", worry, todo)
         case State.COMPLETE:
             worry = f"Nothing to worry about: every row has its vector.{_repeated(history.failed)}"
             return Headline(Mood.GOOD, "Complete", worry)
@@ -58,13 +58,13 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
             worry = f"{_sentence(ending.what)} {_sentence(ending.why)}".strip()
             return Headline(mood, f"Halted (exit code {ending.code})", worry, _sentence(ending.remedy), ending.log)
         case _ if ending is not None and ending.code == ExitCode.QUARANTINED:
-            return Headline(Mood.CARE, "Stopped", "The next run tries the rows without a vector again.", _AGAIN)
+            return Headline(Mood.CARE, "Stopped", "The next run tries the rows without a vector again.", again)
         case _ if ending is not None:
-            worry = " ".join(filter(None, (_sentence(ending.what), _sentence(ending.why), "Finished work is kept.")))
-            return Headline(Mood.CARE, "Stopped", worry, _AGAIN, ending.log)
+            worry = f"{_sentence(ending.what)} {_sentence(ending.why)}".strip()
+            return Headline(Mood.CARE, "Stopped", worry, again, ending.log)
         case _:
-            worry = "The run ended without a message: it was killed, or its machine went down. Finished work is kept."
-            return Headline(Mood.CARE, "Stopped", worry, _AGAIN)
+            worry = "The run ended without a message: it was killed, or its machine went down."
+            return Headline(Mood.CARE, "Stopped", worry, again)
 
 
 def _running(status: Status, history: History, now_s: float) -> Headline:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -63,7 +62,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
     invocations = _invocations(layout)
     charts = Charts(history, read_sensors(files.sensors for files in invocations))
     outputs = [layout.output(name) for name in status.outputs]
-    without = rows_without_vector(status, history)
+    lacking = [name for name, each in status.outputs.items() if each.quarantined]
     return {
         "name": workdir.name,
         "workdir": workdir,
@@ -75,8 +74,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "rows": sum(output.rows for output in status.outputs.values()),
         "estimated": any(output.estimated for output in status.outputs.values()),
         "rows_done": sum(output.rows_done for output in status.outputs.values()),
-        "quarantined": sum(without.values()),
-        "without": without,
+        "quarantined": sum(output.quarantined for output in status.outputs.values()),
         "committed": status.attempts.get(Outcome.COMMITTED, 0),
         "timeline": charts.timeline,
         "width": WIDTH,
@@ -89,8 +87,8 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "costs": history.costs,
         "length_costs": list(cost_bars(history.costs.by_length)),
         "troubles": list(troubles(history, layout, status.outputs, ended=status.state is State.HALTED)),
-        "reasons": reasons_of(row for _, row in _recorded(layout, history, list(status.outputs))),
-        "bad_rows": list(islice(_bad_rows(layout, history, list(status.outputs)), _ROWS + 1)),
+        "reasons": reasons_of(row for _, row in _recorded(layout, history, lacking)),
+        "bad_rows": list(islice(_bad_rows(layout, history, lacking), _ROWS + 1)),
         "bad_rows_shown": _ROWS,
         "bad_reasons_shown": _REASONS,
         "notes": history.notes[-_NOTES:],
@@ -123,12 +121,6 @@ def _invocations(layout: Layout) -> list[InvocationFiles]:
         with contextlib.suppress(OSError):
             found += sorted(path for path in run.invocations.iterdir() if path.is_dir() and not path.is_symlink())
     return [InvocationFiles(path) for path in found]
-
-
-def rows_without_vector(status: Status, history: History) -> dict[str, int]:
-    """How many rows of each output the table of them has, or would have if it were not cut."""
-    told = Counter(event.output for event in history.quarantined.values())
-    return {name: each.quarantined if each.complete else told[name] for name, each in status.outputs.items()}
 
 
 def _bad_rows(layout: Layout, history: History, outputs: list[str]) -> Iterator[dict[str, Any]]:
