@@ -54,7 +54,7 @@ def which_rows(rows: Sequence[int], most: int = 5) -> str:
             ranges[-1] = ranges[-1][0], row
         else:
             ranges.append((row, row))
-    shown = [f"{first:,}{'' if first == last else f' to {last:,}'}" for first, last in ranges[:most]]
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in ranges[:most]]
     more = " and more" if len(ranges) > most else ""
     return f"row{'s' * (len(rows) != 1)} {', '.join(shown)}{more}" if rows else ""
 

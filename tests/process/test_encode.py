@@ -64,6 +64,16 @@ def test_one_file(desk: Desk) -> None:
     assert "embeddings.npy" not in ended.stderr  # where it was for a moment
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
     assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
+    for command in ("status", "report", "retry"):
+        ended = desk.call(command, str(desk.state))
+        assert (ended.returncode, ended.stderr.splitlines()) == (
+            78,
+            [
+                f"chunkvisor: {desk.state} is gone: `chunkvisor encode` has finished {desk.out} and has removed its "
+                "folder",
+                f"  do:  nothing; to check the file: chunkvisor verify {desk.out}",
+            ],
+        )
     for path in (desk.out, desk.out.with_suffix(".json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
     ended = desk.encode("--column", "text")

@@ -50,10 +50,13 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "distinct_texts": 4,
         "reasons": [],
         "file": "",
+        "listed_in": "",
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
     assert live["eta_s"] >= 0
+    meanwhile = place.here("verify", str(place.workdir)).stdout.splitlines()
+    assert meanwhile[1:] == ["out is not complete: about 3 of 6 rows, 1 of 2 chunks; its run is still going on"]
     (worker,) = live["devices"]["0"].pop("workers")
     assert (live["schema"], worker["output"], worker["chunk"], worker["computing"]) == (SCHEMA, "out", 1, True)
     kill(process)

@@ -78,7 +78,8 @@ WORKING = Snapshot(
 def status(state: State, done: int, quarantined: int = 0) -> Status:
     """Of one output with 10 chunks."""
     reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
-    output = OutputStatus(100, 10 * done, 10, done, quarantined, done == 10, 100, reasons)
+    listed_in = "w/a.json" if quarantined else ""
+    output = OutputStatus(100, 10 * done, 10, done, quarantined, done == 10, 100, reasons, "", listed_in)
     return Status(state, 77, {"a": output}, {"committed": done}, 12.0, None)
 
 

@@ -40,7 +40,7 @@ def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
     words = last_remedy(Verdict(Outcome.GPU_OOM, "", "The run goes on.", "nvml-assert-allocator"))
     assert "nvidia-smi" in words
     assert "driver" in words
-    assert "If the run has ended with it: Run `nvidia-smi`" in explain("nvml-assert-allocator")
+    assert "If the run has ended with it\n  Run `nvidia-smi`" in explain("nvml-assert-allocator")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_kill_that_ends_the_run_is_told_with_where_to_look() -> None:
     verdict = judge(Evidence(-9))
     assert verdict.see == "killed-from-outside"
     assert "dmesg" in last_remedy(verdict)
-    assert "If the run has ended with it: What is killed writes no log." in explain(verdict.see)
+    assert "If the run has ended with it\n  What is killed writes no log." in explain(verdict.see)
 
 
 _NVML = Fault(

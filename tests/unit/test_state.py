@@ -292,6 +292,18 @@ def test_the_search_for_bad_texts_has_no_known_end() -> None:
     assert seen(130, *BEGUN, COMMITTED, split, done, found).doing == "computing"
 
 
+def test_a_text_that_is_given_up_counts_as_done() -> None:
+    """At once, as in `status`, and not a second time when its chunk is committed; in a journal without `rows`, then."""
+    earlier: Event = (101, "output_opened", {**OPENED[2], "quarantined": 3})
+    given_up: Event = (119, "quarantined", {"output": "a", "row": 30, "chunk": 1, "rows": 2})
+    for event, done in ((given_up, 26), ((119, "quarantined", {"output": "a", "row": 30}), 25)):
+        before = seen(119, *BEGUN[:2], earlier, *BEGUN[3:], event)
+        after = seen(121, *BEGUN[:2], earlier, *BEGUN[3:], event, COMMITTED)
+        assert [each.outputs[0].share for each in (before, after)] == [done / 100, 0.5]
+    assert state_of(*BEGUN, given_up, COMMITTED).texts_here == 24
+    assert seen(119, *BEGUN[:2], earlier, *BEGUN[3:], given_up).health.words == "5 rows without a vector"
+
+
 def test_an_ended_run_stands_still() -> None:
     """After its end nothing moves any more, whatever the clock says."""
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))

@@ -8,13 +8,13 @@ import pytest
 from chunkvisor.decide.following import what_follows
 from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.attempt import AttemptFailed
+from chunkvisor.events.attempt import AttemptFailed, ChunkSplit
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.supervise.waitteller import WaitTeller
-from chunkvisor.units import wrapped
+from chunkvisor.units import which_rows, wrapped
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Tier
 
@@ -50,6 +50,50 @@ def test_a_failure_without_an_attempt() -> None:
         "a chunk 1, attempt 2: crashed: why; retrying"
     )
     assert AttemptFailed("a", 1, 0, "host_oom", "why").line == "a chunk 1: host_oom: why"
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            ChunkSplit("a", 2, 10, 1, 10, 10, "rows 20 to 29"),
+            "looking for the text that fails; 10 of its 10 texts are left; trying rows 20 to 29 one by one",
+        ),
+        (
+            ChunkSplit("a", 2, 7, 2, 10, 1, "row 23"),
+            "looking for the text that fails; 7 of its 10 texts are left; trying row 23 alone, the others without it",
+        ),
+        (
+            ChunkSplit("a", 2, 7, 2, 10, 2, "rows 23, 25"),
+            "looking for the text that fails; 7 of its 10 texts are left; trying rows 23, 25 one by one, the others "
+            "without them",
+        ),
+        (
+            ChunkSplit("a", 2, 4, 2, 10, 0, "rows 20 to 23"),
+            "looking for the text that fails; 4 of its 10 texts are left; trying rows 20 to 23 in two halves",
+        ),
+        (ChunkSplit("a", 2, 4, 2), "looking for what fails among 4 texts"),
+    ],
+    ids=["all", "one", "two", "halves", "of-an-earlier-version"],
+)
+def test_the_search_says_what_is_left_and_what_is_tried(told: ChunkSplit, words: str) -> None:
+    """How many texts of how many, and which rows, by themselves or in halves."""
+    assert told.line == f"a chunk 2: {words}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ""),
+        ([13], "row 13"),
+        ([13, 14], "rows 13 to 14"),
+        ([3, 7, 8, 9], "rows 3, 7 to 9"),
+        ([1000, 3000, 5000], "rows 1000, 3000 and more"),
+    ],
+)
+def test_rows_are_told_as_ranges(rows: list[int], words: str) -> None:
+    """Neighbours together, and no more than a few."""
+    assert which_rows(rows, most=2) == words
 
 
 def test_nouns_are_counted() -> None:

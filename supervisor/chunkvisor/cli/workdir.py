@@ -145,7 +145,7 @@ def verify(workdir: Path, as_json: bool) -> None:
         for name, output in outputs.items():
             if output.quarantined:
                 rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
-                say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
+                say(f"{name}: {rows} no vector, as its record says; which: {output.listed_in}")
         to_go_on = _to_go_on(workdir) if missing else ""
         for name, output in missing.items():
             say(f"{name} is not complete: {_far(output)}; {to_go_on}")
@@ -192,7 +192,7 @@ def retry(workdir: Path) -> None:
 
     if count := reopen(workdir):
         only = "it" if count == 1 else "them"
-        say(f"{counted(count, 'text')} to try again: run the same `chunkvisor run`, which tries only {only}")
+        say(f"{counted(count, 'text')} to try again: run the same command again; it encodes only {only}")
     else:
         say("nothing to try again: every row that is done has its vector")
 

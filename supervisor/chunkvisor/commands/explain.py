@@ -9,10 +9,11 @@ from chunkvisor.decide.verdict import OF_GPUS, Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.handbook import entry
+from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 
 _WIDTH = 96
+_BY_ITSELF, _BY_YOU = "What the run does by itself", "What you can do"
 _ON_CPU = (
     "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error by itself; look at its code."
 )
@@ -48,11 +49,7 @@ def explain(name: str) -> str:
     wanted = name.strip().lower()
     for rule in RULES:
         if rule.name == wanted:
-            last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
-            ended = "" if last == rule.remedy else f"\n\n{_wrapped(f'If the run has ended with it: {last}')}"
-            if rule.name in OF_GPUS:
-                ended += f"\n\n{_wrapped(_ON_CPU)}"
-            return _plain(entry(rule)) + ended
+            return _of_rule(rule)
     outcome = wanted.replace("-", "_")
     if outcome not in ENTRIES:
         raise Halt(
@@ -61,17 +58,29 @@ def explain(name: str) -> str:
             remedy="`chunkvisor explain` without a name lists them all",
         )
     found = ENTRIES[outcome]
-    parts = [outcome, "", _wrapped(found.what), ""]
-    parts += [
-        "What the run does by itself",
-        _wrapped(found.then, "  "),
-        "",
-        "What you can do",
-        _wrapped(found.do, "  "),
-    ]
+    text = "\n\n".join([outcome, _wrapped(found.what), _part(_BY_ITSELF, found.then), _part(_BY_YOU, found.do)])
     if rules := rules_of(outcome):
-        parts += ["", "Rules with this outcome (chunkvisor explain RULE):", _wrapped(", ".join(rules), "  ")]
-    return "\n".join(parts)
+        text += "\n\n" + _part("Faults that end so (chunkvisor explain FAULT)", ", ".join(rules))
+    return text
+
+
+def _of_rule(rule: Rule) -> str:
+    """Without how it is recognised, which is for those who change the rules: docs/reference/failure-rules.md."""
+    parts = [rule.name, _wrapped(rule.cause), _part("What to do", rule.remedy)]
+    last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
+    if last != rule.remedy:
+        parts.append(_part("If the run has ended with it", last))
+    if rule.name in OF_GPUS:
+        parts.append(_wrapped(_ON_CPU))
+    if str(rule.outcome) != rule.name:
+        parts.append(
+            _wrapped(f"In the lines of the run it is called {rule.outcome}: chunkvisor explain {rule.outcome}")
+        )
+    return "\n\n".join(parts)
+
+
+def _part(head: str, text: str) -> str:
+    return f"{head}\n{_wrapped(text, '  ')}"
 
 
 def _first_sentence(text: str) -> str:
@@ -83,21 +92,12 @@ def rules_of(outcome: str) -> list[str]:
     return [rule.name for rule in RULES if rule.outcome == outcome]
 
 
-def _plain(markdown: str) -> str:
-    """The entry of a rule without its Markdown."""
-    lines = []
-    for line in markdown.strip().splitlines():
-        text = re.sub(r"\*\*(.+?)\*\*", r"\1", line.removeprefix("### "))
-        lines.append(_wrapped(text, "  ") if line.startswith("- ") else _wrapped(text))
-    return "\n".join(lines)
-
-
 def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(
         text,
         _WIDTH,
         initial_indent=indent,
-        subsequent_indent=indent + "  " * text.startswith("- "),
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

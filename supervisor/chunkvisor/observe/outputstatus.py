@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from chunkvisor.assemble.badreasons import BadReason, reasons_of
-from chunkvisor.assemble.badrows import count_of
+from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.observe.snapshot import OutputState
 from chunkvisor.store.chunkfiles import committed_chunks
@@ -37,6 +37,8 @@ class OutputStatus:
     """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
     file: str = ""
     """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
+    listed_in: str = ""
+    """The file that lists each row without a vector; empty where there is none, or the output is not complete."""
 
     @property
     def estimated(self) -> bool:
@@ -69,7 +71,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         count = count_of(manifest)
         reasons = reasons_of(manifest["quarantined"])
         file = "" if moved_to is None else str(moved_to.final)
-        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons, file)
+        listed_in = str(where_listed(moved_to or layout, manifest)) if count else ""
+        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons, file, listed_in)
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)

@@ -143,7 +143,7 @@ def _complete(lines: list[str], status: Status, workdir: Path) -> list[str]:
         for name in bad
         for words in reasons_in_words(status.outputs[name].reasons, bad[name])
     ]
-    lists = listed([str(workdir / f"{name}.json") for name in bad], 3)
+    lists = listed([status.outputs[name].listed_in for name in bad], 3)
     return [
         *reasons,
         f"  which rows: {lists}",

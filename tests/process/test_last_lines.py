@@ -1,0 +1,104 @@
+"""What the last lines of a run say is so: its log, its rows, what is kept, and the command that is typed again."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness import finish, kill, local_engine_only, wait_for
+from scripted_workplace import ScriptedWorkplace
+
+pytestmark = local_engine_only
+
+TEXTS = [f"t{number}" for number in range(12)]
+KEPT = "finished work is kept"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """Twelve texts in three chunks; a fault is taken for a text's doing at once."""
+    return ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, recovery__attempts=1)
+
+
+@pytest.mark.parametrize(("fault", "empty"), [("kill_worker!", True), ("crash!", False)])
+def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, empty: bool) -> None:
+    """What is killed leaves a log of no bytes, a segmentation fault the stack; the line tells one from the other."""
+    place.lay("t5", fault)
+    ended = place.run_here("--set", "recovery.on_bad_row=fail")
+    assert ended.returncode == 78, ended.stderr
+    (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
+    path, _, note = log.removeprefix("  log: ").partition(" (")
+    assert (Path(path).stat().st_size == 0, note) == (empty, "empty: nothing was written into it)" if empty else "")
+
+
+def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
+    """It comes with its folder, also after a 78 found on the way; whoever was refused at once has just typed it."""
+    place.lay("t5", "value_error!")
+    command = f"the command, to run it again: cd {Path.cwd()} && chunkvisor run {place.config_path}"
+    assert command in place.run_here("--set", "recovery.on_bad_row=fail").stderr
+    assert command in place.run_here().stderr
+    refused = place.run_here("--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}")
+    assert refused.returncode == 78
+    assert "to run it again" not in refused.stderr
+    assert "how the run went" not in refused.stderr
+
+
+def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) -> None:
+    """A run that ends, or is killed, before its first vector does not speak of finished work; afterwards it does."""
+    place.lay("t0", "wait_for_release")
+    run = place.start("run", str(place.config_path))
+    wait_for(place.calls)
+    kill(run)
+    assert KEPT not in place.call("status", str(place.workdir)).stdout
+    place.lay("t0", "wait")
+    run = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    for _ in range(2):
+        run.send_signal(signal.SIGTERM)
+        wait_for(lambda: place.events()[-1]["event"] in ("draining", "halted"))
+    ended = finish(run)
+    assert ended.returncode == 143, ended.stderr
+    assert "run the same command again to go on from here\n" in ended.stderr
+    place.lay("t4", "wait")
+    run = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 4)
+    kill(run)
+    status = place.call("status", str(place.workdir)).stdout
+    assert f"stopped: its process was killed, or the machine went down; {KEPT}\n" in status
+
+
+def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) -> None:
+    """Row, file and line in its last words and in the status, which counts them as every view does."""
+    place.lay("t1", "value_error!")
+    place.lay("t8", "wait")
+    run = place.start("run", str(place.config_path))
+    wait_for(lambda: place.calls() and "t8" in place.calls()[-1])
+    live = place.status()["outputs"]["out"]
+    for _ in range(2):
+        run.send_signal(signal.SIGTERM)
+        wait_for(lambda: place.events()[-1]["event"] in ("draining", "halted"))
+    ended = finish(run)
+    place_of_row = f"out row 1 ({place.source}:2)"
+    assert f"without a vector so far: {place_of_row}" in ended.stderr
+    stopped = place.status()["outputs"]["out"]
+    assert (live, stopped["quarantined"]) == (stopped, 1)
+    screen = place.call("status", str(place.workdir)).stdout
+    assert (
+        f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks, 1 row without a vector\n" in screen
+    )
+    assert place_of_row in screen
+    assert f"{place.source}:2" in (place.workdir / "report.html").read_text()
+
+    place.lay("t8", "terminate!")
+    again = place.run_here()
+    assert again.returncode == 75, again.stderr
+    assert "without a vector so far: 1 row in earlier runs" in again.stderr
+
+
+def test_a_hang_tells_its_rows(place: ScriptedWorkplace) -> None:
+    """The line of a worker that was ended for making no progress names the rows that it was computing."""
+    place.lay("t5", "wait")
+    ended = place.run_here("--set", "recovery.stall_timeout=1", "--set", "recovery.attempts=3")
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if "hung" in line]
+    assert "; it was computing rows 4 to 7; retrying" in line
