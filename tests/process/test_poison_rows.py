@@ -301,7 +301,7 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert "no text has been encoded so far" in what
     assert "Segmentation fault" in why
     assert "run the same command again" in remedy
-    assert Path(log.partition("log: ")[2]).name == "worker.log"
+    assert Path(log.partition("log: ")[2].partition(" (")[0]).name == "worker.log"
 
 
 # ------------------------------------------------------------------------------------------------ killed, damaged
