@@ -177,7 +177,7 @@ def test_recovery_action_ends_the_run(smi: FakeSmi, place: ScriptedWorkplace) ->
     ended = finish(process)
     assert ended.returncode == 69, ended.stderr
     assert "the driver asks for a recovery action: Drain and Reset" in ended.stderr
-    assert "finished work is kept" in ended.stderr
+    assert "correct that, then run the same command again\n" in ended.stderr  # nothing has been finished
 
 
 @pytest.mark.parametrize(

@@ -1624,7 +1624,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "B1: 36 failures, and only a control between, end no run, while each of them makes something smaller",
+        "B1: 36 failures in a row, but for a control, end no run, while each of them makes something smaller",
         {"chunks": 2, "size": 12, "done": 1, "attempts": 2},
         """
         join 0 look none       | start 1 on 0: 12..24
