@@ -33,7 +33,8 @@ _MEANINGS = {
     "takes a smaller truncate_dim and normalize=True as well: then the vectors are made from those that are there.",
     "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
     "ChunkvisorError with code 75; the same call continues.",
-    "progress": "True = a progress bar, False = none, None = one in a terminal or a notebook unless on_event is given.",
+    "progress": "True = a progress bar; False = none; None = one in a terminal or a notebook, unless on_event is "
+    "given.",
     "on_event": "A function that gets the name and the details (a dict) of each event; docs/reference/events.md lists "
     "them. What it raises ends the run. chunkvisor.observe.console.Console() prints what the command prints.",
 }

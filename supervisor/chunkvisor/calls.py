@@ -67,13 +67,14 @@ def _shown(error: BaseException) -> list[str]:
     """
     from IPython import get_ipython
 
-    frames, at = list[TracebackType](), error.__traceback__
-    while at is not None and at.tb_next is not None:
-        frames.append(at)
-        at = at.tb_next
+    each, frames = error.__traceback__, list[TracebackType]()
+    while each is not None:
+        frames.append(each)
+        each = each.tb_next
     callers = None
     for each in reversed(frames):
-        callers = TracebackType(callers, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        if each.tb_frame.f_globals is not globals():
+            callers = TracebackType(callers, each.tb_frame, each.tb_lasti, each.tb_lineno)
     shown: list[str] = get_ipython().InteractiveTB.structured_traceback(type(error), error, callers)
     return shown
 

@@ -11,6 +11,7 @@ from chunkvisor.errors import ChunkvisorError
 _AGAIN = re.compile(r"\b([Rr])un (?:the same command )?again\b")
 _FLAG = re.compile(r"--(from-scratch|update)\b")
 _VALUE = re.compile(r"--set (\S*\w)")
+_OVERRIDE = re.compile(r"^--set ", re.MULTILINE)
 
 
 def in_python(words: str) -> str:
@@ -27,7 +28,6 @@ def options_in_python(problems: str) -> str:
 
 _LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
-_OVERRIDE = re.compile(r"^--set ", re.MULTILINE)
 _KEY = re.compile(
     r"^( *)(?:(model)\.name|(chunk)\.(?=size)|(?:outputs\.embeddings\.)?(?:model|encode)\.)(?=\w*: )", re.MULTILINE
 )
@@ -57,13 +57,13 @@ class CallOfTexts:
     """A call of `encode`, in the words of its caller, who knows neither a config nor a file of the texts."""
 
     place: Callable[[int], str]
-    """Where the text of a number stands: `texts[7]`, `texts.iloc[7]`."""
+    """Where the text of that number stands: `texts[7]`, `texts.iloc[7]`."""
     workdir: Path
     kept: bool
     """Otherwise the workdir is a temporary folder, which is gone when the caller reads of it."""
 
     def in_words(self, line: str) -> str:
-        """A line of news of the run."""
+        """A line of the run's news."""
         line = _LINE.sub(lambda found: self.place(int(found[1]) - 1), line)
         if self.kept:
             return line

@@ -23,6 +23,9 @@ from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
+from late import Late
+
+pandas = Late("pandas")
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -331,18 +334,9 @@ def test_quarantined_texts_warn() -> None:
     ]
 
 
-class Series(list[object]):
-    """Of pandas, as far as it matters here; `[7]` would ask for a label."""
-
-    name = "t"
-    iloc = property(lambda self: self)
-
-
-class Frame(dict[str, Any]):
-    """Of pandas, too."""
-
-    columns = ("t",)
-    iloc = Series.iloc
+def series_of(texts: list[object]) -> Any:
+    """Of pandas, with labels that are no positions."""
+    return pandas.Series(texts, index=range(7, 7 + len(texts)), name="t")
 
 
 def rows_of(texts: list[object]) -> list[dict[str, object]]:
@@ -361,8 +355,8 @@ def dataset_of(texts: list[object]) -> Any:
     ("kind", "column", "place"),
     [
         (list, None, "texts[{}]"),
-        (Series, None, "texts.iloc[{}]"),
-        (lambda texts: Frame(t=Series(texts)), "t", "texts['t'].iloc[{}]"),
+        (series_of, None, "texts.iloc[{}]"),
+        (lambda texts: series_of(texts).to_frame(), "t", "texts['t'].iloc[{}]"),
         (lambda texts: {"t": texts}, "t", "texts['t'][{}]"),
         (rows_of, "t", "texts[{}]['t']"),
         (dataset_of, "t", "texts[{}]['t']"),
@@ -375,7 +369,7 @@ def test_a_text_is_named_as_one_asks_for_it(
     """In errors, warnings and the log the place of a text can be pasted: with `iloc` where `[7]` would be a label."""
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(kind(["one", "bad", 3]), column=column)
-    of_column = " of column 't'" if kind is Series else ""
+    of_column = " of column 't'" if kind is series_of else ""
     assert caught.value.what == f"{place.format(2)}{of_column} is no string: int 3"
     texts = kind(["one", "bad"])
     with pytest.warns(chunkvisor.QuarantineWarning, match=re.escape(f"NaN): {place.format(1)}\n")):
