@@ -64,7 +64,7 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands.explain import explain as entry_of
     from chunkvisor.commands.explain import index
 
-    say(entry_of(name) if name is not None else "\n".join(index()))
+    say(entry_of(name) if name is not None else "\n".join(index()), indent=4)
 
 
 @click.command("schema")

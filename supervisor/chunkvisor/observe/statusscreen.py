@@ -7,7 +7,7 @@ from chunkvisor.assemble.badreasons import reasons_in_words
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.outputstatus import OutputStatus
-from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
+from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import SliceStatus, State, Status
 from chunkvisor.units import counted, human_elapsed, human_time, listed
@@ -34,7 +34,7 @@ def status_screen(
     if status.state is State.RUNNING:
         by = "" if status.slices else f" (pid {status.pid})"
         lines[0] = f"running{by}: {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
-        lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
+        lines[0] += f", {time_left(snapshot)}" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
