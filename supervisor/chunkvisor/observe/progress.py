@@ -22,7 +22,7 @@ def progress_line(snapshot: Snapshot) -> str:
     if snapshot.chunks:
         parts.append(
             f"{percent(snapshot.share)}, {rows_in_words(snapshot)}, "
-            f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks"
+            f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}"
         )
     parts += rates(snapshot)
     if snapshot.eta_s is not None:

@@ -97,7 +97,7 @@ def _slices(slices: Sequence[SliceStatus]) -> list[str]:
 
 def _slice(each: SliceStatus) -> str:
     where = f" on {each.host}, pid {each.pid}" if each.host else ""
-    far = f", {each.chunks_done:,} of its {each.chunks:,} chunks" if each.chunks else ""
+    far = f", {each.chunks_done:,} of its {counted(each.chunks, 'chunk')}" if each.chunks else ""
     left = f", about {human_time(each.eta_s)} left" if each.eta_s else ""
     return f"slice {each.slice}: {each.state}{where}{far}{left}"
 
@@ -107,7 +107,7 @@ def _progress(output: OutputStatus) -> str:
         return "its source has not been read yet"
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {rows_in_words(output)}"
-    text += f", {output.chunks_done:,} of {output.chunks:,} chunks" if output.chunks else ""
+    text += f", {output.chunks_done:,} of {counted(output.chunks, 'chunk')}" if output.chunks else ""
     return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 
 
@@ -116,7 +116,7 @@ def _running(snapshot: Snapshot) -> list[str]:
     for device in snapshot.devices:
         if device.workers:
             worker = device.workers[0]
-            done = f", {worker.texts_done:,} of {worker.texts:,} texts" if worker.texts else ""
+            done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
             lines.append(f"  {device.label}: {worker.output} chunk {worker.chunk}, {worker.phase}{done}")
     return lines
 

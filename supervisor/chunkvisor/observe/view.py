@@ -95,7 +95,7 @@ def _overall(snapshot: Snapshot, room: Room) -> Text:
 def _numbers(snapshot: Snapshot) -> Text:
     parts = [rows_in_words(snapshot), *rates(snapshot)]
     if snapshot.chunks:
-        parts.append(f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks")
+        parts.append(f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}")
     return Text(", ".join(parts))
 
 
@@ -104,7 +104,7 @@ def _output(output: OutputState, room: Room) -> Text:
     line = Text(f"{_fit(output.name, width)}{_GAP}")
     line.append_text(bar(output.share, max(_MIN_BAR, min(_MAX_BAR, room.columns // 4)), room, "cyan"))
     line.append(f"{percent(output.share):>6}")
-    line.append(f"{_GAP}{output.rows:,} rows", "dim")
+    line.append(f"{_GAP}{counted(output.rows, 'row')}", "dim")
     return line
 
 
@@ -119,7 +119,7 @@ def _device(device: DeviceState, snapshot: Snapshot, room: Room) -> Text:
     share = worker.texts_done / worker.texts if worker.texts else 0.0
     fields = [f"{percent(share):>6}"]
     if room.columns >= 120 and worker.texts:
-        fields.append(f"{_GAP}{worker.texts_done:,} of {worker.texts:,} texts")
+        fields.append(f"{_GAP}{worker.texts_done:,} of {counted(worker.texts, 'text')}")
     if worker.batch_rows:
         fields.append(f"{_GAP}batch {worker.batch_rows}")
     fields += _memory(device, worker, wide=room.columns >= 120)
