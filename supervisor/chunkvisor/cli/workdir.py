@@ -65,7 +65,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     snapshot = follower.look()
     say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)), indent=4)
     if not follower.alive and Layout(workdir).report.is_file():
-        say(f"  the whole story: {Layout(workdir).report}")
+        say(f"  how the run went: {Layout(workdir).report}")
 
 
 @click.command("report")
