@@ -46,7 +46,8 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
         case State.COMPLETE if quarantined:
             have = f"{counted(quarantined, 'row')} {'has' if quarantined == 1 else 'have'} no vector"
             worry = "All the rest is done. Which rows, and why: see Rows without a vector."
-            todo = "To try them again: `chunkvisor retry WORKDIR`, then run again. Or do without these rows."
+            them, these = ("it", "this row") if quarantined == 1 else ("them", "these rows")
+            todo = f"To try {them} again: `chunkvisor retry WORKDIR`, then run again. Or do without {these}."
             return Headline(Mood.CARE, f"Complete, but {have}", worry, todo)
         case State.COMPLETE:
             worry = f"Nothing to worry about: every row has its vector.{_repeated(history.failed)}"
