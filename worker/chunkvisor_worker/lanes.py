@@ -21,8 +21,9 @@ Wait: TypeAlias = Callable[[], Vectors]
 
 _BATCHES_A_LANE = 4
 """At least: the last batches of a chunk leave cores without work."""
-_BATCH_S = 20.0
-"""What a batch may take: a worker that is told to stop finishes those under way, and each is a sign of life."""
+_BATCH_S = 8.0
+"""What a batch may take: within a grace of 25 s, a worker that is told to leave has to finish those under way and the
+one that waits for a lane."""
 
 STATELESS = frozenset(
     {
