@@ -13,20 +13,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import printable
+from chunkvisor.units import printable, wrapped
 
 if TYPE_CHECKING:
     import click
 
 
-def say(text: object, *, err: bool = False) -> bool:
+def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
     """Print the text and the end of its line; False where nobody reads it any more.
 
+    `indent`: on a terminal, lines that are wider than it are broken between words, and go on so far in.
     Raises Halt (74) where standard output cannot take it, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
+    words = printable(str(text))
+    if indent is not None and (columns := columns_of(stream)):
+        words = wrapped(words, columns, indent)
     try:
-        write(stream, f"{printable(str(text))}\n")
+        write(stream, f"{words}\n")
     except BrokenPipeError:
         _silence(stream)  # the interpreter would flush it once more at its end, and complain
         return False
@@ -36,6 +40,14 @@ def say(text: object, *, err: bool = False) -> bool:
             return False
         raise unwritten(error) from None
     return True
+
+
+def columns_of(stream: TextIO | None) -> int:
+    """Of the terminal that the stream is; 0 where it is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def unwritten(error: OSError) -> Halt:

@@ -238,7 +238,7 @@ def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
     for command in ("run", "plan"):
         ended = place.here(command, str(place.config_path))
         assert ended.returncode == 78
-        assert "combine.both: out has 8 rows, again has 1 rows" in ended.stderr
+        assert "combine.both: out has 8 rows, again has 1 row" in ended.stderr
     assert place.calls() == []
 
 

@@ -9,6 +9,8 @@ import duckdb
 import numpy as np
 import pytest
 
+import chunkvisor
+from chunkvisor import QuarantineWarning, testing
 from harness import Workplace
 
 pytestmark = pytest.mark.model
@@ -74,3 +76,23 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     np.testing.assert_allclose(vectors, model.encode(pieces, **ALIKE), rtol=0, atol=1e-6)
     manifest = json.loads((workplace.workdir / "windows.json").read_text())
     assert manifest["texts_encoded"] == len(set(pieces) - {text or "" for text in TEXTS})
+
+
+def test_a_row_that_kills_workers_with_several_batches_under_way(workplace: Workplace, minilm_path: Path) -> None:
+    """Of the batches that are under way when a row kills their worker, only that row is lost."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [f"Commit number {number}: " + "fix the parser " * (number % 11) for number in range(60)]
+    workplace.write_source(texts)
+    keys = {"chunk__size": 60, "encode__batch_size": 4, "workers": {}, "env__OMP_NUM_THREADS": "2"}
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
+
+    with testing.fault("poison-row", chunk=0), pytest.warns(QuarantineWarning):
+        chunkvisor.run(workplace.config_path)
+
+    plain = SentenceTransformer(str(minilm_path), device="cpu").encode(texts, **ALIKE)
+    vectors = workplace.vectors()
+    assert np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist() == [0]
+    np.testing.assert_allclose(vectors[1:], plain[1:], rtol=0, atol=1e-6)
+    logs = [log.read_text(errors="replace") for log in workplace.workdir.rglob("worker.log")]
+    assert any("2 batches at a time" in log for log in logs)

@@ -101,6 +101,22 @@ def run(
     return vectors, encoder
 
 
+def test_batches_side_by_side_equal_the_librarys(
+    minilm: ModelSpec, library: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two batches at a time, each with one thread, and some texts alone: as plain `SentenceTransformer.encode`."""
+    monkeypatch.setattr(sentence_transformer, "torch_threads", lambda: 2)
+    texts = [f"commit {number}: " + "refactor the parser " * (number % 9) for number in range(60)] + ["word " * 300]
+    progress = RecordedProgress()
+
+    vectors, _ = run(minilm, texts, limits=Limits(rows=4, tokens=128), progress=progress)
+
+    np.testing.assert_allclose(vectors, library.encode(texts, **ALIKE), rtol=0, atol=1e-6)
+    assert "2 batches at a time, threads for each: 1" in capfd.readouterr().out
+    assert sum(rows for rows, *_ in progress.advances) == len(texts)
+    assert progress.batches[0] == (1, 256)
+
+
 def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) -> Path:
     """A copy of the model folder by links, some files left out and some JSON files changed (name -> new keys)."""
     for file in folder.rglob("*"):

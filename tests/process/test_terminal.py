@@ -93,13 +93,37 @@ def test_no_color(place: ScriptedWorkplace, opened: Open) -> None:
     assert not COLOUR.search(terminal.written)
 
 
-def test_dumb_terminal(place: ScriptedWorkplace, opened: Open) -> None:
-    """A terminal that cannot move its cursor gets lines, and no escape sequence."""
-    terminal = opened("run", str(place.config_path), columns=400, TERM="dumb")
+@pytest.mark.parametrize("columns", [400, 60])
+def test_dumb_terminal(place: ScriptedWorkplace, opened: Open, columns: int) -> None:
+    """A terminal that cannot move its cursor gets lines, broken between words, and no escape sequence."""
+    terminal = opened("run", str(place.config_path), columns=columns, TERM="dumb")
     release(place)
     assert terminal.finish() == 0
     assert b"\x1b" not in terminal.written
-    assert all(STAMP.match(line) for line in terminal.everything())
+    lines = [line for line in terminal.everything() if place.folder.name not in line]  # paths are not broken
+    assert all(STAMP.match(line) or (columns == 60 and line.startswith(" " * 20)) for line in lines)
+    assert "to do: 8 rows in 4 chunks; a time estimate follows" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("status", "while computing, idle"),
+        ("plan", "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"),
+        ("doctor", "no environment variable stands in the way"),
+    ],
+)
+@pytest.mark.parametrize("columns", [30, 47, 60])
+def test_lines_are_broken_between_words(
+    place: ScriptedWorkplace, opened: Open, command: str, sentence: str, columns: int
+) -> None:
+    """On a narrow terminal no word of what a command says is cut in two."""
+    if command == "status":
+        release(place)
+        assert opened("run", str(place.config_path)).finish() == 0
+    terminal = opened(command, str(place.config_path), columns=columns)
+    terminal.finish()
+    assert sentence in " ".join(" ".join(terminal.everything()).split())
 
 
 def test_resize(place: ScriptedWorkplace, opened: Open) -> None:

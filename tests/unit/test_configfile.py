@@ -69,6 +69,22 @@ def test_starter_loads_with_the_defaults(folder: Path) -> None:
         load_text("\n".join(alternative if key in line else line for line in starter.splitlines()))
 
 
+def test_the_starter_says_what_to_change() -> None:
+    """What nobody but its reader knows is marked, near the beginning; the command names the same keys."""
+    import chunkvisor
+
+    lines = Path(chunkvisor.__file__).with_name("starter.yaml").read_text().splitlines()
+    marked = [number for number, line in enumerate(lines[3:], 4) if "<--" in line]
+    assert [lines[number - 1].split(":")[0].strip() for number in marked] == [
+        "titles",
+        "source",
+        "column",
+        "name",
+        "device",
+    ]
+    assert marked[-1] < 40
+
+
 def test_one_key_of_the_starter_can_be_uncommented(folder: Path) -> None:
     """Whichever key loses its "# " by itself is in its section: the heads of sections are no comments."""
     import chunkvisor

@@ -523,8 +523,11 @@ def test_charts_of_a_run_with_a_gpu() -> None:
         ("run_started", 0, STARTED),
         ("attempt_started", 0, {**ATTEMPT, "device": 0}),
         ("go", 1, {**ATTEMPT, **GO}),
-        ("worker_ended", 9, {**ATTEMPT, **ENDED, "returncode": 0}),
-        ("chunk_committed", 9, COMMITTED),
+        ("worker_ended", 1, {**ATTEMPT, **ENDED, "returncode": 1}),
+        ("attempt_started", 1, {**ATTEMPT, "attempt": 2, "device": 0}),
+        ("go", 1, {**ATTEMPT, "attempt": 2, **GO}),
+        ("worker_ended", 9, {**ATTEMPT, **ENDED, "attempt": 2, "returncode": 0}),
+        ("chunk_committed", 9, {**COMMITTED, "attempt": 2}),
     )
     second = journal(("go", 5000, {**ATTEMPT, **GO, "rows": 4}), ("run_ended", 5010, {"code": 0}), run="r2")
     sensors = SensorCurves()
@@ -542,6 +545,8 @@ def test_charts_of_a_run_with_a_gpu() -> None:
         "Host memory",
         "Batch ceiling",
     ]
+    assert len(made["Attempts"].shades) >= 2
+    assert all(shade.width * WIDTH >= 4 for shade in made["Attempts"].shades), "however short, it is seen"
     assert [pause.words for pause in charts.timeline.pauses()] == ["not running for 83 min"]
     assert charts.timeline.running_s == pytest.approx(25 + 10)  # the sensors know that the first run lived for 25 s
     few = SensorCurves()
@@ -564,12 +569,29 @@ def test_the_slowest_chunks_and_time_by_length() -> None:
         for attempt in range(1, 3 if chunk == 7 else 2):
             seconds = 500.0 if chunk == 7 else float(chunk % 100)
             costs.ended(WorkerEnded("out", chunk, attempt, busy_s=seconds, texts=10, tokens=200))
-        costs.committed(ChunkCommitted("out", chunk, 10, 0, 0, 0))
+        costs.committed(ChunkCommitted("out", chunk, 10, 0, 0, 0), float(chunk))
     slowest = costs.slowest()
     assert [(cost.chunk, cost.seconds, cost.attempts) for cost in slowest[:2]] == [(7, 1000.0, 2), (999, 99.0, 1)]
     assert len(slowest) == 10
     assert costs.chunks == 1000
     assert [(bar.label, bar.amount) for bar in cost_bars(costs.by_length)] == [("16 to 31", 50_493.0)]
+
+
+def test_chunks_of_the_same_number_are_told_apart() -> None:
+    """After an update another chunk has number 0: both are told with the time of their end, and share no attempt."""
+    costs = Costs()
+    costs.ended(WorkerEnded("out", 0, 1, busy_s=5.0))
+    costs.committed(ChunkCommitted("out", 0, 10, 0, 0, 0), 10.0)
+    costs.ended(WorkerEnded("out", 1, 1, busy_s=100.0))  # given up with its generation
+    costs.took(GenerationBegun("out", 2, 10, 12), 20.0)
+    for chunk in (0, 1):
+        costs.ended(WorkerEnded("out", chunk, 1, busy_s=4.0 - chunk))
+        costs.committed(ChunkCommitted("out", chunk, 10, 0, 0, 0), 30.0 + chunk)
+    assert [(cost.chunk, cost.seconds, cost.done_s) for cost in costs.slowest()] == [
+        (0, 5.0, 10.0),
+        (0, 4.0, 30.0),
+        (1, 3.0, 31.0),
+    ]
 
 
 def test_generations_and_reuse_stand_together() -> None:

@@ -131,6 +131,7 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.rows_per_s == pytest.approx(2 * 35 / 20)
     assert now.tokens_per_s == pytest.approx(700 / 20)
     assert now.eta_s == pytest.approx(40 / (35 / 20))
+    assert not now.by_tokens
     assert now.elapsed_s == 30
     (worker,) = now.devices[0].workers
     assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
@@ -176,6 +177,7 @@ def test_first_estimate(tokens_done: int, eta_s: float | None) -> None:
     beat = Beat(9, 7, Phase.FORWARD, 2, 25, tokens_done, 1000, batch_rows=2)
     now = seen(130, *BEGUN, readings=Readings({AttemptKey("a", 1, 1): (beat, 0.5)}))
     assert now.eta_s == (eta_s and pytest.approx(eta_s))
+    assert now.by_tokens
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.events.event import Severity
+from chunkvisor.observe.progress import progress_line
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.observe.view import Room, view
@@ -40,10 +41,10 @@ def lines_of(what: Snapshot, columns: int, lines: int = 24, *, ascii_only: bool 
 
 def test_80_columns() -> None:
     """State, times, bar, figures, the device with everything that matters, and whether to worry: in 80 columns."""
-    bar, device_bar = "━" * 39 + "╸" + "─" * 35, "━" * 6 + "─" * 6
+    bar, device_bar = "━" * 39 + "─" * 35, "━" * 6 + "─" * 6
     assert lines_of(snapshot(), 80) == [
         "computing, 13 min so far, about 11 min left",
-        f"{bar} 53 %",
+        f"{bar}  53 %",
         "9,362 of 17,666 rows, 24 rows/s, 1,203 tokens/s, 9 of 18 chunks",
         f"GPU 0 chunk 0    computing  {device_bar}  51 %  batch 32  14/80 GiB  RAM 1.5 GiB",
         "      next: chunk 8 ready",
@@ -87,6 +88,17 @@ def test_a_full_bar_keeps_its_distance() -> None:
     full = replace(snapshot(), devices=(DeviceState("CPU", (computing, replace(computing, chunk=1))),))
     (line,) = [line for line in lines_of(full, 80) if line.startswith("CPU")]
     assert "━ 100 %  batch 32  and 1 more" in line
+    done = replace(snapshot(), outputs=(OutputState("titles", 10, 1.0, 1, 1),))
+    assert lines_of(done, 80)[1].endswith("━ 100 %")
+
+
+def test_a_time_that_the_rate_of_rows_does_not_give_says_so() -> None:
+    """Before a chunk is done the time left is reckoned from tokens: the line says so, and why where there is room."""
+    early = replace(snapshot(), by_tokens=True)
+    head = "computing, 13 min so far, about 11 min left by tokens"
+    assert lines_of(early, 80)[0] == f"{head} (longest texts come first)"
+    assert lines_of(early, 60)[0] == head
+    assert progress_line(early).endswith(", about 11 min left by tokens")
 
 
 def test_eight_devices_in_24_lines() -> None:

@@ -9,24 +9,24 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 _AMPERE = (8, 0)
 """Compute capability from which on there are fused kernels for grouped queries, in half precision."""
 
-_padded: bool | None = None
-"""Whether the batch under way has padding; None = not known here."""
+_padded: ContextVar[bool | None] = ContextVar("padded", default=None)
+"""Whether the batch that this thread computes has padding; None = not known here."""
 
 
 @contextmanager
 def known_padding(padded: bool | None) -> Iterator[None]:
     """Within it, transformers need not ask the device whether the batch has padding."""
-    global _padded
-    _padded = padded
+    token = _padded.set(padded)
     try:
         yield
     finally:
-        _padded = None
+        _padded.reset(token)
 
 
 def prepare() -> None:
@@ -64,10 +64,10 @@ def _skip(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
         bound = _signature(original).bind(padding_mask, *args, **kwargs).arguments
-        lengths = {bound.get("q_length", bound["kv_length"]), bound["kv_length"]}
-        if _padded is None or padding_mask is None or lengths != {padding_mask.shape[-1]}:
+        lengths, padded = {bound.get("q_length", bound["kv_length"]), bound["kv_length"]}, _padded.get()
+        if padded is None or padding_mask is None or lengths != {padding_mask.shape[-1]}:
             return original(padding_mask, *args, **kwargs)
-        return not _padded and original(None, *args, **kwargs)
+        return not padded and original(None, *args, **kwargs)
 
     return ignore
 

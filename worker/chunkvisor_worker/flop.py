@@ -113,11 +113,11 @@ def _rate_of_gpu(torch: Any, dtype: Any, device: str) -> float:
     return rate
 
 
-def torch_cores() -> int:
-    """Cores of the CPU that torch computes with."""
+def torch_threads() -> int:
+    """Threads that torch computes with on the CPU."""
     import torch
 
-    return cores(torch.get_num_threads())
+    return int(torch.get_num_threads())
 
 
 def cores(threads: int) -> int:

@@ -6,8 +6,7 @@ another batch. Where there is no GPU to be had it fails, and does not fall back 
 
 import gc
 import platform
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, Linea
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
-from chunkvisor_worker.flop import cpu_rate, gpu_rate, layer_shapes, torch_cores
+from chunkvisor_worker.flop import cores, cpu_rate, gpu_rate, layer_shapes, torch_threads
+from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
@@ -32,10 +32,7 @@ from chunkvisor_worker.model import (
 )
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
-from chunkvisor_worker.weightscopy import copy_weights
-
-_LEFT_BYTES = 256 << 20
-"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
+from chunkvisor_worker.weightscopy import copy_weights, drop_weights
 
 
 class SentenceTransformerEncoder:
@@ -119,27 +116,33 @@ class SentenceTransformerEncoder:
 
         On a GPU a batch is padded and launched while the one before it computes; then the vectors of that one are
         waited for. Nothing in between waits for the device, as far as plain models of transformers go (`attention`):
-        custom modules may ask it for values and so wait, which costs a pause and no vector. Raises BadOutputError for
-        an output that is not one vector a text.
+        custom modules may ask it for values and so wait, which costs a pause and no vector. On a CPU there may be
+        several `lanes`. Raises BadOutputError for an output that is not one vector a text.
         """
-        ahead = 0 if self._device == "cpu" else 1
-        launched: deque[tuple[Indices, Indices, Callable[[], Vectors]]] = deque()
-        if self._tokenized is not None:
-            peak = self._rate * (torch_cores() if self._device == "cpu" else 1)
+        counted = self._tokenized is not None
+        if counted:
+            peak = self._rate * (cores(torch_threads()) if self._device == "cpu" else 1)
             progress.expect(int(self._lengths.sum()), peak)
-        for indices in self._batches(limits):
+        batches, lanes = self._batches(limits), Lanes(ahead=1)
+        if self._device == "cpu":
+            batches = list(batches)
+            lanes = self._lanes(batches)
+
+        def begins(indices: Indices) -> bool:
             if progress.leaving:
-                break
-            known = self._tokenized
-            computed = computed_lengths(self._lengths, indices, flat=known is not None and known.flat)
-            progress.batch(indices, int(computed.sum()) if known is not None else 0)
+                return False
+            progress.batch(indices, int(self._computed(indices).sum()) if counted else 0)
             self._pinned.next_batch()
-            begun = self._forward(known, indices) if known is not None else self._forward_texts(indices)
-            launched.append((indices, computed, begun))
-            if len(launched) > ahead:
-                yield self._finished(*launched.popleft(), progress)
-        while launched:
-            yield self._finished(*launched.popleft(), progress)
+            return True
+
+        for indices, vectors in lanes.compute(batches, begins, self._forward):
+            if vectors.ndim != 2 or len(vectors) != len(indices):
+                raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
+            self._dimension = vectors.shape[1]
+            computed = self._computed(indices)
+            tokens, padded = (int(each.sum()) if counted else 0 for each in (self._lengths[indices], computed))
+            progress.advance(len(indices), tokens, padded, self._layers.flop(computed.tolist()))
+            yield indices, vectors
 
     def facts(self) -> Facts:
         """Dimension, dtype and maximum length as found; versions of what computed the vectors."""
@@ -159,14 +162,7 @@ class SentenceTransformerEncoder:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
         if self._device == "cpu":
             return True
-        if self._model is None or self._model.get_backend() != "torch":
-            return False
-        import torch
-
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
-            tensor.data = tensor.new_empty(0)
-        torch.cuda.empty_cache()
-        return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)
+        return self._model is not None and self._model.get_backend() == "torch" and drop_weights(self._model)
 
     def _load(self, device: str, progress: Progress) -> None:
         progress.phase(Phase.MODEL_LOAD)
@@ -188,11 +184,20 @@ class SentenceTransformerEncoder:
         else:
             self._lengths = estimated_lengths(self._model, self._texts, self._prompt)
 
-    def _batches(self, limits: Limits) -> Iterator[Indices]:
+    def _computed(self, indices: Indices) -> Indices:
+        return computed_lengths(self._lengths, indices, flat=self._tokenized is not None and self._tokenized.flat)
+
+    def _lanes(self, batches: Sequence[Indices]) -> Lanes:
+        if self._tokenized is None or self._tokenized.flat or not self._rate or not is_stateless(self._model):
+            return Lanes()
+        batch_s = max(self._layers.flop(self._computed(each).tolist()) for each in batches) / self._rate
+        return lanes_for(torch_threads(), len(batches), batch_s)
+
+    def _batches(self, limits: Limits) -> Iterable[Indices]:
         known = self._tokenized
         flat = known is not None and known.flat
         if self._device == "cpu" or not limits.measured or known is None:
-            return iter(cut(self._lengths, limits, flat=flat))
+            return cut(self._lengths, limits, flat=flat)
         import torch
 
         needs = GpuMemory(torch).needs
@@ -203,19 +208,10 @@ class SentenceTransformerEncoder:
         config = getattr(self._model.transformers_model, "config", None)
         return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
 
-    def _finished(
-        self, indices: Indices, computed: Indices, copied: Callable[[], Vectors], progress: Progress
-    ) -> tuple[Indices, Vectors]:
-        vectors = copied()
-        if vectors.ndim != 2 or len(vectors) != len(indices):
-            raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
-        self._dimension = vectors.shape[1]
-        counted = self._tokenized is not None
-        tokens, padded = (int(each.sum()) if counted else 0 for each in (self._lengths[indices], computed))
-        progress.advance(len(indices), tokens, padded, self._layers.flop(computed.tolist()))
-        return indices, vectors
-
-    def _forward(self, tokenized: TokenizedTexts, indices: Indices) -> Callable[[], Vectors]:
+    def _forward(self, indices: Indices) -> Callable[[], Vectors]:
+        tokenized = self._tokenized
+        if tokenized is None:
+            return self._forward_texts(indices)
         import torch
 
         batch = tokenized.batch(self._model, indices)

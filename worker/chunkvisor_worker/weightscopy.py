@@ -24,6 +24,9 @@ _SOONER = 0.9
 _kept: list["PinnedPieces"] = []
 """Pinned memory must not be freed after a fault, see `devicecopy.PinnedBuffers`."""
 
+_LEFT_BYTES = 256 << 20
+"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
+
 Copy = Callable[[Any, Any], None]
 """Copies the second of two flat tensors, in host memory, into the first, on the device."""
 
@@ -45,6 +48,16 @@ def copy_weights(model: Any, device: str) -> None:
     model.to(device)  # buffers, and whatever else there is
     # The copies are asynchronous in part; without this their time would count as the first batch's.
     torch.cuda.synchronize()
+
+
+def drop_weights(model: Any) -> bool:
+    """Give the GPU's memory back; whether nearly all of it is free then. Raises what torch raises."""
+    import torch
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.new_empty(0)
+    torch.cuda.empty_cache()
+    return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)
 
 
 def plain(target: Any, source: Any) -> None:

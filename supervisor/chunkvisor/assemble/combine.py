@@ -26,6 +26,7 @@ from chunkvisor.store.fixed import make_state
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import digest_of
+from chunkvisor.units import counted
 from chunkvisor.version import __version__
 
 
@@ -57,7 +58,7 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
     for name, members in combine.items():
         counts = {member: rows[member] for member in members if member in rows}
         if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{member} has {count:,} rows" for member, count in counts.items())
+            listed = ", ".join(f"{member} has {counted(count, 'row')}" for member, count in counts.items())
             raise config_error(
                 f"combine.{name}: {listed}",
                 why="Row i of the combined final is row i of each of them.",

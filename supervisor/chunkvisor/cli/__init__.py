@@ -6,7 +6,6 @@ What a command needs is imported when it is called, so that `--help` is fast. Ma
 import atexit
 import contextlib
 import importlib
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say, show_usage, unwritten
 from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.refusal import refusal
-from chunkvisor.units import did_you_mean, wrapped
+from chunkvisor.units import did_you_mean
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
@@ -138,8 +137,6 @@ def _ignore_signals() -> None:
 
 
 def show(halt: Halt) -> None:
-    """The final message of a command, on stderr; wrapped between words where a person sees it on a terminal."""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    """The final message of a command, on stderr."""
     for line in halt.lines():
-        words = f"chunkvisor: {line}" if line == halt.what else f"  {line}"
-        say(wrapped(words, width, 7) if width else words, err=True)
+        say(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True, indent=7)

@@ -11,7 +11,7 @@ import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.printing import say
+from chunkvisor.printing import columns_of, say
 from chunkvisor.units import counted
 
 
@@ -42,7 +42,7 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     if as_json:
         say(json.dumps(forecast.to_json(), indent=2))
     else:
-        say("\n".join(draw(forecast, blocks=_can_draw())))
+        say("\n".join(draw(forecast, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
 
 
 @click.command("doctor")
@@ -60,7 +60,10 @@ def doctor(config: Path | None, as_json: bool) -> None:
     from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, _say))
-    say(json.dumps(to_json(findings), indent=2) if as_json else "\n".join(render(findings)))
+    if as_json:
+        say(json.dumps(to_json(findings), indent=2))
+    else:
+        say("\n".join(render(findings)), indent=13)
     if code := exit_code(findings):
         sys.exit(int(code))
 

@@ -39,8 +39,9 @@ def init(path: Path) -> None:
     except OSError as error:
         raise config_error(f"{target} cannot be written: {error.strerror}") from None
     path_in_words = shlex.quote(str(target))
-    say(f"{target} written. Put your model, source and column into it, then:")
+    say(f"{target} written. In it, change the lines marked with <--: source, column, model, device. Then:", indent=2)
     say(f"  chunkvisor doctor {path_in_words}    can this machine do it?")
+    say(f"  chunkvisor plan {path_in_words}      how much work is it?")
     say(f"  chunkvisor run {path_in_words}       do it; run it again to continue")
 
 
@@ -64,7 +65,7 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands.explain import explain as entry_of
     from chunkvisor.commands.explain import index
 
-    say(entry_of(name) if name is not None else "\n".join(index()))
+    say(entry_of(name) if name is not None else "\n".join(index()), indent=4)
 
 
 @click.command("schema")

@@ -63,9 +63,9 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     except KeyboardInterrupt:
         return  # the person has seen enough; the run goes on
     snapshot = follower.look()
-    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)))
+    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)), indent=4)
     if not follower.alive and Layout(workdir).report.is_file():
-        say(f"  the whole story: {Layout(workdir).report}")
+        say(f"  how the run went: {Layout(workdir).report}")
 
 
 @click.command("report")
@@ -141,14 +141,14 @@ def verify(workdir: Path, as_json: bool) -> None:
         )
     if not as_json:
         which = f" ({', '.join(intact)})" if good <= _FEW and not missing else ""
-        say(f"{counted(good, 'file')} checked{which}: {'it is' if good == 1 else 'all are'} intact")
+        say(f"{counted(good, 'file')} checked{which}: {'it is' if good == 1 else 'all are'} intact", indent=2)
         for name, output in outputs.items():
             if output.quarantined:
                 rows = f"{counted(output.quarantined, 'row')} {'has' if output.quarantined == 1 else 'have'}"
-                say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json")
+                say(f"{name}: {rows} no vector, as its record says; which: {workdir / name}.json", indent=2)
         to_go_on = _to_go_on(workdir) if missing else ""
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; {to_go_on}")
+            say(f"{name} is not complete: {_far(output)}; {to_go_on}", indent=2)
 
 
 def _to_go_on(workdir: Path) -> str:
@@ -192,7 +192,7 @@ def retry(workdir: Path) -> None:
 
     if count := reopen(workdir):
         only = "it" if count == 1 else "them"
-        say(f"{counted(count, 'text')} to try again: run the same `chunkvisor run`, which tries only {only}")
+        say(f"{counted(count, 'text')} to try again: run the same `chunkvisor run`, which tries only {only}", indent=2)
     else:
         say("nothing to try again: every row that is done has its vector")
 

@@ -30,6 +30,7 @@ from chunkvisor.store.mark import is_workdir
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import open_regular
 
 _HEAD_BYTES = 4096
@@ -109,7 +110,7 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
         zero_rows += zero
         exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero where the vector was not
         if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
-            problem = f"is zero throughout in {zero_rows} rows"
+            problem = f"is zero throughout in {counted(zero_rows, 'row')}"
         yield Finding(part.path, problem)
     for path, damage in damaged_sides(layout, manifest):
         yield Finding(path, damage)
@@ -136,7 +137,7 @@ def _looked_at(
     bad = 0 if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
     if found.hexdigest() != digest:
         return zero, "has another digest than its manifest says: it was changed or damaged"
-    return zero, f"has NaN or infinity in {missing} rows" if told and missing != bad else None
+    return zero, f"has NaN or infinity in {counted(missing, 'row')}" if told and missing != bad else None
 
 
 def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
@@ -162,7 +163,7 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
             if not path.stem.endswith(key):
                 problem, needless = "does not have the digest in its name: it was changed or damaged", whole
             elif found.not_finite_count != bad.get(number, 0):
-                problem = f"has NaN or infinity in {found.not_finite_count} rows"
+                problem = f"has NaN or infinity in {counted(found.not_finite_count, 'row')}"
         yield Finding(path, problem, needless)
 
 

@@ -101,7 +101,8 @@ def _read(path: Path) -> str:
             data = file.read(_SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, _yaml_files(path.parent), 1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
+        hint = f"`chunkvisor init {shlex.quote(str(path))}` writes a config to start from"
+        hint = f"did you mean {path.with_name(near[0])}?" if near else hint
         raise wrong_config([f"{path}: there is no such file; {hint}"]) from None
     except IsADirectoryError:
         inside = _yaml_files(path)

@@ -203,7 +203,7 @@ class ChunkSetAside(ChunkEvent):
 
 @event("{output} chunk {chunk}: the disk reported an error, and the chunk is stored again: {why}", Severity.LOSS)
 class DiskFault(ChunkEvent):
-    """An error of the disk itself: mended, but whoever owns the disk has to know."""
+    """An error of the disk itself: the chunk is stored again, but whoever owns the disk has to know."""
 
     why: str
 

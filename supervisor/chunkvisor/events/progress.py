@@ -66,9 +66,9 @@ class DeviceTimes:
     padded_tokens: int = 0
     """With it."""
     busy_s: float = 0.0
-    """From a worker's `go` to its end."""
+    """From the moment a worker gets the device to its end."""
     idle_s: float = 0.0
-    """Between one worker's end and the next one's `go`: what isolation costs."""
+    """Between one worker's end and the moment when the next one gets the device: what isolation costs."""
     startup_s: float = 0.0
     """Imports, loading and tokenising of all workers; what of it is not in `idle_s` was hidden behind others' work."""
     texts_per_s: float | None = None

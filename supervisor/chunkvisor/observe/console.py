@@ -17,8 +17,8 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line, heartbeat_s, progress_line
 from chunkvisor.observe.readings import Readings, layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.printing import write
-from chunkvisor.units import human_moment, printable
+from chunkvisor.printing import columns_of, write
+from chunkvisor.units import human_moment, printable, wrapped
 
 _WAITING_S = 60.0
 """Between heartbeats of a run that waits: what it waits for is told once a minute besides."""
@@ -70,7 +70,9 @@ class Console(Observer):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        _write_line(self._stream, f"{human_moment(time.time())} {text}")
+        moment = f"{human_moment(time.time())} "
+        columns = columns_of(self._stream)  # of a terminal without a live view
+        _write_line(self._stream, wrapped(moment + text, columns, len(moment)) if columns else moment + text)
 
 
 class JsonLines(Observer):

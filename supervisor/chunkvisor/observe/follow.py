@@ -183,6 +183,7 @@ def merged(parts: Sequence[tuple[str, Snapshot]], live: set[str], sizes: Mapping
         rows_per_s=sum(snapshot.rows_per_s or 0.0 for _, snapshot in working) or None,
         tokens_per_s=sum(snapshot.tokens_per_s or 0.0 for _, snapshot in working) or None,
         eta_s=max(known) if whole and known and len(known) == len(etas) else None,
+        by_tokens=any(snapshot.by_tokens for _, snapshot in working),
         chunks_here=sum(snapshot.chunks_here for _, snapshot in parts),
     )
 

@@ -105,7 +105,7 @@ class Metrics(Observer):
         yield "attempts", "Attempts of this run that have ended, by outcome.", "outcome", state.attempts
         what = "Time that the device has computed."
         yield "device_busy_seconds", what, "device", {number: each.busy_s for number, each in devices.items()}
-        what = "Time between its first go and its last end in which the device has not computed."
+        what = "Time, from its first worker to its last, in which the device has not computed."
         yield "device_idle_seconds", what, "device", {number: each.idle_s for number, each in devices.items()}
         what = "Time that workers have taken until they were ready."
         yield "worker_startup_seconds", what, "", {"": sum(each.startup_s for each in devices.values())}

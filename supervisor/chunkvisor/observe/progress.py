@@ -22,11 +22,11 @@ def progress_line(snapshot: Snapshot) -> str:
     if snapshot.chunks:
         parts.append(
             f"{percent(snapshot.share)}, {rows_in_words(snapshot)}, "
-            f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks"
+            f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}"
         )
     parts += rates(snapshot)
     if snapshot.eta_s is not None:
-        parts.append(f"about {human_time(snapshot.eta_s)} left")
+        parts.append(time_left(snapshot))
     # The event of the wait has told the rest of the reason.
     waiting = f"; waiting: {snapshot.waits_for.partition('. ')[0]}" if snapshot.waits_for else ""
     return ", ".join(parts) + waiting
@@ -50,6 +50,11 @@ def closing_line(snapshot: Snapshot) -> str | None:
         chunks = f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}"
         parts.append(f"done and kept: {rows_in_words(snapshot)} ({percent(snapshot.share)}), {chunks}")
     return "; ".join([*parts, snapshot.health.words]) if parts else None
+
+
+def time_left(snapshot: Snapshot) -> str:
+    """`about 71 s left`; where the rate of rows beside it would give another time, by what it is reckoned."""
+    return f"about {human_time(snapshot.eta_s or 0.0)} left{' by tokens' * snapshot.by_tokens}"
 
 
 def rows_in_words(what: "Snapshot | OutputStatus") -> str:

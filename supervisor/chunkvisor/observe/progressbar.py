@@ -12,7 +12,7 @@ from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER
 from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.progress import figure, rows_in_words
+from chunkvisor.observe.progress import figure, rows_in_words, time_left
 from chunkvisor.observe.readings import layout_of, take_readings
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.snapshot import Snapshot
@@ -120,7 +120,7 @@ class ProgressBar(Observer):
         if snapshot.rows_per_s and state.first_go_s is not None and now_s - state.first_go_s >= _TELLING_S:
             notes.append(f"{figure(snapshot.rows_per_s)} rows/s")
             if snapshot.eta_s is not None and not over:
-                notes.append(f"about {human_time(snapshot.eta_s)} left")
+                notes.append(time_left(snapshot))
         if state.quarantined:
             notes.append(f"{state.quarantined} without a vector")
         elif state.failed and not over:

@@ -57,7 +57,8 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     left = distinct - sum(output.texts_done + output.texts_saved for output in ours) - sum(under_way.values())
     endless = _searching(state) or state.doing == STOPPING  # it takes no one knows how long, or ends before its work
     eta_s = left / texts_per_s if texts_per_s and left > 0 else None
-    if not state.chunks_here:  # the longest texts come first: their rate says little of the others
+    by_tokens = not state.chunks_here  # the longest texts come first: their rate says little of the others
+    if by_tokens:
         eta_s = _by_tokens(state, readings, left, tokens_per_s)
     return Snapshot(
         doing=doing,
@@ -69,6 +70,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
         rows_per_s=texts_per_s and texts_per_s * rows_per_text(state),
         tokens_per_s=tokens_per_s or None,
         eta_s=eta_s if live and not endless else None,
+        by_tokens=by_tokens,
         chunks_here=state.chunks_here,
         waits_for=state.waits_for if live else "",
     )

@@ -89,6 +89,8 @@ class Snapshot:
     chunks. So the first start of the workers is not in it, and what comes between chunks is."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
+    by_tokens: bool = False
+    """`eta_s` is reckoned from tokens, and not from `rows_per_s`."""
     chunks_here: int = 0
     """Committed by this run."""
     doing_s: float = 0.0

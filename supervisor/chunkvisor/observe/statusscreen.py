@@ -7,7 +7,7 @@ from chunkvisor.assemble.badreasons import reasons_in_words
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.observe.outputstatus import OutputStatus
-from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage
+from chunkvisor.observe.progress import figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.observe.snapshot import Snapshot
 from chunkvisor.observe.status import SliceStatus, State, Status
 from chunkvisor.units import counted, human_elapsed, human_time, listed
@@ -34,7 +34,7 @@ def status_screen(
     if status.state is State.RUNNING:
         by = "" if status.slices else f" (pid {status.pid})"
         lines[0] = f"running{by}: {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
-        lines[0] += f", about {human_time(snapshot.eta_s)} left" if snapshot.eta_s is not None else ""
+        lines[0] += f", {time_left(snapshot)}" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
         lines += _running(snapshot)
@@ -97,7 +97,7 @@ def _slices(slices: Sequence[SliceStatus]) -> list[str]:
 
 def _slice(each: SliceStatus) -> str:
     where = f" on {each.host}, pid {each.pid}" if each.host else ""
-    far = f", {each.chunks_done:,} of its {each.chunks:,} chunks" if each.chunks else ""
+    far = f", {each.chunks_done:,} of its {counted(each.chunks, 'chunk')}" if each.chunks else ""
     left = f", about {human_time(each.eta_s)} left" if each.eta_s else ""
     return f"slice {each.slice}: {each.state}{where}{far}{left}"
 
@@ -107,7 +107,7 @@ def _progress(output: OutputStatus) -> str:
         return "its source has not been read yet"
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {rows_in_words(output)}"
-    text += f", {output.chunks_done:,} of {output.chunks:,} chunks" if output.chunks else ""
+    text += f", {output.chunks_done:,} of {counted(output.chunks, 'chunk')}" if output.chunks else ""
     return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 
 
@@ -116,7 +116,7 @@ def _running(snapshot: Snapshot) -> list[str]:
     for device in snapshot.devices:
         if device.workers:
             worker = device.workers[0]
-            done = f", {worker.texts_done:,} of {worker.texts:,} texts" if worker.texts else ""
+            done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
             lines.append(f"  {device.label}: {worker.output} chunk {worker.chunk}, {worker.phase}{done}")
     return lines
 

@@ -6,14 +6,15 @@ from rich.text import Text
 
 from chunkvisor.events.event import Severity, plain
 from chunkvisor.events.stages import COMPUTING
-from chunkvisor.observe.progress import percent, rates, rows_in_words, stage
+from chunkvisor.observe.progress import percent, rates, rows_in_words, stage, time_left
 from chunkvisor.observe.readings import GpuReading
 from chunkvisor.observe.snapshot import DeviceState, OutputState, Snapshot, WorkerState
-from chunkvisor.units import counted, human_bytes, human_elapsed, human_time, wrapped
+from chunkvisor.units import counted, human_bytes, human_elapsed, wrapped
 
 _STYLES = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MIN_BAR, _MAX_BAR = 8, 40
 _GAP = "  "
+_WHY_TOKENS = " (longest texts come first)"
 _MOST_FOOT = 4
 """Lines."""
 _AIRY = 12
@@ -34,7 +35,7 @@ def view(snapshot: Snapshot, room: Room) -> list[Text]:
 
     Where room is short, workers prepared ahead go first, then single outputs, then devices.
     """
-    head = [Text(), _head(snapshot)] if room.lines >= _AIRY else [_head(snapshot)]
+    head = [Text()] * (room.lines >= _AIRY) + [_head(snapshot, room)]
     if snapshot.rows:
         head += [_overall(snapshot, room), _numbers(snapshot)]
     foot = _foot(snapshot, room)
@@ -74,25 +75,27 @@ def _body(outputs: list[Text], devices: list[Text], ahead: list[Text | None], fr
     ]
 
 
-def _head(snapshot: Snapshot) -> Text:
+def _head(snapshot: Snapshot, room: Room) -> Text:
     line = Text(plain(stage(snapshot)), "bold")
     line.append(f", {human_elapsed(snapshot.elapsed_s)} so far", "not bold")
     if snapshot.eta_s is not None:
-        line.append(f", about {human_time(snapshot.eta_s)} left", "bold")
+        line.append(f", {time_left(snapshot)}", "bold")
+        if snapshot.by_tokens and line.cell_len + len(_WHY_TOKENS) <= room.columns:
+            line.append(_WHY_TOKENS, "not bold dim")
     elif snapshot.doing == COMPUTING and snapshot.chunks and not snapshot.chunks_here:
         line.append(", estimating the time left", "not bold dim")
     return line
 
 
 def _overall(snapshot: Snapshot, room: Room) -> Text:
-    share = percent(snapshot.share).rjust(5)
+    share = percent(snapshot.share).rjust(6)  # 100 % does not touch the bar
     return bar(snapshot.share, max(_MIN_BAR, room.columns - len(share)), room, "cyan").append(f"{share}")
 
 
 def _numbers(snapshot: Snapshot) -> Text:
     parts = [rows_in_words(snapshot), *rates(snapshot)]
     if snapshot.chunks:
-        parts.append(f"{snapshot.chunks_done:,} of {snapshot.chunks:,} chunks")
+        parts.append(f"{snapshot.chunks_done:,} of {counted(snapshot.chunks, 'chunk')}")
     return Text(", ".join(parts))
 
 
@@ -101,7 +104,7 @@ def _output(output: OutputState, room: Room) -> Text:
     line = Text(f"{_fit(output.name, width)}{_GAP}")
     line.append_text(bar(output.share, max(_MIN_BAR, min(_MAX_BAR, room.columns // 4)), room, "cyan"))
     line.append(f"{percent(output.share):>6}")
-    line.append(f"{_GAP}{output.rows:,} rows", "dim")
+    line.append(f"{_GAP}{counted(output.rows, 'row')}", "dim")
     return line
 
 
@@ -116,7 +119,7 @@ def _device(device: DeviceState, snapshot: Snapshot, room: Room) -> Text:
     share = worker.texts_done / worker.texts if worker.texts else 0.0
     fields = [f"{percent(share):>6}"]
     if room.columns >= 120 and worker.texts:
-        fields.append(f"{_GAP}{worker.texts_done:,} of {worker.texts:,} texts")
+        fields.append(f"{_GAP}{worker.texts_done:,} of {counted(worker.texts, 'text')}")
     if worker.batch_rows:
         fields.append(f"{_GAP}batch {worker.batch_rows}")
     fields += _memory(device, worker, wide=room.columns >= 120)

@@ -314,7 +314,8 @@ def test_drawing(blocks: bool) -> None:
         "about 8.0 GiB of 64.0 GiB for each GPU, an estimate: 2 x (1 GiB + 3.0",
         "GPU     about 5.0 GiB of each GPU, an estimate: 0.5 GiB for CUDA, 3.0 GiB of",
         "weights, and 1.0 GiB for the largest batch",
-        "time    about 60 s: 600 texts at the 10 texts/s (12,346 rows/s) of the last run",
+        "time    about 60 s of computing: 600 texts at the 10 texts/s (12,346 rows/s) of",
+        "the last run; before it, the source is read and the model loaded",
     ]:
         assert part in text
     marked = next(number for number, line in enumerate(lines) if "max_length 512" in line)
@@ -328,7 +329,7 @@ def test_drawing(blocks: bool) -> None:
     ("changed", "changes", "expected"),
     [
         ({"dimension": None, "final_bytes": None, "disk_bytes": None}, {}, "the dimension is unknown until a run"),
-        ({"rows": 1000}, {"texts_per_s": 9.5}, "time    about 60 s: 600 texts at the 9.5 texts/s of the last run"),
+        ({"rows": 1000}, {"texts_per_s": 9.5}, "about 60 s of computing: 600 texts at the 9.5 texts/s of the last"),
         (
             {},
             {"peak_disk_bytes": None},

@@ -8,3 +8,6 @@ PARENT_PID = "CHUNKVISOR_PARENT_PID"
 
 LINEAR = "CHUNKVISOR_LINEAR"
 """Which kernel computes the linear layers of a model on the CPU: `torch` or `onednn`; not set: the faster one."""
+
+BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
+"""How many batches a worker on the CPU computes at a time, at most; not set: as many as it has threads."""

@@ -1,4 +1,4 @@
-"""A forecast as lines of plain text for a terminal or a pipe, 80 columns wide. Pure."""
+"""A forecast as lines of plain text for a terminal or a pipe, at most 80 columns wide. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,19 +13,23 @@ _LABEL_CHARS, _COUNT_CHARS = 17, 20
 _WORDS = {Unit.TOKENS: "tokens", Unit.ESTIMATED_TOKENS: "tokens (estimated)", Unit.CHARACTERS: "characters"}
 
 
-def draw(forecast: Forecast, *, blocks: bool = True) -> Iterator[str]:
-    """The lines; without `blocks`, bars are made of ASCII, for a stream that cannot encode more."""
+def draw(forecast: Forecast, *, blocks: bool = True, columns: int = 0) -> Iterator[str]:
+    """The lines, for a terminal of so many `columns` (0: it is none).
+
+    Without `blocks`, bars are made of ASCII, for a stream that cannot encode more.
+    """
+    width = min(columns or WIDTH, WIDTH)
     for name, output in forecast.outputs.items():
-        yield from _draw_output(name, output, blocks=blocks)
+        yield from _draw_output(name, output, width, blocks=blocks)
         yield ""
     said = [("disk", _disk(forecast)), ("memory", _memory(forecast)), ("time", _time(forecast))]
     if forecast.gpu_memory_bytes is not None:
         said.insert(2, ("GPU", _gpu_memory(forecast)))
     for label, text in [*said, *(("note", note) for note in forecast.notes)]:
-        yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
+        yield from wrapped(f"{label:8}{text}", width, 8).splitlines()
 
 
-def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator[str]:
+def _draw_output(name: str, output: OutputForecast, width: int, *, blocks: bool) -> Iterator[str]:
     repeats = f", {_percent(output.duplicate_share)} of the rows repeat a text" if output.duplicate_share else ""
     yield f"{name}: {output.rows:,} rows, {output.distinct_texts:,} distinct texts{repeats}"
     if output.rows_empty:
@@ -38,14 +42,14 @@ def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator
     )
     most = max((each.count for each in lengths.bins), default=0)
     for each in lengths.bins:
-        yield _row(each, most, lengths.count, blocks=blocks)
+        yield _row(each, most, lengths.count, width, blocks=blocks)
         if each.high == output.max_length and lengths.truncated:
             marked = f" max_length {output.max_length:,}: longer texts are cut "
-            yield "  " + marked.center(WIDTH - 2, "─" if blocks else "-")
+            yield "  " + marked.center(width - 2, "─" if blocks else "-")
     if output.max_length is not None:
         yield f"  {_truncated(output)}"
     for number, text in enumerate(output.longest):
-        yield f"  {'longest' if not number else '':9}{text.length:>8,}  {_end_of(text.place, WIDTH - 21)}"
+        yield f"  {'longest' if not number else '':9}{text.length:>8,}  {_end_of(text.place, width - 21)}"
     yield ""
     if output.batches is not None and output.padding_share is not None:
         yield f"  {'batches':9}{output.batches:,}; {_percent(output.padding_share)} of the work is padding"
@@ -64,9 +68,9 @@ def _draw_output(name: str, output: OutputForecast, *, blocks: bool) -> Iterator
         yield f"  {'file':9}{output.rows:,} rows x {output.dimension:,}, {size}"
 
 
-def _row(each: Bin, most: int, total: int, *, blocks: bool) -> str:
+def _row(each: Bin, most: int, total: int, width: int, *, blocks: bool) -> str:
     label = f"{each.low:,} - {each.high:,}"
-    width = WIDTH - 2 - _LABEL_CHARS - 2 - _COUNT_CHARS
+    width = max(1, width - 2 - _LABEL_CHARS - 2 - _COUNT_CHARS)
     # What is there at all shows.
     drawn = ("█" if blocks else "#") * (max(1, round(each.count / most * width)) if each.count else 0)
     return f"  {label:>{_LABEL_CHARS}}  {drawn:<{width}}{each.count:>12,}{_percent(each.count / total):>8}"
@@ -126,7 +130,9 @@ def _time(forecast: Forecast) -> str:
     rows_per_text = sum(output.rows for output in outputs) / sum(output.distinct_texts for output in outputs)
     # A run tells its speed in rows.
     rows = f" ({figure((forecast.texts_per_s or 0) * rows_per_text)} rows/s)" if rows_per_text > 1 else ""
-    return f"about {human_time(forecast.time_s)}: {texts} at the {rate} texts/s{rows} of the last run"
+    about = human_time(forecast.time_s)
+    first = "before it, the source is read and the model loaded"
+    return f"about {about} of computing: {texts} at the {rate} texts/s{rows} of the last run; {first}"
 
 
 def _end_of(place: str, width: int) -> str:

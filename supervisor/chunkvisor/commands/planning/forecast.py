@@ -91,6 +91,7 @@ class Forecast:
     texts_per_s: float | None
     """Of this workdir's last run with a rate."""
     time_s: float | None
+    """Of computing: reading the source and the start of the workers are not in it."""
     notes: tuple[str, ...]
     """What could not be found out, and why."""
 

@@ -8,6 +8,7 @@ from chunkvisor.observe.report.bins import Bin, Bins
 from chunkvisor.observe.report.timeline import Timeline
 
 WIDTH, HEIGHT = 2000, 1000
+_LEAST_WIDTH = 0.002
 _SILENT_BINS, _SILENT_S = 10, 60.0
 """A curve is broken where there was no value for ten bins, and for longer than the slowest sensors' interval."""
 
@@ -36,6 +37,11 @@ class Shade:
     left: float
     right: float
     lane: int = 0
+
+    @property
+    def width(self) -> float:
+        """Wide enough to be seen: a rectangle without a width is not drawn at all."""
+        return max(_LEAST_WIDTH, self.right - self.left)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class ChunkCost:
     texts: int = 0
     tokens: int = 0
     """Encoded; of an attempt that failed half-way, its half. 0 tokens: the encoder does not count them."""
+    done_s: float = 0.0
+    """When it was committed. After `--update` or `--from-scratch` another chunk has the same number."""
 
 
 @dataclass(slots=True)
@@ -64,10 +66,11 @@ class Costs:
             each.texts += event.texts
             each.tokens += event.tokens
 
-    def committed(self, event: of_attempt.ChunkEvent) -> None:
+    def committed(self, event: of_attempt.ChunkEvent, at_s: float) -> None:
         """All vectors of the chunk are there."""
         if (cost := self._open.pop((event.output[:100], event.chunk), None)) is None:
             return
+        cost.done_s = at_s
         self.chunks += 1
         self.seconds += cost.seconds
         heapq.heappush(self._slowest, cost)
@@ -79,6 +82,7 @@ class Costs:
         name = event.output[:100]
         last = next((each for each in reversed(self.taken) if each.output == name), None)
         if isinstance(event, of_output.GenerationBegun):
+            self._open = {place: cost for place, cost in self._open.items() if place[0] != name}
             self.taken.append(Taken(at_s, name, event.generation, event.rows_before, event.rows))
         elif last is not None and last.reuse is None:
             last.reuse = event

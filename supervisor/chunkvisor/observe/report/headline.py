@@ -46,7 +46,8 @@ def headline(status: Status, history: History, now_s: float) -> Headline:
         case State.COMPLETE if quarantined:
             rows = counted(quarantined, "row")
             worry = f"All the rest is done, but {rows} could not be encoded and got no vector; see Quarantined rows."
-            todo = "To try them again: `chunkvisor retry WORKDIR`, then run again. Or do without these rows."
+            them, these = ("it", "this row") if quarantined == 1 else ("them", "these rows")
+            todo = f"To try {them} again: `chunkvisor retry WORKDIR`, then run again. Or do without {these}."
             return Headline(Mood.CARE, "Complete, with rows in quarantine", worry, todo)
         case State.COMPLETE:
             worry = f"Nothing to worry about: every row has its vector.{_repeated(history.failed)}"

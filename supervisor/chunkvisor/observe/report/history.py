@@ -177,7 +177,7 @@ class History:
         self._last_s = max(at_s, self._last_s)
         counted = max(self._in_parts.pop((event.output, event.chunk), 0), event.texts_before)
         self._computed(event, event.phase_s)
-        self.costs.committed(event)
+        self.costs.committed(event, at_s)
         self._count(event, event.texts - counted, at_s, event.attempt_ok)
 
     def _keep(self, event: _Kept, texts: int, at_s: float, *, attempt_ok: bool) -> None:
