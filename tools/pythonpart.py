@@ -9,6 +9,7 @@ from functools import partial
 
 import chunkvisor.api
 import chunkvisor.results
+from chunkvisor.arguments import meanings
 from chunkvisor.assemble import badreasons
 from chunkvisor.observe import outputstatus, status
 from docstrings import attribute_docs
@@ -19,14 +20,15 @@ _MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
 
 
 def arguments(function: str) -> str:
-    """Every argument of a function of the module, with its type and its default, as they are written there."""
+    """Every argument of a function of the module, with its type and its default, as written there, and its meaning."""
     tree = ast.parse(inspect.getsource(chunkvisor.api))
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    named = found.args
+    named, meant = found.args, meanings(getattr(chunkvisor.api, function))
     rows = [(each, "required") for each in named.args]
     for each, default in zip(named.kwonlyargs, named.kw_defaults, strict=True):
         rows.append((each, "required" if default is None else code(ast.unparse(default))))
-    return table(("argument", "type", "default"), [(code(each.arg), code(_type(each)), said) for each, said in rows])
+    lines = [(code(each.arg), code(_type(each)), said, meant[each.arg]) for each, said in rows]
+    return table(("argument", "type", "default", "what"), lines)
 
 
 def _type(argument: ast.arg) -> str:

@@ -9,13 +9,15 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.calls import called_from_python, in_python
+from chunkvisor.calls import called_from_python
+from chunkvisor.callwords import CallOfTexts, in_python
 from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config
@@ -23,7 +25,7 @@ from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.given import writing
+from chunkvisor.ingest.given import place_of, writing
 from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
@@ -64,15 +66,9 @@ def run(
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; however it ended, the same call again continues it.
 
-    `set` has overrides such as "chunk.size=200". `max_rows` makes a trial of the first rows, in a separate workdir,
-    `<workdir>-first-<max_rows>`. With `update` changed sources are taken as they are now, and only new texts are
-    encoded. `stop_after`, in seconds or as "3h", ends the run within that time, with code 75 if work is left.
-    `progress` shows a bar; by default in a terminal and in a notebook, unless `on_event` is given, which gets each
-    event; `on_event=chunkvisor.observe.console.Console()` prints what the command prints. Rows that cannot be encoded
-    are NaN (zeros or null in some forms), listed in the report, and warned of (QuarantineWarning).
-
-    Raises ChunkvisorError with the message and the code of the command; KeyboardInterrupt after SIGINT, once the
-    chunks under way are done. Outside the main thread signals are not caught.
+    Returns a Report: the final files by name, and the rows that cannot be encoded. Those are NaN (zeros or null in
+    some forms), and warned of (QuarantineWarning). Raises ChunkvisorError with the message and the code of the command;
+    KeyboardInterrupt after SIGINT, once the chunks under way are done. Outside the main thread signals are not caught.
     """
     loaded = load(Path(config_path), tuple(set))
     if max_rows is not None:
@@ -112,26 +108,25 @@ def encode(
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
-    Texts may be a list, a generator, a column of pandas, NumPy or Arrow: whatever can be iterated once. None counts as
-    an empty text; where pandas has NaN instead, write `fillna("")`. With `column`, the texts are that column of rows
-    that are mappings, or of a table: a `datasets.Dataset`, a DataFrame of pandas or polars, a pyarrow.Table.
+    >>> vectors = chunkvisor.encode(articles["title"], model="Qodo/Qodo-Embed-1-1.5B", workdir="cache/titles")
 
-    With `workdir` the array is mapped from a file there, read-only; the work is kept, and the same call continues it.
-    Without, all is temporary and the array in memory. With `update` the texts may differ from those before, and only
-    new ones are encoded; `from_scratch` discards what is there. A worker encodes `chunk_size` texts. `device` is cuda
-    (every GPU), cuda:1, a list of such, or cpu. `progress` shows a bar, by default in a terminal or a notebook; the
-    logger "chunkvisor" gets the news. `set` has keys of the config that are not arguments, as "recovery.attempts=5";
-    `stop_after` and `on_event` are as in `run`. Relative paths, as of a `model`, start in the current folder, where a
-    plug-in `encoder` is looked for. Texts that cannot be encoded are NaN, with a warning; errors are those of `run`.
+    Each chunk of texts is encoded in a process of its own, which may crash. With a `workdir` the work is kept, and the
+    same call continues it. Relative paths start in the current folder, where a plug-in `encoder` is looked for.
+
+    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError, whose attributes
+    say what happened, why, what to do, and which log to open; KeyboardInterrupt after Ctrl-C or a notebook's stop
+    button, once the chunks under way are done. News goes to the logger "chunkvisor".
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place, writing(texts, column, place) as write:
-        loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
-        request = Request(loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s)
-        final = _run(request, on_event, progress, kept=workdir is not None).outputs[_OUTPUT]
-        return final.vectors() if workdir is not None else np.array(final.vectors())
+        given = CallOfTexts(partial(place_of, texts, column), place, kept=workdir is not None)
+        with given.named():
+            loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
+            request = Request(loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s)
+            vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
+        return vectors if given.kept else np.array(vectors)
 
 
 def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[[], Path]) -> LoadedConfig:
@@ -168,15 +163,15 @@ class _Listener(Observer):
         self._on_event(event.name, event.details())
 
 
-def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, kept: bool = True) -> Report:
-    listens = on_event is not None
+def _run(request: Request, on_event: OnEvent | None, progress: bool | None, texts: CallOfTexts | None = None) -> Report:
+    listens, kept = on_event is not None, texts is None or texts.kept
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
-    of_texts = request.loaded.given is Given.ARGUMENTS
-    bars = [ProgressBar("your texts" if of_texts else "")] if progress else []
+    bars = [ProgressBar("your texts" if texts else "")] if progress else []
+    logger = Logger(told=listens or bool(bars), in_words=texts.in_words if texts else str)
     try:
-        run_session(request, Observers(on_event, guarded=[*bars, Logger(told=listens or bool(bars))]))
+        run_session(request, Observers(on_event, guarded=[*bars, logger]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
@@ -187,7 +182,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, *, k
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        words = loss_in_words(report, kept=kept, of_texts=of_texts)
+        words = loss_in_words(report, texts.place if texts else None, kept=kept)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
 

@@ -65,7 +65,7 @@ class ChunkvisorError(Exception):
         """Plain values, for the journal and for programs."""
         log = str(self.log) if self.log else ""
         words = {"what": self.what, "why": self.why, "remedy": self.remedy, "log": log, "see": self.see}
-        return {"code": int(self.code), **words}
+        return {"code": int(self.code), "outcome": self.outcome, **words}
 
 
 # So that a traceback names it as a person would import it.

@@ -1,5 +1,6 @@
 """What `chunkvisor.run` hands back: the final files of a finished run, and the rows that have no vector."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,14 @@ class Report:
         return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
 
 
-def loss_in_words(report: Report, *, kept: bool = True, of_texts: bool = False) -> str:
+def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True) -> str:
     """How many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
 
-    `of_texts`: a caller of `encode` knows them as positions in its texts.
+    A line each, as a notebook shows it. `place` is what the caller of `encode` calls the text of a row.
     """
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    first = listed([f"texts[{each.row}]" if of_texts else f"{name} row {each.row}" for name, each in rows], _SHOWN)
+    first = listed([place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN)
     reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows), len(rows))
     manifests = {name: output.manifest for name, output in own.items() if output.quarantined}
     layout = Layout(report.workdir)
@@ -97,9 +98,9 @@ def loss_in_words(report: Report, *, kept: bool = True, of_texts: bool = False) 
     where = f"listed in {listed(files, _SHOWN)}"
     if not kept:
         are_nan = all(form_of(each).lost == "NaN" for each in manifests.values())
-        where = f"{'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1) tells which they are"
-    lost = f"{counted(len(rows), 'row')} {without_vectors(len(rows), manifests)}"
-    return f"{lost}: " + "; ".join([first, *reasons, where])
+        where = f"to find them: {'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1)"
+    lost = f"{counted(len(rows), 'row')} {without_vectors(len(rows), manifests)}: {first}"
+    return "\n  ".join([lost, *reasons, where])
 
 
 def _final_file(layout: Layout, name: str) -> FinalFile:

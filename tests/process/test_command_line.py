@@ -98,6 +98,7 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
         (["xyzzy"], "there are: run, encode, "),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
         (["run", "config.yaml", "--resume"], "continues by itself"),
+        (["encode", "rows.csv", "--model", "m", "-o", "out.npy", "--update"], "`chunkvisor run CONFIG --update`"),
         (["run", "config.yaml", "--dry-run"], "chunkvisor plan CONFIG"),
         (["status", "work", "--jsn"], "--json"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),

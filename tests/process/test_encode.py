@@ -130,6 +130,22 @@ def test_same_command_goes_on(desk: Desk) -> None:
     assert not desk.state.exists()
 
 
+def test_a_config_goes_on_from_a_kept_folder(desk: Desk) -> None:
+    """`reuse_from` takes the vectors of a folder that `encode --keep` has kept: only new texts are encoded."""
+    assert desk.encode("--column", "text", "--keep").returncode == 0
+    desk.write_source(["new", *TEXTS])
+    desk.write_config("good:make", model__name="m", reuse_from=["vectors/out.npy.chunkvisor"])
+
+    ended = desk.run()
+
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(np.load(desk.workdir / "out.npy"), expected(["new", *TEXTS]))
+    manifest = json.loads((desk.workdir / "out.json").read_text())
+    assert manifest["texts_encoded"] == 1
+    assert [each["from"] for each in manifest["reused"]] == [f"{desk.state} output embeddings"]
+    assert "all are intact" in desk.call("verify", str(desk.workdir)).stdout
+
+
 def test_killed_between_the_two_renames(desk: Desk) -> None:
     """With the manifest in place and the file not yet, the next call puts the file there without computing."""
     assert desk.encode("--column", "text", "--keep").returncode == 0

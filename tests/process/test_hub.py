@@ -106,7 +106,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def resolve(folder: Path, waits: list[str], **model: Any) -> ModelSource:
     """The model, resolved in a workdir; no wait is waited for."""
     config = ModelConfig(name="some/model", **model)
-    return resolve_hub(config, folder / "model.json", folder / "fetch", BUDGET, lambda _s, why: waits.append(why))
+    return resolve_hub(config, folder / "model.json", folder / "fetch", BUDGET, lambda _s, _w, why: waits.append(why))
 
 
 def names(source: ModelSource) -> set[str]:
@@ -154,7 +154,7 @@ def test_asked_anew_nothing_is_fixed(hub: Hub, tmp_path: Path) -> None:
         tmp_path / "model.json",
         tmp_path / "fetch",
         BUDGET,
-        lambda _s, _w: None,
+        lambda _s, _w, _why: None,
         anew=True,
     )
 
@@ -181,7 +181,7 @@ def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> Non
     config = ModelConfig(name="some/typo")
 
     with pytest.raises(Halt) as halt:
-        resolve_hub(config, tmp_path / "model.json", tmp_path / "fetch", BUDGET, lambda _s, why: waits.append(why))
+        resolve_hub(config, tmp_path / "model.json", tmp_path / "fetch", BUDGET, lambda _s, _w, why: waits.append(why))
 
     assert halt.value.code is ExitCode.CONFIG
     assert "some/typo" in str(halt.value)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,15 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.calls import without_config
+from chunkvisor.callwords import without_config
 from chunkvisor.observe.console import Console
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
+from late import Late
+
+pandas = Late("pandas")
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -139,6 +143,8 @@ def test_interrupted_work_goes_on() -> None:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value
     assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (78, "crashed", True)
+    halted = json.loads(Path("w/events.jsonl").read_text().splitlines()[-1])
+    assert (error.details()["outcome"], halted["event"], halted["outcome"]) == ("crashed", "halted", "crashed")
     assert error.what.endswith("a row cannot be encoded: texts[1]")
     assert str(error).splitlines() == error.lines()
     events: list[str] = []
@@ -157,7 +163,7 @@ def test_interrupted_work_goes_on() -> None:
     [
         (["a", 3], r"texts\[1\] is no string: int 3"),
         ([float("nan")], r"texts\[0\] is missing: float nan\ndo:  .*fillna"),
-        ([{"t": "a"}, {"t": float("nan")}], r"texts\[1\] of column 't' is missing: float nan"),
+        ([{"t": "a"}, {"t": float("nan")}], r"texts\[1\]\['t'\] is missing: float nan"),
         ([b"bytes"], r"texts\[0\] is no string: bytes"),
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
         ([], "there are no texts"),
@@ -171,7 +177,7 @@ def test_interrupted_work_goes_on() -> None:
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is no text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
-        encode(texts, column="t" if "column 't'" in words else None, workdir="w")
+        encode(texts, column="t" if "'t'" in words and isinstance(texts, list) else None, workdir="w")
     assert caught.value.code == 78
     assert list((tmp_path / "w").glob("*")) == []
 
@@ -231,14 +237,34 @@ def test_arguments_that_are_missing() -> None:
 
 
 def test_help_explains_the_arguments() -> None:
-    """`help(chunkvisor.encode)` says of each key of the config what it means, in Python's words."""
+    """`help(chunkvisor.encode)` says of each argument what it means, in Python's words."""
     doc = chunkvisor.encode.__doc__ or ""
     assert "- normalize: Scale every vector to length 1." in doc
     assert "None = the model's own limit" in doc
     assert "null" not in doc
     assert max(map(len, doc.splitlines())) <= 120
-    arguments = [name for name in inspect.signature(chunkvisor.encode).parameters if name != "texts"]
-    assert [name for name in arguments if f"`{name}`" not in doc and f"- {name}: " not in doc] == []
+    arguments = inspect.signature(chunkvisor.encode).parameters
+    assert [name for name in arguments if f"- {name}: " not in doc] == []
+    assert "- max_rows: " in (chunkvisor.run.__doc__ or "")
+
+
+def test_errors_of_the_callers_own_code() -> None:
+    """Where a generator of texts or `on_event` raises, the frames are the caller's; a bug of ours keeps all of its."""
+
+    def texts() -> Any:
+        yield "a"
+        raise ValueError("mine")
+
+    def on_event(_name: str, _details: dict[str, Any]) -> None:
+        raise ValueError("mine")
+
+    calls: list[Any] = [lambda: encode(texts()), lambda: encode(["a"], on_event=on_event)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^mine$") as caught:
+            call()
+        inside = [entry.name for entry in caught.traceback if "supervisor" in str(entry.path)]
+        assert inside == ["call"]
+        assert caught.traceback[-1].name in ("texts", "on_event")
 
 
 def test_short_tracebacks(tmp_path: Path) -> None:
@@ -302,7 +328,69 @@ def test_quarantined_texts_warn() -> None:
     assert np.isnan(vectors[1]).all()
     np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
     assert seen[0].filename == __file__
-    assert "numpy.isnan(vectors).any(axis=1) tells which" in str(seen[0].message)
+    assert str(seen[0].message).splitlines()[1:] == [
+        "  bad_output: its vectors have NaN or infinity",
+        "  to find them: numpy.isnan(vectors).any(axis=1)",
+    ]
+
+
+def series_of(texts: list[object]) -> Any:
+    """Of pandas, with labels that are no positions."""
+    return pandas.Series(texts, index=range(7, 7 + len(texts)), name="t")
+
+
+def rows_of(texts: list[object]) -> list[dict[str, object]]:
+    """Mappings."""
+    return [{"t": text} for text in texts]
+
+
+def dataset_of(texts: list[object]) -> Any:
+    """Of `datasets`, as far as it matters here."""
+    made = SimpleNamespace(column_names=["t"], select_columns=lambda _: rows_of(texts))
+    made.with_format = lambda _: made
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "place"),
+    [
+        (list, None, "texts[{}]"),
+        (series_of, None, "texts.iloc[{}]"),
+        (lambda texts: series_of(texts).to_frame(), "t", "texts['t'].iloc[{}]"),
+        (lambda texts: {"t": texts}, "t", "texts['t'][{}]"),
+        (rows_of, "t", "texts[{}]['t']"),
+        (dataset_of, "t", "texts[{}]['t']"),
+    ],
+    ids=["list", "series", "frame", "arrow", "rows", "dataset"],
+)
+def test_a_text_is_named_as_one_asks_for_it(
+    kind: Callable[[list[object]], Any], column: str | None, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In errors, warnings and the log the place of a text can be pasted: with `iloc` where `[7]` would be a label."""
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(kind(["one", "bad", 3]), column=column)
+    of_column = " of column 't'" if kind is series_of else ""
+    assert caught.value.what == f"{place.format(2)}{of_column} is no string: int 3"
+    texts = kind(["one", "bad"])
+    with pytest.warns(chunkvisor.QuarantineWarning, match=re.escape(f"NaN): {place.format(1)}\n")):
+        encode(texts, column=column, encoder="picky:make")
+    assert f"embeddings row 1 ({place.format(1)}) cannot be encoded" in caplog.text
+    with pytest.raises(chunkvisor.ChunkvisorError, match=re.escape(f"cannot be encoded: {place.format(1)}")):
+        encode(texts, column=column, encoder="picky:make", set=["recovery.on_bad_row=fail"])
+
+
+@pytest.mark.parametrize("workdir", ["w", None])
+def test_the_log_names_no_folder_that_is_gone(
+    workdir: str | None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Of a temporary folder the log says that it is one; a workdir and the final file are named."""
+    caplog.set_level("INFO", "chunkvisor")
+    with pytest.warns(chunkvisor.QuarantineWarning):
+        encode(["one", "bad"], encoder="picky:make", workdir=workdir)
+    said = caplog.text
+    assert ("in a temporary folder" in said) == (workdir is None)
+    assert (str(tmp_path) in said) == (workdir is not None)
+    assert "texts-" not in said
 
 
 def test_many_rows_are_one_warning(tmp_path: Path) -> None:
@@ -314,9 +402,9 @@ def test_many_rows_are_one_warning(tmp_path: Path) -> None:
     words = loss_in_words(Report(tmp_path, outputs))
 
     assert words == (
-        "1,001 rows have no vector (in their place: NaN): a row 0, a row 1, a row 2 and 998 more; "
-        "all 1,001 for the same reason: bad_output: text 0 has no finite vector; "
-        f"listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}"
+        "1,001 rows have no vector (in their place: NaN): a row 0, a row 1, a row 2 and 998 more\n"
+        "  all 1,001 for the same reason: bad_output: text 0 has no finite vector\n"
+        f"  listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}"
     )
 
 

@@ -26,6 +26,8 @@ ROOMS = (
         "testing",
         "api",
         "calls",
+        "arguments",
+        "callwords",
         "results",
         "commands",
         "supervise",

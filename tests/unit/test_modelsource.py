@@ -1,15 +1,19 @@
 """Where a model is, told without asking the hub."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.engine import localmodel
+from chunkvisor.decide.history import Budget
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.engine import localmodel, modelsource
 from chunkvisor.engine.localmodel import folder_like
-from chunkvisor.engine.modelsource import resolve_local, revision_at_hand, source_at_hand
+from chunkvisor.engine.modelsource import resolve_hub, resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import Halt
+from chunkvisor_worker.contract.exits import Outcome
 
 
 def named(name: str, folder: Path) -> ModelConfig:
@@ -59,3 +63,33 @@ def test_a_folder_that_may_have_been_meant(models: Path, name: str, near: str | 
     (models / "model").symlink_to(models / "own" / "model")
     (models / "modl").mkdir()  # no model is in it
     assert folder_like(name, models) == (models / near if near else None)
+
+
+@pytest.mark.parametrize(
+    ("try_s", "limit_s", "tries"), [(7.0, 60.0, 6), (0.5, 60.0, 18), (7.0, 5.0, 1), (900.0, 100.0, 3)]
+)
+def test_a_wait_for_the_hub_ends_in_time(
+    try_s: float, limit_s: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the tries counts too, and the last of them ends within `recovery.wait_timeout`.
+
+    Of one that was a download only the beginning counts: the next goes on with it.
+    """
+    now_s, ended_s = 0.0, list[float]()
+
+    def fetch(*_: object) -> Verdict:
+        nonlocal now_s
+        now_s += try_s
+        ended_s.append(now_s)
+        return Verdict(Outcome.HUB, "no route")
+
+    def pause(seconds: float, _waited_s: float, _why: str) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(modelsource, "fetch_model", fetch)
+    monkeypatch.setattr(modelsource, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with pytest.raises(Halt, match="cannot be downloaded"):
+        resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, Budget(wait_timeout_s=limit_s), pause)
+    assert try_s > limit_s or ended_s[-1] - ended_s[0] <= limit_s + 0.001
+    assert len(ended_s) == tries

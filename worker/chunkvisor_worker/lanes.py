@@ -4,6 +4,7 @@ Threads that share a batch wait for each other at the end of every operation, an
 them at work. Threads with batches of their own do not wait: MiniLM on two cores takes 0.8 of the time.
 """
 
+import importlib.util
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,8 @@ STATELESS = frozenset(
     }
 )
 """Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way."""
+_THREAD_SAFE = "transformers.utils.output_capturing"
+"""Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile."""
 _CHANGING_ROPE = ("dynamic", "longrope")
 """Kinds of rotary position embeddings whose frequencies a forward pass changes."""
 
@@ -95,6 +98,8 @@ def lanes_for(threads: int, batches: int, batch_s: float) -> Lanes:
 
 def is_stateless(model: Any) -> bool:
     """Whether several forward passes of this plain text model may be under way at once."""
+    if importlib.util.find_spec(_THREAD_SAFE) is None:
+        return False
     transformer = model.transformers_model
     rope_types = [getattr(module, "rope_type", None) for module in transformer.modules()]
     kinds = [kind for each in rope_types for kind in (each.values() if isinstance(each, dict) else [each])]

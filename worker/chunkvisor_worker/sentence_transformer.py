@@ -190,8 +190,9 @@ class SentenceTransformerEncoder:
     def _lanes(self, batches: Sequence[Indices]) -> Lanes:
         if self._tokenized is None or self._tokenized.flat or not self._rate or not is_stateless(self._model):
             return Lanes()
-        batch_s = max(self._layers.flop(self._computed(each).tolist()) for each in batches) / self._rate
-        return lanes_for(torch_threads(), len(batches), batch_s)
+        shared = [each for each in batches if len(each) > 1]
+        largest = max((self._layers.flop(self._computed(each).tolist()) for each in shared), default=0.0)
+        return lanes_for(torch_threads(), len(shared), largest / self._rate)
 
     def _batches(self, limits: Limits) -> Iterable[Indices]:
         known = self._tokenized

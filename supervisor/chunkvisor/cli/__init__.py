@@ -40,6 +40,7 @@ _MEANT = {
     "--continue": "`chunkvisor run CONFIG` continues by itself where the last run ended.",
     "--restart": "`chunkvisor run CONFIG` continues where the last run ended; --from-scratch starts over.",
     "--force": "`chunkvisor run CONFIG --from-scratch` starts over.",
+    "--update": "`chunkvisor run CONFIG --update` encodes only texts that have no vector yet; it needs a config.",
     "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",
     "--limit": "`chunkvisor run CONFIG --max-rows N` tries the first rows.",
     "--batch-size": "`--set encode.batch_size=N` sets it for this run.",

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 
+_ASKED_S = 30.0
+"""So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it."""
 _INSTEAD = "A model folder on this machine needs no hub: give its path in place of the name"
 _WITHOUT_HUB = (
     "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
@@ -59,7 +62,7 @@ def resolve_hub(
     cache: Path,
     scratch: Path,
     budget: Budget,
-    pause: Callable[[float, str], None],
+    pause: Callable[[float, float, str], None],
     on_wait: Callable[[], None] = lambda: None,
     *,
     anew: bool = False,
@@ -68,22 +71,26 @@ def resolve_hub(
 
     With `anew` the hub is asked in any case, and what is fixed stays as it is: the caller fixes the answer later.
 
-    `pause(seconds, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a second
-    meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the model is
-    not to be had.
+    `pause(seconds, waited_s, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a
+    second meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the
+    model is not to be had.
     """
     pinned = None if anew else pinned_source(cache, model)
     if pinned is not None and pinned.path and Path(pinned.path).is_dir():
         return pinned
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
-    waited_s = 0.0
+    waited_s = delay_s = 0.0
     while True:
+        began_s = time.monotonic()
         found = fetch_model(model.name, revision, backend, scratch, on_wait)
         if isinstance(found, ModelSource):
             if not anew:
                 pin_source(cache, model, found)
             return found
-        step = decide(found, History(waited_s=waited_s), budget)
+        asked_s = min(time.monotonic() - began_s, _ASKED_S)
+        waited_s += delay_s + asked_s if delay_s else 0.0
+        # The next try may take as long as this one, and is to end within the time as well.
+        step = decide(found, History(waited_s=waited_s + asked_s), budget)
         if not isinstance(step, Wait):
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
@@ -93,8 +100,8 @@ def resolve_hub(
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
-        pause(step.delay_s, f"{found.reason.rstrip('.')}. {_INSTEAD}")
-        waited_s += step.delay_s
+        delay_s = step.delay_s
+        pause(delay_s, waited_s, f"{found.reason.rstrip('.')}. {_INSTEAD}")
 
 
 def fetch_model(

@@ -64,6 +64,14 @@ def texts_of(given: Any, column: str | None) -> Iterable[object]:
     return _iterable(given[column])
 
 
+def place_of(given: Any, column: str | None, index: int) -> str:
+    """Where a text stands, as a person would write it who has given `texts`, such as `texts.iloc[7]`."""
+    rows = hasattr(given, "select_columns") or _columns_of(given) is None  # of a Dataset a row is had soonest
+    before, after = ("", f"[{column!r}]") if rows else (f"[{column!r}]", "")
+    by = ".iloc" if hasattr(given, "iloc") else ""  # in pandas [7] asks for a label
+    return f"texts{by}[{index}]" if column is None else f"texts{before}{by}[{index}]{after}"
+
+
 @contextlib.contextmanager
 def writing(given: Any, column: str | None, folder: Path) -> Iterator[Callable[[], Path]]:
     """What writes the texts, as `write_texts` does; after a good end, what earlier calls have left there goes."""
@@ -85,16 +93,16 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
     With `column`, that column of rows or of a table. Raises Halt: 78 for what is no text, 74 for a full disk; OSError.
     What the texts themselves raise goes through.
     """
-    texts, called = texts_of(given, column), column or getattr(given, "name", None)
-    of_column = f" of column {called!r}" if isinstance(called, str) and called else ""
+    texts, called = texts_of(given, column), getattr(given, "name", None)
+    of_column = f" of column {called!r}" if column is None and isinstance(called, str) and called else ""
     digest, count = hashlib.sha256(), 0
+    place = lambda: place_of(given, column, count) + of_column  # noqa: E731 - it stands in one line
     partial = None
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
         partial = Path(name)
         with open(handle, "wb") as file:
-            for index, text in enumerate(_told_apart(texts)):
-                place = f"texts[{index}]{of_column}"
+            for text in _told_apart(texts):
                 line = _line(place, text.as_py() if hasattr(text, "as_py") else text)  # pyarrow's
                 digest.update(line)
                 file.write(line)
@@ -163,24 +171,24 @@ def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
         yield row[column]
 
 
-def _line(place: str, text: object) -> bytes:
+def _line(place: Callable[[], str], text: object) -> bytes:
     if isinstance(text, Mapping):
         raise config_error(
-            f"{place} is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
+            f"{place()} is a row with the columns {listed(list(text), _MOST_NAMES)}", remedy="name one: column=…"
         )
     if text is not None and not isinstance(text, str):
         # What pandas has where a text is missing: NaN, or its NA.
         missing = type(text).__name__ in ("NAType", "NaTType") or (isinstance(text, Real) and math.isnan(text))
         raise config_error(
-            f"{place} is {'missing' if missing else 'no string'}: {type(text).__name__} {text!r:.60}",
-            remedy="say what stands for a missing text, such as an empty one: fillna('')"
+            f"{place()} is {'missing' if missing else 'no string'}: {type(text).__name__} {text!r:.60}",
+            remedy="put an empty text there, or None; in pandas: texts.fillna('')"
             if missing
             else "convert it, or give None for an empty text",
         )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise _surrogate(place, error) from None
+        raise _surrogate(place(), error) from None
 
 
 def _surrogate(place: str, error: UnicodeEncodeError) -> Halt:

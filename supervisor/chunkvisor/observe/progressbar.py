@@ -4,7 +4,9 @@ import logging
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Never
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Never
 
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import CheckingModel, ConvertingModel, Draining, Resolving, Waiting
@@ -45,6 +47,7 @@ class ProgressBar(Observer):
         """`source` is what people call the source of the output; by default they are told the output's name."""
         self._source = source
         self._bar: tqdm[Never] | None = None
+        self._save: Callable[[bool], None] = lambda _stays: None
         self._state = RunState()
         self._drawn_s = 0.0
         self._interrupted = False
@@ -73,6 +76,7 @@ class ProgressBar(Observer):
             self._draw(over=True)
             self._bar.leave = self._bar.total is not None
             self._bar.close()
+            self._save(self._bar.leave)
 
     def _draw(self, *, over: bool = False) -> None:
         if (layout := layout_of(self._state)) is None:
@@ -80,7 +84,9 @@ class ProgressBar(Observer):
         now_s = time.time()
         snapshot = snapshot_of(self._state, now_s, take_readings(layout, self._state, sensors=False))
         words = self._words(snapshot, over=over)
-        bar = self._bar = self._bar if self._bar is not None else _new_bar(words)
+        if self._bar is None:
+            self._bar, self._save = _new_bar(words)
+        bar = self._bar
         if snapshot.rows and bar.total != snapshot.rows:
             bar.reset(total=snapshot.rows)
         # One clock, that of the run. Were it later than the bar's last print, close() would leave out the line's end.
@@ -128,8 +134,20 @@ class ProgressBar(Observer):
         return notes
 
 
-def _new_bar(words: str) -> "tqdm[Never]":
+def _new_bar(words: str) -> tuple["tqdm[Never]", Callable[[bool], None]]:
+    """A bar, and what is to be called at its end, with whether it stays.
+
+    A saved notebook holds the text that the bar had when it was shown first, unless the cell is told another.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a notebook without ipywidgets: a bar of text does as well
         from tqdm.auto import tqdm
-    return tqdm(desc=words, dynamic_ncols=True, file=None, mininterval=0, bar_format=_BEFORE)
+        from tqdm.notebook import tqdm as widget
+    new = partial(tqdm, desc=words, dynamic_ncols=True, file=None, mininterval=0, bar_format=_BEFORE)
+    if not issubclass(tqdm, widget):
+        return new(), lambda _stays: None
+    from IPython.display import display
+
+    bar: Any = new(display=False)
+    shown = display(bar.container, display_id=True)
+    return bar, lambda stays: shown.update(bar.container if stays else {"text/plain": ""}, raw=not stays)

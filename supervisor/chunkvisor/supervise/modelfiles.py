@@ -1,7 +1,6 @@
 """The files of a run's model: resolved, downloaded or converted before the first worker, and what was learnt of it."""
 
 import os
-import time
 from collections.abc import Callable
 
 from chunkvisor.config.choices import Backend
@@ -64,13 +63,10 @@ class ModelFiles:
             self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
         self._run.emit(Resolving(model.name))
 
-        teller, began_s = WaitTeller(self._run.emit, self._budget.wait_timeout_s), None
+        teller = WaitTeller(self._run.emit, self._budget.wait_timeout_s)
 
-        def wait(seconds: float, why: str) -> None:
-            nonlocal began_s
-            now_s = time.monotonic()
-            began_s = now_s if began_s is None else began_s
-            teller.tell(seconds, now_s - began_s, why, Outcome.HUB)
+        def wait(seconds: float, waited_s: float, why: str) -> None:
+            teller.tell(seconds, waited_s, why, Outcome.HUB)
             self._pause(seconds)
 
         try:

@@ -194,6 +194,7 @@ def model(model_type: str, *rope_types: object) -> Any:
     return SimpleNamespace(transformers_model=SimpleNamespace(modules=lambda: modules, config=config))
 
 
+@needs("transformers")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -208,6 +209,13 @@ def model(model_type: str, *rope_types: object) -> Any:
 def test_is_stateless(given: Any, expected: bool) -> None:
     """Only model types that are known to keep nothing have several passes at once."""
     assert is_stateless(given) is expected
+
+
+def test_an_older_transformers_computes_one_batch_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers changes the model while it computes, no model has several passes at once."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+    assert not is_stateless(model("bert"))
 
 
 @needs("transformers")

@@ -1,0 +1,78 @@
+"""`chunkvisor.encode` in the kernel of a notebook: what its cells show, and what of it a saved notebook holds."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from harness import ENCODERS
+from late import Late, needs
+
+nbclient, nbformat = Late("nbclient"), Late("nbformat")
+pytestmark = [needs("nbclient"), needs("ipykernel"), needs("ipywidgets")]
+
+CELLS = {
+    "start": 'import chunkvisor\nfew = {"model": "m", "device": "cpu", "chunk_size": 1, "set": ["workers.standby=0"]}',
+    "lost": '_ = chunkvisor.encode(["one", "bad"], encoder="picky:make", **few)',
+    "refused": 'chunkvisor.encode(["one", 3], encoder="good:make", **few)',
+    "unknown": 'chunkvisor.encode(["one"], wrkdir="w", encoder="good:make", **few)',
+    "no hub": 'few["set"] += ["recovery.wait_timeout=0.1"]\nchunkvisor.encode(["one"], **few)',
+    "theirs": 'def texts():\n    yield 1 / 0\n\nchunkvisor.encode(texts(), encoder="good:make", **few)',
+}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Any]]:
+    """What each cell has put out, by its name, as it is saved."""
+    folder = tmp_path_factory.mktemp("notebook")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, allow_errors=True, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    client.execute(
+        env={**os.environ, "PYTHONPATH": path, "HF_ENDPOINT": "http://127.0.0.1:9", "IPYTHONDIR": str(folder)}
+    )
+    assert not notebook.cells[0].outputs
+    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+
+def traceback_in(outputs: list[Any]) -> str:
+    """The end of a cell that failed, without colours."""
+    assert outputs[-1].output_type == "error"
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(outputs[-1].traceback))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("refused", "ChunkvisorError: texts[1] is no string: int 3\ndo:  convert it, or give None for an empty text"),
+        ("unknown", "TypeError: chunkvisor.encode has no argument wrkdir: did you mean workdir?"),
+    ],
+)
+def test_an_error_shows_the_readers_line_alone(shown: Mapping[str, list[Any]], cell: str, message: str) -> None:
+    """Between the line of the cell and the message there is no frame of ours."""
+    said = traceback_in(shown[cell])
+    assert f"----> 1 {CELLS[cell]}" in said
+    assert said.rstrip().endswith(f"\n\n{message}")
+    assert not re.findall(r"supervisor|hidden", said)
+
+
+def test_an_error_of_the_readers_own_generator(shown: Mapping[str, list[Any]]) -> None:
+    """Its frames are those of the cell."""
+    said = traceback_in(shown["theirs"])
+    assert "----> 4 chunkvisor.encode(texts()" in said
+    assert "----> 2     yield 1 / 0" in said
+    assert "supervisor" not in said
+
+
+def test_a_saved_notebook_has_the_end_of_the_bar(shown: Mapping[str, list[Any]]) -> None:
+    """The bar's text, which is shown where no kernel runs, is the last one; of a call that computed nothing, none."""
+    bar, warning = shown["lost"]
+    assert re.fullmatch(r"100%\|#+\| 2/2 rows \[\d\d:\d\d, (\S+ rows/s, )?1 without a vector\]", bar.data["text/plain"])
+    assert "application/vnd.jupyter.widget-view+json" in bar.data
+    assert "QuarantineWarning: 1 row has no vector (in its place: NaN): texts[1]\n  bad_output: " in warning.text
+    assert [each.data for each in shown["no hub"][:-1]] == [{"text/plain": ""}]
+    assert "The model hub cannot be reached" in traceback_in(shown["no hub"])
