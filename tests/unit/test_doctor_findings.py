@@ -298,8 +298,8 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
             probe=ProbeReading(ProbeReport(Phase.IMPORT, fault=failed("x")), 1),
         ),
         "torch",
-        WARNING,
-        "not installed",
+        NOTE,
+        "has to do without it",
     ),
     "cpu build": (with_report(cuda=None, gpus=()), "torch-gpu", FAULT, "build for the CPU only"),
     "cpu build, no config": (

@@ -174,7 +174,7 @@ def test_a_tuning(config: Path) -> None:
     }
     assert values["candidates"][0]["hours"] == pytest.approx(200 / 10 / 3600)
     assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
-    assert "trying openvino, float32, auto tokens a batch" in said
+    assert "trying openvino, float32, batch_tokens auto" in said
     assert said[-1].startswith("trying torch, bfloat16")
 
 

@@ -86,6 +86,11 @@ class ProbeReading:
     """None = it gave no answer within its time limit."""
     log_tail: str = ""
 
+    @property
+    def lacks_torch(self) -> bool:
+        """Whether it found no torch."""
+        return self.report is not None and "torch" not in self.report.versions
+
 
 @dataclass(frozen=True, slots=True)
 class FolderReading:

@@ -39,9 +39,13 @@ def before_a_run(remedy: str) -> str:
 def check_torch(readings: Readings) -> Iterator[Finding]:
     """Findings `torch`, and where a GPU may be used `torch-driver`, `torch-gpu`, `allocator` and `gpu-generation`.
 
-    A plug-in encoder may do without torch: what is wrong with it is then a warning, and the sample decides.
+    A plug-in encoder may do without torch: what is wrong with it is then a warning, that it is not there a note, and
+    the sample decides.
     """
     is_plugin = readings.job is not None and readings.job.whereabouts is Whereabouts.PLUGIN
+    if is_plugin and readings.probe.lacks_torch:
+        yield Finding("torch", State.NOTE, "torch is not installed; the plug-in encoder has to do without it")
+        return
     for finding in _check_torch(readings):
         yield replace(finding, state=State.WARNING) if is_plugin and finding.state is State.FAULT else finding
 
@@ -93,7 +97,7 @@ def _check_torch(readings: Readings) -> Iterator[Finding]:
 
 def _broken(probe: ProbeReading) -> Finding:
     report = probe.report
-    if report is not None and "torch" not in report.versions:
+    if probe.lacks_torch:
         mend = "pip install 'chunkvisor[worker]', in the same environment as this command"
         return Finding("torch", State.FAULT, "torch is not installed, which sentence-transformers needs", mend)
     step = "compute" if report is not None and report.phase is Phase.FORWARD else "be imported"

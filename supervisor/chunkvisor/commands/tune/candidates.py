@@ -21,7 +21,7 @@ class Candidate:
 
     def __str__(self) -> str:
         workers = f", {self.per_device} workers" if self.per_device > 1 else ""
-        return f"{self.backend}, {self.dtype}, {self.batch_tokens} tokens a batch{workers}"
+        return f"{self.backend}, {self.dtype}, batch_tokens {self.batch_tokens}{workers}"
 
     @property
     def vectors(self) -> tuple[str, str]:

@@ -27,11 +27,14 @@ def draw(tuning: Tuning, least_cosine: float, price_per_hour: float | None) -> l
     if tuning.note:
         lines.append(f"Note: {tuning.note}.")
     if tuning.best is None:
-        lines.append(f"Nothing has a least cosine of {least_cosine:g} and more.")
+        lines.append(f"Nothing has a least cosine of {least_cosine:g} or more.")
     else:
-        lines.append(f"* is the fastest with a least cosine of {least_cosine:g} and more.")
+        lines.append(f"* is recommended: the fastest with a least cosine of {least_cosine:g} or more.")
+        lines.append("Of two that differ by less than 5 %, it is the one that was tried first.")
         changes = [f"{section}.{key}: {value}" for (section, key), value in tuning.changes.items()]
-        lines.append(f"In the config: {', '.join(changes)}" if changes else "The config has these settings already.")
+        lines.append(
+            f"To set in the config: {', '.join(changes)}" if changes else "The config has these settings already."
+        )
     return lines
 
 

@@ -1,0 +1,140 @@
+"""What a container does with a run: process 1 of a namespace of its own, a volume, SIGTERM, and another container."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import psutil
+import pytest
+import yaml
+
+from forking import COMMAND_LINE
+from harness import ROOT, Workplace, expected, finish, kill, local_engine_only, wait_for
+
+EXAMPLES = ROOT / "examples" / "containers"
+(ENTRYPOINT,) = [
+    json.loads(line) for line in re.findall(r"^ENTRYPOINT (.+)$", (EXAMPLES / "Dockerfile").read_text(), re.M)
+]
+_, JOB = yaml.safe_load_all((EXAMPLES / "job.yaml").read_text())
+POD = JOB["spec"]["template"]["spec"]
+# Processes of a number and a /proc of their own, which end with the first of them, as in a container.
+NAMESPACE = (
+    "unshare",
+    *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
+INIT = ENTRYPOINT[:-1] if shutil.which(ENTRYPOINT[0]) else []
+"""Process 1 of the image; where it is not installed, the command itself is."""
+LEAVING = """
+import subprocess
+from waiting import make
+
+subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], check=True)
+"""
+"""A plug-in whose workers each leave a process behind."""
+TEXTS = [f"text {number}" for number in range(12)]
+
+Start = Callable[[], subprocess.Popen[str]]
+
+
+def why_not() -> str:
+    """Why there can be no namespace here; empty where there can."""
+    try:
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        return str(error)
+
+
+pytestmark = [
+    local_engine_only,
+    pytest.mark.skipif(bool(why_not()), reason="unshare(1) may make no namespace of processes here"),
+]
+
+
+@pytest.fixture
+def start(workplace: Workplace) -> Iterator[Start]:
+    """Starts a container over a workplace whose second chunk waits: the image's entry point, the Job's arguments."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
+    (first, config) = POD["containers"][0]["args"]
+    assert (ENTRYPOINT[-1], first, Path(config).parent) == ("chunkvisor", "run", Path("/config"))
+    command = [*NAMESPACE, *INIT, *COMMAND_LINE, first, str(workplace.config_path)]
+    started: list[subprocess.Popen[str]] = []
+
+    def one_more() -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(command, stdout=PIPE, stderr=PIPE, stdin=DEVNULL, text=True))
+        return started[-1]
+
+    yield one_more
+    for process in started:
+        kill(process)
+
+
+def computing(workplace: Workplace, container: subprocess.Popen[str]) -> psutil.Process:
+    """Process 1, once the chunk that waits is being computed and the one before it is committed."""
+    wait_for((workplace.folder / "waiting").exists)
+    wait_for(lambda: committed(workplace) == [0])
+    (process,) = psutil.Process(container.pid).children()
+    return process
+
+
+def committed(workplace: Workplace) -> list[int]:
+    """The chunks that were committed, in their order."""
+    return [event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"]
+
+
+def check_next(workplace: Workplace, start: Start) -> None:
+    """Another container over the same volume does what is left, and nothing again."""
+    (workplace.folder / "release").touch()
+    ended = finish(start(), POD["terminationGracePeriodSeconds"])
+    assert ended.returncode == 0, ended.stderr
+    assert committed(workplace) == [0, 1, 2]
+    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+
+
+def test_a_stopped_container_is_continued(workplace: Workplace, start: Start) -> None:
+    """SIGTERM to process 1 ends it with 143 and saved work; nothing is left behind, and the next one goes on."""
+    container = start()
+    process = computing(workplace, container)
+    inside = [process, *process.children(recursive=True)]
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: any(event["event"] == "draining" for event in workplace.events()))
+    (workplace.folder / "release").touch()
+    ended = finish(container, POD["terminationGracePeriodSeconds"])
+    assert ended.returncode == 143, ended.stderr
+    assert committed(workplace) == [0, 1]
+    assert not any(each.is_running() for each in inside)
+    check_next(workplace, start)
+
+
+@pytest.mark.soak(only=True)
+def test_a_killed_container_is_continued(workplace: Workplace, start: Start) -> None:
+    """After SIGKILL to process 1 the next one goes on, though its processes have the numbers of the dead ones."""
+    container = start()
+    computing(workplace, container).kill()
+    finish(container)
+    check_next(workplace, start)
+
+
+@pytest.mark.skipif(not INIT, reason="tini is not installed")
+def test_orphans_are_collected(workplace: Workplace, start: Start) -> None:
+    """What a worker leaves behind becomes a child of process 1, and no zombie when it ends."""
+    workplace.write_config("leaving:make", model__kwargs={"chunk": 1}, chunk__size=4)
+    (workplace.folder / "leaving.py").write_text(LEAVING)
+    container = start()
+    process = computing(workplace, container)
+    left = [each for each in process.children() if each.name() == "sleep"]
+    assert left
+    for each in left:
+        each.kill()
+    wait_for(lambda: not any(each.is_running() for each in left))  # a zombie counts as running
+    assert container.poll() is None
