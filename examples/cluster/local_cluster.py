@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 STORE_BYTES = 80 << 20
@@ -27,6 +28,10 @@ class LocalCluster:
         logging.getLogger("ray").setLevel(logging.WARNING)
         # Short: the path of a socket below it must not exceed 107 characters.
         self._folder = tempfile.mkdtemp(prefix="ray-")
+        # Ray notes the address of the last cluster that was started, so that `ray.init()` finds it. That of another
+        # cluster on this machine is to stay as it is, and where there was none Ray does not make the folder for it.
+        os.environ["RAY_TMPDIR"] = self._folder
+        Path(self._folder, "ray").mkdir()
         head = {"num_cpus": head_cores, "object_store_memory": STORE_BYTES, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": self._folder})
         self.workers: list[Any] = []
@@ -54,6 +59,7 @@ class LocalCluster:
     def close(self) -> None:
         """End all nodes, and leave nothing behind."""
         self._cluster.shutdown()
+        os.environ.pop("RAY_TMPDIR", None)
         deadline_s = time.monotonic() + 10
         while time.monotonic() < deadline_s and os.path.exists(self._folder):  # noqa: PTH110 - daemons still write logs
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -199,13 +199,13 @@ class Halted(Event):
     """The last event of a run that did not end well, with its exit code and its last words."""
 
     code: int
-    outcome: str = ""
-    """What became of the attempt that ended the run; empty where no attempt did."""
     what: str = ""
     why: str = ""
     remedy: str = ""
     log: str = ""
     see: str = ""
+    outcome: str = ""
+    """What became of the attempt that ended the run; empty where no attempt did."""
 
     @property
     def last_words(self) -> list[str]:
