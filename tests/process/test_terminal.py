@@ -109,7 +109,7 @@ def test_dumb_terminal(place: ScriptedWorkplace, opened: Open, columns: int) -> 
     ("command", "sentence"),
     [
         ("status", "while computing, idle"),
-        ("plan", "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"),
+        ("plan", "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"),
         ("doctor", "no environment variable stands in the way"),
     ],
 )

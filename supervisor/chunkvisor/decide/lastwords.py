@@ -34,11 +34,15 @@ def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
         return _too_large(verdict, output, chunk)
     return Halt(
         ExitCode(step.exit_code),
-        f"halted at {output} chunk {chunk}: {verdict.outcome} ({ENTRIES[verdict.outcome].brief})",
+        f"halted at {output} chunk {chunk}: {verdict.outcome} ({_brief(verdict)})",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.why,
         remedy=f"{last_remedy(verdict)} Then run the same command again{KEPT}.",
         see=verdict.see,
     )
+
+
+def _brief(verdict: Verdict) -> str:
+    return "the encoder's error is that of a GPU" if verdict.gpu_error_on_cpu else ENTRIES[verdict.outcome].brief
 
 
 def _before_the_first_batch(verdict: Verdict) -> str:

@@ -122,7 +122,7 @@ def _gpu_memory(forecast: Forecast) -> str:
 
 def _time(forecast: Forecast) -> str:
     if forecast.time_s is None:
-        return "unknown until a run has a rate; to find it: chunkvisor run CONFIG --max-rows 1000"
+        return "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
     if not forecast.time_s:
         return "nothing is left to be done"
     outputs, rate = forecast.outputs.values(), figure(forecast.texts_per_s or 0)
