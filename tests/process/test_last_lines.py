@@ -64,7 +64,7 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
     wait_for(lambda: len(place.calls()) == 4)
     kill(run)
     status = place.call("status", str(place.workdir)).stdout
-    assert f"stopped: its process was killed, or the machine went down; {KEPT}\n" in status
+    assert f"stopped: its process was killed, the machine went down, or the disk was full; {KEPT}\n" in status
 
 
 def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) -> None:

@@ -205,6 +205,17 @@ def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, los
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
+def test_after_retry_nothing_is_damaged(quarantined: ScriptedWorkplace) -> None:
+    """Between `retry` and the next run the output is not complete, and verify says that, and no more."""
+    assert quarantined.here("retry", str(quarantined.workdir)).returncode == 0
+
+    ended = quarantined.here("verify", str(quarantined.workdir))
+
+    assert ended.returncode == 0, ended.stderr
+    assert "missing" not in ended.stderr
+    assert "not complete" in ended.stdout
+
+
 def test_retry_takes_the_record_away_last(quarantined: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a chunk without its record of bad texts would count as damaged, and be encoded again whole."""
     (record,) = state(quarantined, "quarantine").iterdir()

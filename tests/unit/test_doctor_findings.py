@@ -25,6 +25,7 @@ from chunkvisor.commands.doctor.readings import (
     Whereabouts,
 )
 from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
+from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
@@ -120,6 +121,18 @@ def find(readings: Readings, check: str) -> list[Finding]:
 def worst(readings: Readings, check: str) -> Finding:
     """The finding of a check that matters most."""
     return max(find(readings, check), key=lambda finding: list(State).index(finding.state))
+
+
+def test_a_template_that_is_probably_not_meant() -> None:
+    """A backslash and an n in a template are warned of, with what to write instead."""
+    template = OutputConfig.model_validate({"source": "a.csv", "template": r"{title}\n{body}"}).template_note
+
+    finding = worst(with_job(sources=(SourceReading("o", note=template),)), "source")
+
+    assert finding.state is State.WARNING
+    assert finding.meaning.startswith("o: the template has a backslash and the letter n")
+    assert r'"{title}\n{body}"' in finding.meaning
+    assert OutputConfig.model_validate({"source": "a.csv", "template": "{title}\n{body}"}).template_note == ""
 
 
 def test_a_well_machine_is_all_well() -> None:

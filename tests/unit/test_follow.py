@@ -105,7 +105,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             {("a", 3): 0, ("a", 4): 82},
             None,
             [
-                "stopped: its process was killed, or the machine went down; finished work is kept",
+                "stopped: its process was killed, the machine went down, or the disk was full; finished work is kept",
                 "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
                 "  attempts: 3 committed",
                 "  to go on: run the same command again",

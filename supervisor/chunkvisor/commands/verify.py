@@ -94,6 +94,8 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     except DamagedError:
         yield Finding(layout.manifest, _BROKEN_SEAL)
         return
+    if manifest is None and layout.state.is_dir() and not layout.done.exists():
+        return  # the output is not complete: it was taken up again (`retry`), and what is there is to be replaced
     yield Finding(layout.manifest, None if manifest is not None else "is missing")
     if manifest is None:
         return

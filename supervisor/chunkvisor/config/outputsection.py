@@ -99,6 +99,18 @@ class OutputConfig(Section):
         """What to read of the one source, which is a database then."""
         return self.source.query if isinstance(self.source, DatabaseSource) else None
 
+    @property
+    def template_note(self) -> str:
+        """What is probably not meant in the template; empty where all seems to be."""
+        found = next((each for each in (r"\n", r"\t") if each in (self.template or "")), "")
+        if not found:
+            return ""
+        return (
+            f"the template has a backslash and the letter {found[1]}, which stand in every text as they are. If a line "
+            f'break or a tab is meant: in YAML, double quotes: "{{title}}\\n{{body}}"; in a shell: '
+            "$'{title}\\n{body}'"
+        )
+
     @field_validator("column")
     @classmethod
     def _one_text(cls, column: str | None, info: ValidationInfo) -> str | None:

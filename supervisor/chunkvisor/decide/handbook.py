@@ -98,7 +98,8 @@ ENTRIES: dict[str, Entry] = {
         "the vectors cannot be used",
         "The encoder gave vectors that are not finite, all zero, or of the wrong shape or type; or it gave none.",
         "They are not used. The chunk is tried again; a text whose vector is bad again is quarantined.",
-        "model.dtype float32 often helps against NaN. `chunkvisor doctor CONFIG` tries the model on a few words.",
+        "Correct your encoder. With a model, model.dtype float32 in another workdir often helps against NaN. "
+        "`chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
     Outcome.DISK_FULL: Entry(
         "the disk is full or failing",

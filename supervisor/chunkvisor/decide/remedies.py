@@ -46,7 +46,8 @@ _LAST_REMEDIES = {
     Outcome.HUNG: "Read the log: it has the stack. If it was only slow, raise recovery.stall_timeout; to find out, run "
     "it with --max-rows 100 --set recovery.stall_timeout=30m.",
     Outcome.BAD_INPUT: "Correct the row in the source.",
-    Outcome.BAD_OUTPUT: "Check the model with `chunkvisor doctor CONFIG`; model.dtype float32 often helps against NaN.",
+    Outcome.BAD_OUTPUT: "Correct your encoder, or check the model with `chunkvisor doctor CONFIG`: "
+    "model.dtype float32, in another workdir, often helps against NaN.",
     Outcome.INTERRUPTED: "Find out who ends the workers: a batch system, a container limit, another person.",
     Outcome.LOST: "Find out why the machines that worked on it were lost: look at their memory and their Ray logs.",
     Outcome.DISK_FULL: "Free some space on the disk of the workdir.",

@@ -5,7 +5,10 @@ The grammar is that of huggingface_hub (validate_repo_id of utils/_validators.py
 
 import re
 
-NAME_REMEDY = "write model.name as the path of a model's folder, or as its hub id, owner/name"
+NAME_REMEDY = (
+    "write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
+    "from the current one), or as its hub id, owner/name"
+)
 
 _HUB_ID = re.compile(r"(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 _PAGE = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)")

@@ -15,7 +15,7 @@ from chunkvisor.units import counted, human_elapsed, human_time, listed
 _MOST_SLICES = 16
 _NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
 _STOPPED = {
-    None: "its process was killed, or the machine went down",
+    None: "its process was killed, the machine went down, or the disk was full",
     3: "the next run tries the rows without a vector again",
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was told to stop (SIGTERM)",

@@ -163,6 +163,8 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     """
     opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
+    if note := opening.config.outputs[layout.name].template_note:
+        opening.emit(Note(f"{layout.name}: {note}"))
     request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
     depends_on = asked(request)
     fresh = layout.fresh_table

@@ -94,7 +94,7 @@ def _sources(config: Config, layout: Layout, say: Callable[[str], None]) -> Iter
                 words = f"{halt.what} {halt.why}".strip()
                 yield SourceReading(name, (words, halt.remedy or "correct it in the config"))
                 continue
-        yield SourceReading(name, size=size)
+        yield SourceReading(name, size=size, note=config.outputs[name].template_note)
 
 
 def _find_model(loaded: LoadedConfig, layout: Layout, scratch: Path) -> tuple[Whereabouts, ModelSource | None, str]:

@@ -170,6 +170,8 @@ class SourceReading:
     """(what, mend) where it cannot be read."""
     size: SourceSize | None = None
     """None where it cannot be told, or need not."""
+    note: str = ""
+    """What of its text is probably not meant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class _Survey:
         if count < plan.distinct:
             which = f"those of every {sample.every:,}th chunk"
             self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
+        if note := self._config.outputs[name].template_note:
+            self._notes.append(f"{name}: {note}")
         if self._config.effective_encode(name).long is Long.WINDOWS:
             self._notes.append(f"{name}: its rows are windows of the texts; {name}.rows.parquet says of which row")
         max_length = report.max_length if report else None
