@@ -18,7 +18,7 @@ PROMISED = {
     "first_vectors": [r"^How do I bake bread\?  ->  "],
     "a_long_run": [
         "^outcome: hardware_fault$",
-        "chunk 3, attempt 1: crashed; retrying",
+        "chunk 2, attempt 2: crashed; retrying",
         "^0 crashed .*sentences.txt:1$",
     ],
 }
