@@ -132,6 +132,15 @@ def test_the_starts_of_runs_have_room() -> None:
     assert len(list(axis.starts(0.05))) == 2
 
 
+def test_the_starts_of_short_runs_are_told_apart() -> None:
+    """Two runs within a minute do not have the same words."""
+    axis = Timeline(Span(T0 + start, T0 + stop) for start, stop in ((0, 20), (35, 60)))
+
+    first, second = (mark.words for mark in axis.starts(0.1))
+
+    assert first != second
+
+
 @pytest.mark.parametrize("highest", [0.0, 1e-3, 0.7, 1.0, 9.99, 10.0, 12345.0, 7e9])
 def test_axes_hold_their_values(highest: float) -> None:
     """The axis ends at or above the highest value, not far above, with a handful of ticks."""

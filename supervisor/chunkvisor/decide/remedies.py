@@ -44,7 +44,7 @@ _LAST_REMEDIES = {
     Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
     Outcome.CRASHED: "Read the log: its last lines say where.",
     Outcome.HUNG: "Read the log: it has the stack. If it was only slow, raise recovery.stall_timeout; to find out, run "
-    "it with --max-rows 100 --set recovery.stall_timeout=30m.",
+    "it with --max-rows 5 --set recovery.stall_timeout=30m.",
     Outcome.BAD_INPUT: "Correct the row in the source.",
     Outcome.BAD_OUTPUT: "Correct your encoder, or check the model with `chunkvisor doctor CONFIG`: "
     "model.dtype float32, in another workdir, often helps against NaN.",

@@ -96,8 +96,11 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
     texts, called = texts_of(given, column), getattr(given, "name", None)
     of_column = f" of column {called!r}" if column is None and isinstance(called, str) and called else ""
     digest, count = hashlib.sha256(), 0
-    place = lambda: place_of(given, column, count) + of_column  # noqa: E731 - it stands in one line
     partial = None
+
+    def place() -> str:
+        return place_of(given, column, count) + of_column
+
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
         partial = Path(name)

@@ -9,6 +9,8 @@ from chunkvisor.units import human_moment, human_time
 
 _GAP, _GAPS = 0.012, 0.2
 """Shares of the width that a pause takes, and that all may take together."""
+_IN_SECONDS_S = 600
+"""So short a time is told by its seconds, a longer one by day and minute."""
 _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _UNITS = ((86400 * 3, 86400, "days"), (3600 * 3, 3600, "hours"), (60 * 3, 60, "minutes"), (0, 1, "seconds"))
 
@@ -75,11 +77,12 @@ class Timeline:
 
     def starts(self, room: float) -> Iterator[Mark]:
         """The time of day where runs began, as far as the words have room: that share of the width for each."""
-        free = 0.0
+        free, short = 0.0, bool(self.spans) and self.spans[-1].stop_s - self.spans[0].start_s < _IN_SECONDS_S
         for span in self.spans:
             if free <= (at := self.at(span.start_s)) <= 1 - room:
                 free = at + room
-                yield Mark(at, human_moment(span.start_s)[5:16])
+                moment = human_moment(span.start_s)
+                yield Mark(at, moment[11:] if short else moment[5:16])
 
     def ticks(self, count: int) -> Iterator[Mark]:
         """At most `count` marks at round running times, beside that of the start."""

@@ -100,8 +100,9 @@ PROCESS_RULES: tuple[Rule, ...] = (
 UNKNOWN_RULES: tuple[Rule, ...] = (
     misconfigured(
         "import-failed",
-        "A package that the model or the plug-in needs is missing or broken.",
-        "Install it into the workers' environment; the message names it.",
+        "What the model or the plug-in imports is missing, broken, or has an error in its own code.",
+        "Install the package that the message names into the workers' environment; code of your own, correct. The end "
+        "of the log has the line.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
     ),
     misconfigured(
