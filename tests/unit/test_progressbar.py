@@ -1,9 +1,11 @@
 """The progress bar of Python programs: what it says at each point of a run."""
 
+import io
 import logging
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,7 @@ from chunkvisor.events.run import Draining, Invoked, Resolving, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER, Logger
 from chunkvisor.observe.observer import Observers
-from chunkvisor.observe.progressbar import ProgressBar
+from chunkvisor.observe.progressbar import ProgressBar, is_watched
 
 INVOKED = Invoked(workdir="nowhere")
 OPENED = OutputOpened("out", rows=40, distinct=20, chunks=2, chunk_size=10)
@@ -132,3 +134,13 @@ def test_warnings_are_told_once(
         logger.event(event, state)
     said = capfd.readouterr().err
     assert said == ("" if told and not configured else "out chunk 0, attempt 1: crashed: it died\n")
+
+
+def test_a_script_that_imports_ipykernel_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no kernel runs, a bar is not drawn unasked: nbclient, too, imports ipykernel."""
+    kernel = SimpleNamespace(IPKernelApp=SimpleNamespace(initialized=lambda: False))
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", kernel)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+    assert not is_watched()

@@ -37,7 +37,10 @@ _TELLING_S = 1.0
 
 def is_watched() -> bool:
     """Whether somebody looks on: at a terminal, or in a notebook."""
-    return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    kernel = sys.modules.get("ipykernel.kernelapp")  # imported by others, too, such as nbclient
+    if kernel is not None and kernel.IPKernelApp.initialized():
+        return True
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 class ProgressBar(Observer):
