@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -174,8 +175,11 @@ class Workplace:
 def _child_here(
     command: Sequence[str], log: Path, on_wait: Callable[[], None] = lambda: None, *others: Any, **more: Any
 ) -> int:
-    """Of `ask_child`. A module that is imported meanwhile may keep this as its `run_child`, for children of its own."""
-    if command[-1] != str(os.getpid()):
+    """Of `ask_child`, by the main thread: streams and umask are those of the whole process.
+
+    A module that is imported meanwhile may keep this as its `run_child`, for children of its own.
+    """
+    if command[-1] != str(os.getpid()) or threading.current_thread() is not threading.main_thread():
         return _RUN_CHILD(command, log, on_wait, *others, **more)
     on_wait()
     *_, module, folder, _parent = command
@@ -247,13 +251,17 @@ def sweep(
     keys: str = "output chunk attempt",
     share: str = "1:",
     most: int = 1000,
+    held: bool = False,
 ) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
+    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other.
+
+    `held`: a source is read when a chunk of its head is committed.
+    """
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-P", "-m", KILL_AT, mode, when, str(template), str(scratch), *targets]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
-    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
+    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path} | ({"KILL_AT_HOLD": "1"} if held else {})
     started = Forked(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
     stdout, _ = started.communicate(timeout=280)
     assert started.returncode == 0

@@ -170,9 +170,9 @@ class RunState:
         match event:
             case of_output.OutputOpened():
                 output = self._output(event.output)
-                output.rows, output.distinct, output.chunks = event.rows, event.distinct, event.chunks
-                output.chunks_done, output.texts_done = event.chunks_done, event.texts_done
-                output.texts_saved, output.without = event.texts_saved, event.quarantined
+                if output.is_head:  # the wait for the rest of its source says nothing of the speed
+                    self.points, _ = (), self.shares.pop(event.output, None)
+                output.open(event)
                 # The slice that joins opens the output a second time, as a whole.
                 self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))
             case of_output.OutputAlreadyComplete() | of_output.OutputComplete():
@@ -200,8 +200,8 @@ class RunState:
                 self.waits_for, self.batch_rows = "", event.rows
                 if (found := self.workers.get(_key(event))) is not None:
                     found.computing, found.limit_rows = True, event.rows
-                if self.first_go_s is None:
-                    self.first_go_s, self.points = t, (Point(t, 0, 0),)
+                self.first_go_s = self.first_go_s or t
+                self.points = self.points or (Point(t, self.texts_here, self.tokens_here),)
             case of_attempt.WorkerEnded():
                 self.workers.pop(_key(event), None)
                 self.device_times.setdefault(str(event.device), DeviceTimes()).add(event)

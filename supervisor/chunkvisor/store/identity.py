@@ -64,6 +64,10 @@ class Identity:
         # The vectors of a plug-in are made float32 before they are cut.
         return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
 
+    def over(self, other: "Identity") -> "Identity":
+        """With the source of the other."""
+        return Identity(self.values | {name: other.values[name] for name in (_ROWS, _DIGEST)})
+
     def as_noted_in(self, other: "Identity") -> "Identity":
         """With secrets in clear where the other, of an earlier version, has the same ones in clear."""
         noted = other.values.get(_KWARGS)

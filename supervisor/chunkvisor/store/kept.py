@@ -6,7 +6,8 @@ from pathlib import Path
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles
 
-_VECTORS = ("*/done.json", "*/chunks/*/*.npy", "*/parts/*/*.npy")
+_STATES = ("*", "*/head")
+_VECTORS = ("*/done.json", *(f"{state}/{kind}/*/*.npy" for state in _STATES for kind in ("chunks", "parts")))
 
 
 def anything_kept(outputs: Path) -> bool:

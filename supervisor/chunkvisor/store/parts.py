@@ -94,6 +94,17 @@ class Parts:
             self.bad.remove(text)
             raise
 
+    def take(self, other: "Parts", bad: Sequence[BadText]) -> None:
+        """Take over what another folder has of the same texts, and these that are bad. Raises OSError."""
+        for part in list(other._parts):
+            self.add(part.start, part.stop, other._path(part), part.digest, part.holes)
+        for at in other.cuts:
+            if at not in self._cuts:
+                self.cut(at)
+        for text in (*other.bad, *bad):
+            if text not in self.bad:
+                self.add_bad(text)
+
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""
         self.bad = []

@@ -19,7 +19,16 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_fixed, write_fixed, write_staged
+from chunkvisor.store.fixed import (
+    Fixed,
+    Staged,
+    StagedRecord,
+    make_state,
+    read_fixed,
+    read_head,
+    write_fixed,
+    write_staged,
+)
 from chunkvisor.store.identity import Identity, differences, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
@@ -28,7 +37,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import dtype_of
 from chunkvisor.supervise.changed import refuse_changes
 from chunkvisor.supervise.endings import texts_damaged
-from chunkvisor.supervise.opening import Begun, Opening
+from chunkvisor.supervise.opening import Begun, Opening, Read
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
@@ -62,7 +71,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is not None:
         _refuse_changes(opening, layout, fixed, identity)
     else:
-        fixed = Fixed(identity, _chunk_size(opening, name))
+        fixed = Fixed(identity, chunk_size(opening, layout))
         write_fixed(layout, fixed)
     form = asked_form(config.outputs[name], staged.carried)
     if lacks_rows_table(layout, form):  # `clean` has removed it
@@ -94,7 +103,7 @@ def move_on(begun: Begun) -> None:
 
 
 def _next_generation(opening: Opening, layout: OutputLayout, before: Fixed, now: Identity, staged: Staged) -> Begun:
-    fixed = Fixed(now, _chunk_size(opening, layout.name), before.generation + 1)
+    fixed = Fixed(now, chunk_size(opening, layout), before.generation + 1)
     opening.emit(of_output.GenerationBegun(layout.name, fixed.generation, before.identity.rows, now.rows))
     return Begun(layout, fixed, staged)
 
@@ -129,10 +138,14 @@ def _read_fixed(layout: OutputLayout) -> Fixed | None:
     return fixed
 
 
-def _chunk_size(opening: Opening, name: str) -> int:
-    size, config = opening.config.effective_chunk_size(name), opening.config
+def chunk_size(opening: Opening, layout: OutputLayout) -> int:
+    """Texts in a chunk of an output that is begun now."""
+    config, name = opening.config, layout.name
+    size = config.effective_chunk_size(name)
     if size != "auto":
         return size
+    if (head := read_head(layout)) is not None:
+        return head.chunk_size
     events = read_with_trials(config.workdir, Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
     opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
@@ -156,11 +169,12 @@ def _identity(opening: Opening, name: str, digest: str, rows: int, before: Fixed
     return now.as_noted_in(before.identity) if before is not None else now
 
 
-def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
+def stage_fresh(opening: Opening, layout: OutputLayout, read: Read | None = None) -> tuple[Path, StagedRecord]:
     """Read the source; returns the folder of the table, beside the one that is there, and its record.
 
-    Raises Halt where the source is wrong, OSError.
+    With `read`, that does it. Raises Halt where the source is wrong, OSError.
     """
+    read = read or (lambda _, request, folder: stage_table(request, folder, opening.on_wait))
     opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
     if note := opening.config.outputs[layout.name].template_note:
@@ -170,7 +184,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     fresh = layout.fresh_table
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
-    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    table = opening.disk.until_done(lambda: read(layout, request, fresh), what, layout.state)
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
         opening.emit(Note(f"{layout.name}: {words}"))
@@ -180,7 +194,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
 
 def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | Begun:
     """Read the source; returns the next generation of the output where it is to have one."""
-    fresh, record = stage_fresh(opening, layout)
+    fresh, record = stage_fresh(opening, layout, opening.read_new if fixed is None else None)
     staged = record.staged
     identity = _identity(opening, layout.name, staged.digest, staged.rows, fixed)
     if fixed is not None:

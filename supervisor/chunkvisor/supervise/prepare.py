@@ -5,6 +5,7 @@ What an earlier run has fixed stays as it was.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from chunkvisor.assemble.badtexts import mend_records
@@ -15,7 +16,7 @@ from chunkvisor.config.choices import Strictness
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.engine.conversion import placed_spec
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.events import output as of_output
+from chunkvisor.events.output import HeadBegun, OutputOpened, TextsReused
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.rowcount import rows_of
@@ -27,6 +28,7 @@ from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, wor
 from chunkvisor.store.versions import VersionNotes
 from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
+from chunkvisor.supervise.headtaken import take_head
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
@@ -61,25 +63,38 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     reuse = read_reuse(layout)
     ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
     ledger.load()
+    if opening.slice is None:
+        take_head(begun, ledger, table, reuse, opening.on_wait)
     # A slice does not count them as its own.
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
-    fresh = fresh_of(table, reuse)
-    _tell_opened(opening, ledger, fresh, reuse, taken, begun)
+    _tell_opened(opening, ledger, fresh_of(table, reuse), reuse, taken, begun)
+    return _output_run(opening, begun, ledger, table, reuse, taken)
+
+
+def open_head(opening: Opening, begun: Begun, table: StagedTable) -> OutputRun:
+    """The first rows of an output, ready to run: `begun` is what stands in its head. Raises OSError."""
+    ledger = Ledger(begun.layout, *work_with(None, begun.fixed, begun.staged))
+    ledger.load()
+    _tell_opened(opening, ledger, table, None, 0, begun, HeadBegun)
+    return replace(_output_run(opening, begun, ledger, table, None, 0), is_head=True)
+
+
+def _output_run(
+    opening: Opening, begun: Begun, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int
+) -> OutputRun:
+    name, config, staged = begun.name, opening.config, begun.staged
     job = _job(opening, name, ledger.fingerprint)
-    finish = Finish(opening, begun, ledger, table, reuse, job)
-    limits = resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin)
     strict = config.identity is Strictness.STRICT
-    versions = VersionWatch(name, VersionNotes(layout, opening.slice), opening.emit, strict=strict)
     taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
     return OutputRun(
         ledger,
-        fresh,
+        fresh_of(table, reuse),
         job,
-        limits,
-        finish,
+        resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin),
+        Finish(opening, begun, ledger, table, reuse, job),
         asked_form(config.outputs[name], staged.carried),
         opening.source.local,
-        versions,
+        VersionWatch(name, VersionNotes(begun.layout, opening.slice), opening.emit, strict=strict),
         rows=rows_of_share(ledger, taken, begun),
         taken=taken,
         awaits=frozenset(each.output for each in taken_from),
@@ -87,17 +102,23 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
 
 
 def _tell_opened(
-    opening: Opening, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int, begun: Begun
+    opening: Opening,
+    ledger: Ledger,
+    table: StagedTable,
+    reuse: Reuse | None,
+    taken: int,
+    begun: Begun,
+    kind: type[OutputOpened] = OutputOpened,
 ) -> None:
     """`table` has the texts of the ledger."""
     if reuse is not None:
         places = [each.in_words for each in reuse.places if each.texts]
-        told_of = of_output.TextsReused(
+        told_of = TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )
         opening.emit(told_of)
     saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
-    told = of_output.OutputOpened(
+    told = kind(
         output=ledger.layout.name,
         rows=rows_of_share(ledger, taken, begun),
         distinct=ledger.texts + taken,

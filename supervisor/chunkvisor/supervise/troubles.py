@@ -54,7 +54,7 @@ class Troubles:
                 count, _ = self._failures.get(key, (0, event))
                 self._failures[key] = count + 1, event
             case OutputOpened():
-                self._rows_before[event.output] = event.quarantined
+                self._rows_before.setdefault(event.output, event.quarantined)  # opened again, it has ours as well
             case Quarantined():
                 self._rows.append(f"{event.output} row {event.row} ({event.place})")
 

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
@@ -15,6 +16,7 @@ from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
+from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
@@ -31,8 +33,9 @@ from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
-from chunkvisor.supervise.endings import gave_up, stopped, with_bad_rows
+from chunkvisor.supervise.endings import GivenUp, gave_up, stopped, with_bad_rows
 from chunkvisor.supervise.engines import Engines
+from chunkvisor.supervise.head import Head
 from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
@@ -134,6 +137,10 @@ class Work:
             self._request.update,
             from_scratch,
         )
+        if of_slice is None and self._request.max_rows is None and not self._on_ray:
+            devices = len(self._devices) * config.workers.per_device
+            encode = partial(self._encode_head, source)
+            opening.read_new = Head(opening, devices, encode, self._run.signals.wake).read
         if from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
@@ -164,6 +171,29 @@ class Work:
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
+        self._convert(source, outputs)
+        with closing(self._engines.take(source, outputs)) as engine:
+            given_up = self._drive(source, outputs, engine)
+        if given_up:
+            raise gave_up(given_up)
+
+    def _encode_head(self, source: ModelSource, head: OutputRun, until: Callable[[], bool]) -> None:
+        """Work until its source is read; chunks that are given up are tried again with all others."""
+        self._convert(source, [head])
+        self._drive(source, [head], self._engines.lend(source), until)
+
+    def _convert(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
+        if outputs and outputs[0].job.model.converted is not None:
+            with self._turn():
+                self._model.convert(source, outputs[0].job.model)
+
+    def _drive(
+        self,
+        source: ModelSource,
+        outputs: Sequence[OutputRun],
+        engine: Engine,
+        until: Callable[[], bool] | None = None,
+    ) -> list[GivenUp]:
         config, run = self._config, self._run
         settings = Settings(
             per_device=config.workers.per_device,
@@ -172,17 +202,14 @@ class Work:
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
         patience = Patience.of(config)
-        if outputs and outputs[0].job.model.converted is not None:
-            with self._turn():
-                self._model.convert(source, outputs[0].job.model)
-        lessons, engine = self._model.lessons(source), self._engines.take(source, outputs)
-        need_bytes = gpu_need_bytes(config.model, source.path)
-        driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
+        lessons, need_bytes = self._model.lessons(source), gpu_need_bytes(config.model, source.path)
+        driver = Driver(
+            outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes, until
+        )
         given_up = driver.run()
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
-        if given_up:
-            raise gave_up(given_up)
+        return given_up
 
     def _turn(self) -> AbstractContextManager[None]:
         """What belongs to all slices is prepared, and joined, by one of them at a time."""
