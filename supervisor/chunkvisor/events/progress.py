@@ -40,7 +40,7 @@ class OutputProgress:
     is_head: bool = False
     """Its source is still read: the figures are those of its first rows."""
 
-    def open(self, event: OutputOpened) -> None:
+    def begin(self, event: OutputOpened) -> None:
         """It is known how much there is to do, and how far earlier runs came."""
         self.rows, self.distinct, self.chunks = event.rows, event.distinct, event.chunks
         self.chunks_done, self.texts_done = event.chunks_done, event.texts_done

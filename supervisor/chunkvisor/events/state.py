@@ -172,7 +172,7 @@ class RunState:
                 output = self._output(event.output)
                 if output.is_head:  # the wait for the rest of its source says nothing of the speed
                     self.points, _ = (), self.shares.pop(event.output, None)
-                output.open(event)
+                output.begin(event)
                 # The slice that joins opens the output a second time, as a whole.
                 self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))
             case of_output.OutputAlreadyComplete() | of_output.OutputComplete():
