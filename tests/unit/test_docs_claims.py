@@ -374,7 +374,12 @@ LAWS = [
     ("`report`", r"([\d.]+) ms a chunk", 1e-3, r"([\d.]+) s"),
     ("resume", r"([\d.]+) µs a chunk", 1e-6, r"([\d.]+) s"),
     ("the parent's memory", r"and (\d+) bytes a chunk", 1e-6, r"([\d.]+) MB"),
-    ("reading the source, before the first GPU works", r"([\d.]+) µs a row", 1000 / 60e6, r"([\d.]+) minutes"),
+    (
+        "reading the source, whose first rows are encoded meanwhile",
+        r"([\d.]+) µs a row",
+        1000 / 60e6,
+        r"([\d.]+) minutes",
+    ),
 ]
 """(row of the table on paper, its law, unit of the law by that of the figure, figure)."""
 
