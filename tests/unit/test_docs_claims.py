@@ -375,7 +375,7 @@ LAWS = [
     ("resume", r"([\d.]+) µs a chunk", 1e-6, r"([\d.]+) s"),
     ("the parent's memory", r"and (\d+) bytes a chunk", 1e-6, r"([\d.]+) MB"),
     (
-        "reading the source, whose first rows are encoded meanwhile",
+        "reading the source, beside its first chunks",
         r"([\d.]+) µs a row",
         1000 / 60e6,
         r"([\d.]+) minutes",
