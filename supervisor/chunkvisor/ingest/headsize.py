@@ -13,12 +13,17 @@ _ROWS_PER_S, _BYTES_PER_S = 400_000, 100_000_000
 """Both take their time: 14.7 million lines in 45 s, see docs/explanation/performance.md."""
 _DEVICE_ROWS_PER_S = 2_000
 """Of a device, generously: to read a row too many costs a few microseconds, one too few an idle device."""
+_CHUNKS = 3
+"""The last is seldom whole: some texts stand in several rows."""
 _SHARE = 20
 """Reading the head takes this part of the time for the whole, at most, in which nothing is encoded."""
 
 
-def head_rows(request: IngestRequest, devices: int) -> int | None:
-    """As many as so many devices encode meanwhile, about; None where the source is read soon, or none can tell."""
+def head_rows(request: IngestRequest, devices: int, chunk_size: int) -> int | None:
+    """As many as so many devices encode meanwhile, about, or some chunks for each of them where these are large.
+
+    None where the source is read soon, or none can tell.
+    """
     try:
         if sum(file.path.stat().st_size for file in resolve(request.sources)) < _LARGE_BYTES:
             return None
@@ -30,7 +35,8 @@ def head_rows(request: IngestRequest, devices: int) -> int | None:
     reading_s = size.rows / _ROWS_PER_S + size.staged_bytes / _BYTES_PER_S
     if reading_s < _LONG_S:
         return None
-    return int(reading_s * min(devices * _DEVICE_ROWS_PER_S, _ROWS_PER_S // _SHARE))
+    wanted = max(reading_s * devices * _DEVICE_ROWS_PER_S, _CHUNKS * devices * chunk_size)
+    return int(min(wanted, reading_s * _ROWS_PER_S / _SHARE))
 
 
 def begins_cheaply(request: IngestRequest) -> bool:

@@ -76,8 +76,10 @@ class Head:
             return None
         if wanted != "auto":
             return wanted
-        before = read_head(layout)
-        return head_rows(request, self.devices) if before is None else before.identity.rows
+        if (before := read_head(layout)) is not None:
+            return before.identity.rows
+        size = self.opening.config.effective_chunk_size(layout.name)
+        return head_rows(request, self.devices, 0 if size == "auto" else size)
 
     def _encodes_all(self, layout: OutputLayout) -> bool:
         """Whether none of its texts can have a vector elsewhere: of those that have, chunks would be cut otherwise."""

@@ -20,16 +20,18 @@ def request(folder: Path, size_bytes: int = 1, **wanted: Any) -> IngestRequest:
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "size", "devices", "rows"),
+    ("size_bytes", "size", "devices", "chunk_size", "rows"),
     [
-        (1 << 20, SourceSize(14_700_000, 2_000_000_000), 1, None),
-        (1 << 30, None, 1, None),
-        (1 << 30, SourceSize(1_000_000, 1_000_000_000), 1, None),
-        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 1, 113_500),
-        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 2, 227_000),
-        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 100, 1_135_000),
+        (1 << 20, SourceSize(14_700_000, 2_000_000_000), 1, 1000, None),
+        (1 << 30, None, 1, 1000, None),
+        (1 << 30, SourceSize(1_000_000, 1_000_000_000), 1, 1000, None),
+        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 1, 1000, 113_500),
+        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 2, 1000, 227_000),
+        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 100, 1000, 1_135_000),
+        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 1, 100_000, 300_000),
+        (1 << 30, SourceSize(14_700_000, 2_000_000_000), 1, 1_000_000, 1_135_000),
     ],
-    ids=["small file", "no estimate", "soon read", "one device", "two devices", "many devices"],
+    ids=["small", "no estimate", "soon read", "one device", "two", "many", "large chunks", "very large chunks"],
 )
 def test_rows(
     tmp_path: Path,
@@ -37,11 +39,12 @@ def test_rows(
     size_bytes: int,
     size: SourceSize | None,
     devices: int,
+    chunk_size: int,
     rows: int | None,
 ) -> None:
     """The rows that the devices are thought to do meanwhile, a twentieth of the source at most, or none."""
     monkeypatch.setattr(headsize, "measure_source", lambda _: size)
-    assert head_rows(request(tmp_path, size_bytes), devices) == rows
+    assert head_rows(request(tmp_path, size_bytes), devices, chunk_size) == rows
 
 
 @pytest.mark.parametrize(
@@ -62,4 +65,4 @@ def test_begins_cheaply(tmp_path: Path, wanted: dict[str, Any], cheap: bool) -> 
 
 def test_what_cannot_be_read_has_none(tmp_path: Path) -> None:
     """Nobody but the reader of a source says what is wrong with it."""
-    assert head_rows(IngestRequest((str(tmp_path / "gone.jsonl"),), column="text"), 1) is None
+    assert head_rows(IngestRequest((str(tmp_path / "gone.jsonl"),), column="text"), 1, 1000) is None
