@@ -5,6 +5,7 @@ them at work. Threads with batches of their own do not wait: MiniLM on two cores
 """
 
 import importlib.util
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +91,7 @@ def lanes_for(threads: int, batches: int, batch_s: float) -> Lanes:
     """For so many batches, the largest of which takes one core `batch_s` (0 = unknown: one after the other)."""
     if batch_s <= 0:
         return Lanes()
-    least_threads = max(1, -int(-batch_s // _BATCH_S))
+    least_threads = math.ceil(batch_s / _BATCH_S)
     wanted = os.environ.get(BATCHES_AT_ONCE, "")
     most = int(wanted) if wanted.isdigit() else threads
     count = max(1, min(most, threads // least_threads, batches // _BATCHES_A_LANE))
