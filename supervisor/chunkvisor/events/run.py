@@ -84,7 +84,7 @@ class WorkPlanned(Event):
             joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"
             return f"nothing left to compute: {joined}"
         if not self.texts_per_s:
-            return f"{todo}; a time estimate follows"
+            return todo
         return (
             f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} of computing at the speed of the last run"
         )
