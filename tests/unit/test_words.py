@@ -173,6 +173,8 @@ def test_lines_fit_a_terminal() -> None:
         "       and so on",
     ]
     assert wrapped("short", 30, 7) == "short"
+    command = "cd /a/long/path && /venv/bin/chunkvisor run config.yaml --max-rows 10"
+    assert wrapped(f"the command: {command}", 30, 7).split("\n") == ["the command:", f"       {command}"]
 
 
 @dataclass

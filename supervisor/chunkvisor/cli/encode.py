@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from chunkvisor.cli.parameters import set_option, show_options, stop_after_option
-from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
 
 
 @click.command("encode")
@@ -68,10 +68,14 @@ def encode(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
+    from chunkvisor.cli.again import tell_how_to_go_on, typed
     from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
     from chunkvisor.commands.onefile import encode
     from chunkvisor.config.load import in_sections
+    from chunkvisor.observe.nextsteps import Afterwards
+    from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.terminal import shown
+    from chunkvisor.store.layout import Layout
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -89,7 +93,14 @@ def encode(
     with shown(quiet, log_format) as observer:
         if not text:
             _require_text(source, query)
-        code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s), observer)
+        wanted = OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s, typed())
+        afterwards = Afterwards(observer, Layout(place))
+        try:
+            code = encode(wanted, Observers(observer, afterwards))
+        except Halt as halt:
+            if log_format == "text":
+                tell_how_to_go_on(afterwards, halt, place, of_config=False)
+            raise
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
 

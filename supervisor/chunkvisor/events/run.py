@@ -20,6 +20,8 @@ class Invoked(Event):
     pid: int = 0
     journal_version: int = 0
     """Of the lines of this run; 0 in journals from before there were versions."""
+    command: str = ""
+    """As it was typed, and where, without secrets; empty for a call from Python."""
 
 
 @event("ended {count:worker} left behind by an earlier run")

@@ -67,6 +67,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 slice=str(layout.slice or ""),
                 pid=os.getpid(),
                 journal_version=JOURNAL,
+                command=request.typed,
             )
         )
         with _failures_told(emit, layout, troubles):
