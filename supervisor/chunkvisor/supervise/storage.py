@@ -120,7 +120,7 @@ class Storage:
 
     def with_need(self, why: str) -> str:
         """Why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
-        known = (_still_needed(output) for output in self._outputs if not output.complete)
+        known = (_still_needed(each) for each in self._outputs if not each.ledger.layout.done.exists())
         needs = [need for need in known if need is not None]
         return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
 
