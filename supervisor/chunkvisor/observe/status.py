@@ -142,6 +142,7 @@ def read_status(workdir: Path) -> Status:
     live = _live(last, outputs) if running else None
     if live is not None:
         outputs |= {each.name: moved(outputs[each.name], each) for each in live.outputs if each.name in outputs}
+    silent_s = shown[0].silent_s if running else None
     rows_per_s = live.rows_per_s if live is not None else _last_rate(newest, outputs)
     attempts = Counter[str]()
     for each in (counts for run in runs for counts in (run.state.attempts_before, run.state.attempts)):
@@ -159,7 +160,7 @@ def read_status(workdir: Path) -> Status:
         [_read_slice(run) for run in last if run.layout.slice is not None],
         newest.state.command if newest.layout.slice is None else "",
         shown[0].holder.host if shown[0].holder else "",
-        round(shown[0].silent_s, 1) if running and shown[0].silent_s is not None else None,
+        None if silent_s is None else round(silent_s, 1),
     )
 
 
