@@ -1,4 +1,4 @@
-"""The command that was typed, to be typed again by whoever reads of it in a log, a notice or a status: somewhere else."""
+"""The command that was typed, to be typed again by whoever reads of it somewhere else: in a log, a notice, a status."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def typed() -> str:
 
 
 def command_line(*arguments: str) -> str:
-    """A command of chunkvisor, called as this one was: a shell without our virtual environment may not find the name."""
+    """A command of chunkvisor, called as this one: outside of our virtual environment no shell may know the name."""
     called = Path(sys.argv[0])
     program: Sequence[str] = [sys.argv[0]]
     if called.name in ("__main__.py", "-c", ""):  # python -m chunkvisor
