@@ -130,12 +130,12 @@ def test_a_workdir_that_is_not_given(workplace: Workplace, monkeypatch: pytest.M
         os.utime(folder.events, (number, number))
         (workplace.folder / f"{number}.yaml").touch()
         os.utime(workplace.folder / f"{number}.yaml", (number, number))
-    for command in ("status", "report", "verify", "audit", "retry", "clean"):
+    for command in ("status", "report", "verify", "retry", "clean"):
         ended = workplace.call(command)
         assert ended.returncode == 2
         assert "; here are: new folder, cache/old. " in ended.stderr
         assert f"Example: chunkvisor {command} 'new folder'" in ended.stderr
-    for command in ("run", "plan", "drill", "tune"):
+    for command in ("run", "plan", "drill", "tune", "audit"):
         ended = workplace.call(command)
         assert ended.returncode == 2
         assert f"; here are: 3.yaml, 2.yaml, 1.yaml, 0.yaml. Example: chunkvisor {command} 3.yaml" in ended.stderr

@@ -48,9 +48,10 @@ def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
     """It comes with its folder, also after a 78 found on the way; whoever was refused at once has just typed it."""
     place.lay("t5", "value_error!")
     command = f"the command, to run it again: cd {Path.cwd()} && chunkvisor run {place.config_path}"
-    assert command in place.run_here("--set", "recovery.on_bad_row=fail").stderr
+    failed = place.run_here("--set", "recovery.on_bad_row=fail")
+    assert command in failed.stderr
+    assert f"how far it is: chunkvisor status {place.workdir}\n" in failed.stderr
     assert command in place.run_here().stderr
-    assert f"how far it is: chunkvisor status {place.workdir}\n" in place.run_here().stderr
     refused = place.run_here("--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}")
     assert refused.returncode == 78
     assert "to run it again" not in refused.stderr
