@@ -9,7 +9,11 @@ _OPENVINO = frozenset({"avx512f", "avx_ne_convert"})
 """Flags of x86 without which OpenVINO 2026.4 computes nothing in bfloat16: AVX-512, AVX2-VNNI-2."""
 _X86 = "sse2"
 
+_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+"""Flags, one of which an x86 has that adds up products in int8 in one instruction."""
+
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
+SLOW_INT8 = "the model computes in int8, for which this CPU has neither VNNI nor AMX: slower than float32"
 
 
 def processor_flags() -> frozenset[str]:
@@ -23,6 +27,11 @@ def processor_flags() -> frozenset[str]:
 def has_bfloat16(flags: Set[str]) -> bool:
     """Whether it multiplies in bfloat16; elsewhere that type is emulated, and slower than float32."""
     return not _BFLOAT16.isdisjoint(flags)
+
+
+def lacks_int8(flags: Set[str]) -> bool:
+    """Whether products in int8 are surely slower on it than those in float32; of other processors nothing is known."""
+    return _X86 in flags and _INT8.isdisjoint(flags)
 
 
 def lacks_openvino_bfloat16(flags: Set[str]) -> bool:

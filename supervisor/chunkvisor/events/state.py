@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import device as of_device
+from chunkvisor.events import model as of_model
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
@@ -159,7 +160,7 @@ class RunState:
                 self.dropped += 1
             case of_run.Waiting():
                 self.waits_until_s, self.waits_for = t + event.delay_s, plain(event.reason)
-            case of_run.CheckingModel() | of_output.Staging() | of_output.OutputOpened() | of_output.Assembling():
+            case of_model.CheckingModel() | of_output.Staging() | of_output.OutputOpened() | of_output.Assembling():
                 self.waits_for = ""
             case of_run.Halted():
                 self.ending = event

@@ -35,6 +35,8 @@ def require_extras(config: Config) -> None:
             )
     if config.model.backend is Backend.OPENVINO:
         _require("model.backend: openvino", "openvino", "openvino")
+        if config.model.dtype is Dtype.INT8:
+            _require("model.dtype: int8", "nncf", "openvino-int8")
         # Before the model is converted; OpenVINO would say nothing, and compute in float32.
         if config.model.dtype is Dtype.BFLOAT16 and lacks_openvino_bfloat16(processor_flags()):
             raise config_error(
