@@ -18,7 +18,6 @@ from chunkvisor.config.load import load
 from chunkvisor.decide.likeness import Likeness, likeness
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.sampled import pick
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
@@ -44,14 +43,6 @@ def test_what_is_tried() -> None:
     assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
     assert crowds(best, 2) == [Candidate("bfloat16", 8192, 2)]
     assert crowds(best, 1) == []
-
-
-def test_the_sample_has_all_lengths() -> None:
-    """It is spread evenly from the shortest to the longest text."""
-    assert pick([30, 10, 20], 5) == [0, 1, 2]
-    lengths = list(range(1000, 0, -1))
-    chosen = sorted(lengths[number] for number in pick(lengths, 10))
-    assert chosen == [51, 151, 251, 351, 451, 551, 651, 751, 851, 951]
 
 
 def test_vectors_are_compared() -> None:

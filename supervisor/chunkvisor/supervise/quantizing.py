@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec
@@ -22,6 +23,7 @@ from chunkvisor.store.identity import UNREAD, Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import stage_ahead
+from chunkvisor.supervise.candidates import workdir_of
 from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_other_settings
 from chunkvisor.supervise.opening import Opening
 from chunkvisor_worker.contract.messages import ModelSpec
@@ -46,6 +48,7 @@ def quantized_of(opening: Opening, quantize: Quantize) -> dict[str, str]:
     digest = _at_hand(opening, layout, list(own.values()))
     if digest is None:
         tables = {name: stage_ahead(opening, layout.output(name)) for name, fixed in begun.items() if fixed is None}
+        refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
         digest = quantize(opening.source, samples_of(config, tables | _tables(layout, own)))
     return {name: own.get(name, digest) for name in begun}
 
@@ -101,14 +104,16 @@ def _at_hand(opening: Opening, layout: Layout, own: Sequence[str]) -> str | None
 
 
 def noted_elsewhere(config: Config, wanted: Identity) -> Iterator[tuple[Path, str]]:
-    """Workdir and digest of what made the outputs of this workdir and of `reuse_from`, if it is the same model."""
-    for workdir in (config.workdir, *config.reuse_from):
-        layout = Layout(workdir)
+    """Workdir and digest of what made the outputs of this workdir and of `reuse_from`, if it is the same model.
+
+    Raises Halt (78) for a wrong `reuse_from`.
+    """
+    for layout in (Layout(config.workdir), *map(workdir_of, config.reuse_from)):
         for folder in sorted(layout.outputs.glob("*/")):
             with suppress(DamagedError, Halt):  # of what cannot be read, nothing is taken over either
                 fixed = read_fixed(layout.output(folder.name))
                 if fixed is not None and fixed.identity.quantized and fixed.identity.of_model == wanted.of_model:
-                    yield workdir, fixed.identity.quantized
+                    yield layout.workdir, fixed.identity.quantized
 
 
 def _tables(layout: Layout, names: Iterable[str]) -> dict[str, StagedTable]:
