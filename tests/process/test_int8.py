@@ -19,6 +19,8 @@ import pytest
 
 from chunkvisor.engine import conversion, quantization
 from chunkvisor.observe import extras
+from chunkvisor.store.seal import digest_of
+from chunkvisor.store.stamp import digest_file
 from chunkvisor_worker.contract.arithmetic import Quantized
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -89,10 +91,10 @@ class StandIn:
         files = ConvertedFiles(Path(request.target))
         shutil.copytree(self.plain, files.folder, dirs_exist_ok=True)
         with files.network.open("a") as network:
-            network.write(f"<!-- {conversion.digest_of([Path(request.texts).read_text(), self.mood])} -->\n")
+            network.write(f"<!-- {digest_of([Path(request.texts).read_text(), self.mood])} -->\n")
         known = read_message(Converted, files.record)
         assert known is not None
-        digests = {path.name: conversion.digest_file(path) for path in files.content}
+        digests = {path.name: digest_file(path) for path in files.content}
         count = sum(sample.count for sample in request.samples)
         np.save(files.compared, np.array([[[1.0, 0.0]], [[0.6, 0.8]]], dtype=np.float32))
         quantized = Quantized(count, 1)
@@ -153,7 +155,7 @@ def test_a_run_quantises_once_and_tells_the_cosine(place: Workplace, child: Stan
     configure(place, Path(child_model(place)), outputs__more=more)
     said = ran(place)
     (request,) = child.made
-    assert [(sample.encode.prompt_name, sample.count) for sample in request.samples] == [(None, 40), ("query", 40)]
+    assert [(sample.encode.prompt_name, sample.count) for sample in request.samples] == [("query", 40), (None, 40)]
     told = {"calibrated": 80, "compared": 1, "mean_cosine": 0.6, "least_cosine": 0.6, "neighbours": 1.0}
     assert place.manifest()["quantized"] == pytest.approx(told)
     assert place.manifest()["model"]["dtype"] == "int8"

@@ -234,7 +234,7 @@ def test_what_openvino_cannot_do(changes: dict[str, Any], words: str) -> None:
 )
 def test_int_8_is_for_openvino_alone(model: dict[str, Any], words: str) -> None:
     """Elsewhere it is refused, with what to write."""
-    with pytest.raises(ValidationError, match="model.dtype is int8, in which only OpenVINO computes here") as caught:
+    with pytest.raises(ValidationError, match=r"model\.dtype is int8, in which only OpenVINO computes here") as caught:
         build(model={"name": "m", "dtype": "int8", **model}, device="cpu")
     assert words in str(caught.value)
     assert build(model={"name": "m", "dtype": "int8", "backend": "openvino"}, device="cpu").model.dtype == "int8"

@@ -257,7 +257,7 @@ def test_a_source_that_was_not_read() -> None:
 
 
 def test_a_quantised_model_is_told_by_its_digest() -> None:
-    """Two calibrations have other vectors, none of which is cut for the other; the model that they are of is the same."""
+    """Two calibrations have other vectors, none of which is cut for the other; the model behind them is the same."""
     config = Config.model_validate(
         BASE | {"model": {"name": "org/model", "backend": "openvino", "dtype": "int8"}, "device": "cpu"}
     )

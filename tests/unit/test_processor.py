@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import has_bfloat16, lacks_int8, lacks_openvino_bfloat16
+from chunkvisor.devices.processor import has_bfloat16, lacks_openvino_bfloat16
 from chunkvisor.errors import Halt
 from chunkvisor.observe import extras
+from chunkvisor_worker.contract.processor import lacks_int8
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             path.write_text(texts[-1])
         digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.content}
         np.save(files.compared, np.array([[[1.0, 0.0], [0.0, 2.0]], [[0.6, 0.8], [0.0, 9.0]]], dtype=np.float32))
-        unknown = (("input_ids",), 8, 0, 0, False, False, None, None, None, {}, None, True, 0.0, {})
+        unknown: Any = (("input_ids",), 8, 0, 0, False, False, None, None, None, {}, None, True, 0.0, {})
         known = Converted(request.made_from, digests, *unknown, quantized=Quantized(2, 2))
         write_message(files.record, known)
         return 0

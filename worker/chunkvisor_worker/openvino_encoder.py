@@ -15,6 +15,7 @@ import numpy as np
 from chunkvisor_worker.batching import computed_lengths, cut, slices
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate, prompted
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
@@ -152,6 +153,9 @@ class OpenvinoEncoder:
             "numpy": np.__version__,
             "python": platform.python_version(),
         }
+        if self._spec.dtype == _INT8:
+            # Without these instructions sums of products saturate: the vectors are others by a part of what int8 costs.
+            versions[_INT8] = "without VNNI" if lacks_int8(processor_flags()) else "by VNNI or AMX"
         dtype = "float32" if self._spec.dtype == "auto" else self._spec.dtype
         width = min(self._encode.truncate_dim or self._model.dimension, self._model.dimension)
         length = self._spec.max_length or self._model.max_length

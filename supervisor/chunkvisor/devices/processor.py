@@ -1,27 +1,16 @@
 """What this machine's processor can do."""
 
 from collections.abc import Set
-from pathlib import Path
+
+from chunkvisor_worker.contract.processor import X86
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags in /proc/cpuinfo, one of which a processor has that multiplies in bfloat16; the last is ARM's."""
 _OPENVINO = frozenset({"avx512f", "avx_ne_convert"})
 """Flags of x86 without which OpenVINO 2026.4 computes nothing in bfloat16: AVX-512, AVX2-VNNI-2."""
-_X86 = "sse2"
-
-_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Flags, one of which an x86 has that adds up products in int8 in one instruction."""
 
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 SLOW_INT8 = "the model computes in int8, for which this CPU has neither VNNI nor AMX: slower than float32"
-
-
-def processor_flags() -> frozenset[str]:
-    """Words of /proc/cpuinfo, flags among them; none where it cannot be read."""
-    try:
-        return frozenset(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return frozenset()
 
 
 def has_bfloat16(flags: Set[str]) -> bool:
@@ -29,11 +18,6 @@ def has_bfloat16(flags: Set[str]) -> bool:
     return not _BFLOAT16.isdisjoint(flags)
 
 
-def lacks_int8(flags: Set[str]) -> bool:
-    """Whether products in int8 are surely slower on it than those in float32; of other processors nothing is known."""
-    return _X86 in flags and _INT8.isdisjoint(flags)
-
-
 def lacks_openvino_bfloat16(flags: Set[str]) -> bool:
     """Whether OpenVINO surely computes nothing in bfloat16 on it; a worker asks OpenVINO itself."""
-    return _X86 in flags and _OPENVINO.isdisjoint(flags)
+    return X86 in flags and _OPENVINO.isdisjoint(flags)

@@ -55,17 +55,20 @@ def ensure_quantized(
     on_wait: Callable[[], None] = lambda: None,
     tell: Callable[[], None] = lambda: None,
     check: Callable[[], None] = lambda: None,
+    wanted: str | None = None,
 ) -> str:
     """Have the model quantised on these texts, in the folder of all converted models; returns the digest of its files.
 
-    Where one is there that was made of the same, it is taken. Else as `ensure_converted`.
+    Where one is there that was made of the same, it is taken, unless another one is `wanted`. Else as
+    `ensure_converted`.
     """
     of_texts = [[asdict(sample.encode), digest_of(list(sample.texts))] for sample in samples]
     made_from = digest_of([*ingredients(model), nncf_version(), model.max_length, of_texts])
     for path in sorted(folder.glob(f"*/{ConvertedFiles(folder).record.name}")):
         known = read_message(Converted, path)
-        if known is not None and known.made_from == made_from and is_whole(folder, _digest(known), on_wait):
-            return _digest(known)
+        found = _digest(known) if known is not None and known.made_from == made_from else None
+        if found is not None and wanted in (None, found) and is_whole(folder, found, on_wait):
+            return found
     tell()
     texts = chain.from_iterable(sample.texts for sample in samples)
     counts = [TextSample(sample.encode, len(sample.texts)) for sample in samples]

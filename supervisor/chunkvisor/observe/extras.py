@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.config.choices import Backend, Dtype, EngineKind
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import lacks_openvino_bfloat16, processor_flags
+from chunkvisor.devices.processor import lacks_openvino_bfloat16
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.target import check_target
+from chunkvisor_worker.contract.processor import processor_flags
 
 _CHECK_S = 20.0
 

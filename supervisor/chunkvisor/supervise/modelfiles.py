@@ -84,8 +84,8 @@ class ModelFiles:
         """Have the model converted into its place. Raises Halt; OSError."""
         ensure_converted(model, self._environment, self._on_wait, self._tell_converting, _check_of(source))
 
-    def quantize(self, source: ModelSource, samples: Sequence[Sample]) -> str:
-        """Have the model in int8, quantised on these texts; returns its digest. Raises Halt; OSError."""
+    def quantize(self, source: ModelSource, samples: Sequence[Sample], wanted: str | None) -> str:
+        """Have the model in int8, quantised on these texts; see `ensure_quantized`. Raises Halt; OSError."""
         model, made, folder = self._config.model, False, self._run.layout.converted
 
         def tell() -> None:
@@ -93,8 +93,8 @@ class ModelFiles:
             made = True
             self._tell_converting()
 
-        spec = model_spec(model, source.path, source.revision)
-        digest = ensure_quantized(spec, folder, samples, self._environment, self._on_wait, tell, _check_of(source))
+        spec, check = model_spec(model, source.path, source.revision), _check_of(source)
+        digest = ensure_quantized(spec, folder, samples, self._environment, self._on_wait, tell, check, wanted)
         if made and (told := read_quantized(folder, digest)) is not None:
             self._run.emit(ModelQuantized(**asdict(told)))
             if told.least_cosine < LEAST_COSINE:

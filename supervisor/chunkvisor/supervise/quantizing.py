@@ -31,8 +31,8 @@ from chunkvisor_worker.contract.messages import ModelSpec
 _MOST_CHARS = 100_000
 """Of a text of the sample: no model that is quantised in minutes reads more."""
 
-Quantize = Callable[[ModelSource, Sequence[Sample]], str]
-"""Has the model quantised on these texts; returns its digest. Raises Halt, OSError."""
+Quantize = Callable[[ModelSource, Sequence[Sample], str | None], str]
+"""Has the model quantised on these texts, see `ensure_quantized`; returns its digest. Raises Halt, OSError."""
 
 
 def quantized_of(opening: Opening, quantize: Quantize) -> dict[str, str]:
@@ -49,7 +49,7 @@ def quantized_of(opening: Opening, quantize: Quantize) -> dict[str, str]:
     if digest is None:
         tables = {name: stage_ahead(opening, layout.output(name)) for name, fixed in begun.items() if fixed is None}
         refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
-        digest = quantize(opening.source, samples_of(config, tables | _tables(layout, own)))
+        digest = quantize(opening.source, samples_of(config, tables | _tables(layout, own)), None)
     return {name: own.get(name, digest) for name in begun}
 
 
@@ -69,7 +69,7 @@ def require_quantized(
         )
     if is_whole(layout.converted, digest, on_wait):
         return
-    found = quantize(source, samples_of(config, _tables(layout, config.outputs)))
+    found = quantize(source, samples_of(config, _tables(layout, config.outputs)), digest)
     if found != digest:
         raise config_error(
             f"the model in int8 is not in its place any more, {layout.converted / digest}, and quantised again it "

@@ -15,7 +15,7 @@ from chunkvisor.decide.history import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.devices.processor import SLOW_INT8, lacks_int8, processor_flags
+from chunkvisor.devices.processor import SLOW_INT8
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
@@ -46,6 +46,7 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _PAUSE_S = 0.25
 

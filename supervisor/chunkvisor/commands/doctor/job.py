@@ -24,7 +24,7 @@ from chunkvisor.config.specs import encode_spec
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.processor import has_bfloat16, lacks_int8, processor_flags
+from chunkvisor.devices.processor import has_bfloat16
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, placed_spec
 from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
@@ -39,6 +39,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FETCH_TIMEOUT_S = 120.0
 _ASK_TIMEOUT_S = 30.0

@@ -19,7 +19,7 @@ from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.choices import Dtype, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import SLOW_BFLOAT16, SLOW_INT8, has_bfloat16, lacks_int8, processor_flags
+from chunkvisor.devices.processor import SLOW_BFLOAT16, SLOW_INT8, has_bfloat16
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
@@ -30,6 +30,7 @@ from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:

@@ -22,7 +22,7 @@ from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.likeness import Vectors, likeness
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.devices.processor import has_bfloat16, lacks_int8, processor_flags
+from chunkvisor.devices.processor import has_bfloat16
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.quantization import Sample as Calibration
@@ -34,6 +34,7 @@ from chunkvisor.store.fixed import read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.quantizing import samples_of
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FIRST_TEXTS = 64
 """In the first look, which tells how many texts the others get."""
