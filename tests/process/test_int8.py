@@ -161,7 +161,7 @@ def test_a_run_quantises_once_and_tells_the_cosine(place: Workplace, child: Stan
     assert place.manifest()["model"]["dtype"] == "int8"
     assert digest_in(place) == digest_in(place, "more") == models(place)[0]
     events = [event["event"] for event in place.events()]
-    assert [events.count(name) for name in ("model_quantized", "int8_differs")] == [1, 1]
+    assert [events.count(name) for name in ("model_quantized", "cosine_low")] == [1, 1]
     assert "quantised to int8 by 80 texts of this run" in said
     assert "0.6000: try how your searches do with it" in said
     ran(place)

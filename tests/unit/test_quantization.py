@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,9 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 MODEL = ModelSpec("m", "/models/m", revision="sha256:1", dtype="int8", backend="openvino")
+KNOWN = Converted(
+    "", {}, ("input_ids",), 8, 0, 0, False, False, None, None, None, {}, None, True, 0.0, {}, quantized=Quantized(2, 2)
+)
 SAMPLES = [Sample(EncodeSpec(), ["a", "bb"]), Sample(EncodeSpec(prompt="q: "), ["ccc"])]
 
 
@@ -37,8 +40,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             path.write_text(texts[-1])
         digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.content}
         np.save(files.compared, np.array([[[1.0, 0.0], [0.0, 2.0]], [[0.6, 0.8], [0.0, 9.0]]], dtype=np.float32))
-        unknown: Any = (("input_ids",), 8, 0, 0, False, False, None, None, None, {}, None, True, 0.0, {})
-        known = Converted(request.made_from, digests, *unknown, quantized=Quantized(2, 2))
+        known = replace(KNOWN, made_from=request.made_from, digests=digests)
         write_message(files.record, known)
         return 0
 
@@ -106,7 +108,7 @@ def test_it_is_taken_over_from_another_workdir(tmp_path: Path, made: list[str]) 
 
 def test_a_child_that_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with what was to be done, and with float32 as the way out."""
-    monkeypatch.setattr(conversion, "run_child", lambda *_: -9)
+    monkeypatch.setattr(conversion, "run_child", lambda *_: 1)
     with pytest.raises(Halt, match="m cannot be quantised to int8") as caught:
         ensure_quantized(MODEL, tmp_path / "openvino", SAMPLES, {})
     assert "set model.dtype to float32" in caught.value.remedy

@@ -158,8 +158,7 @@ def _failed(model: ModelSpec, scratch: AttemptFiles, returncode: int) -> Halt:
         ExitCode(verdict.exit_code or ExitCode.MACHINE),
         f"the model {model.name} cannot be {into}",
         why=verdict.reason,
-        # What is said of faults after which a worker is tried again does not hold here.
-        remedy=(verdict.remedy if verdict.exit_code is not None else "") or last_remedy,
+        remedy=verdict.remedy or last_remedy,
         log=scratch.log,
         see=verdict.see,
     )

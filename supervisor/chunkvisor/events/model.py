@@ -55,7 +55,7 @@ class ModelQuantized(Event):
     "try how your searches do with it, or set model.dtype to float32",
     Severity.CARE,
 )
-class Int8Differs(Event):
+class CosineLow(Event):
     """Vectors in int8 are far from those in float32."""
 
     least_cosine: float

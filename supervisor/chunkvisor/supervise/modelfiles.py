@@ -14,7 +14,7 @@ from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.quantization import LEAST_COSINE, Sample, ensure_quantized, read_quantized
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.events.model import CheckingModel, ConvertingModel, Int8Differs, ModelQuantized, Resolving
+from chunkvisor.events.model import CheckingModel, ConvertingModel, CosineLow, ModelQuantized, Resolving
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.lessons import LessonFile
@@ -98,7 +98,7 @@ class ModelFiles:
         if made and (told := read_quantized(folder, digest)) is not None:
             self._run.emit(ModelQuantized(**asdict(told)))
             if told.least_cosine < LEAST_COSINE:
-                self._run.emit(Int8Differs(told.least_cosine))
+                self._run.emit(CosineLow(told.least_cosine))
         return digest
 
     @property
