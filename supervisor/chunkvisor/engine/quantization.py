@@ -23,7 +23,7 @@ from chunkvisor.engine.conversion import (
 from chunkvisor.store.seal import digest_of
 from chunkvisor_worker.contract.arithmetic import Quantized
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, TextSample
-from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
+from chunkvisor_worker.contract.files import copy_atomic, make_folder, open_regular, remove_folder
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 
@@ -119,7 +119,8 @@ def _finish(made: ConvertedFiles) -> str:
     known = read_message(Converted, made.record)
     assert known is not None
     assert known.quantized is not None
-    reference, vectors = np.load(made.compared, allow_pickle=False)
+    with open_regular(made.compared) as file:
+        reference, vectors = np.load(file, allow_pickle=False)
     alike = likeness(vectors, reference)
     write_message(made.record, replace(known, quantized=replace(known.quantized, **asdict(alike))), durable=False)
     made.compared.unlink()

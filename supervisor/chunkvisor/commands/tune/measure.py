@@ -79,10 +79,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            flags, installed = processor_flags(), openvino_version() is not None
-            int8 = nncf_version() is not None and not lacks_int8(flags)
-            more = backends(devices[0].kind, installed=installed, bfloat16=has_bfloat16(flags), int8=int8, fixed=fixed)
-            measured += bench.round(each for each in more if each != configured)
+            measured += bench.round(each for each in _backends(devices[0].kind, fixed) if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
         return Tuning(
@@ -94,6 +91,13 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             configured,
             f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it" if begun else "",
         )
+
+
+def _backends(kind: str, fixed: str | None) -> list[Candidate]:
+    """Those that this machine has: in int8 only where that is not known to be slow."""
+    flags, installed = processor_flags(), openvino_version() is not None
+    int8 = nncf_version() is not None and not lacks_int8(flags)
+    return backends(kind, installed=installed, bfloat16=has_bfloat16(flags), int8=int8, fixed=fixed)
 
 
 def _model_at_hand(config: Config) -> ModelSource:
