@@ -198,6 +198,14 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     assert desk.encode(*arguments, encoder="picky:make").returncode == 3
     (desk.folder / "mended").touch()
     assert desk.call("retry", str(desk.state)).returncode == 0
+    verified = desk.call("verify", str(desk.state))
+    assert (verified.returncode, verified.stdout.splitlines()) == (
+        0,
+        [
+            "2 files checked: all are intact",
+            "embeddings is not complete: 2 of 3 rows, 0 of 1 chunk; run the same `chunkvisor encode` again to go on",
+        ],
+    )
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))
