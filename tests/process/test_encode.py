@@ -193,6 +193,7 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     arguments = ("--column", "text", "--set", f"model.kwargs.mended={desk.folder / 'mended'}")
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 3, ended.stderr
+    assert f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl " in ended.stderr
     assert np.isnan(desk.result()[1]).all()
     assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
     assert desk.encode(*arguments, encoder="picky:make").returncode == 3

@@ -60,6 +60,7 @@ def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
     in_the_config = place.run_here()
     assert in_the_config.returncode == 78
     assert command in in_the_config.stderr
+    assert "how far it is" not in in_the_config.stderr
 
 
 def test_status_has_the_command(place: ScriptedWorkplace) -> None:

@@ -50,6 +50,6 @@ def tell_how_to_go_on(afterwards: Afterwards, end: Halt, workdir: Path, *, of_co
     elsewhere = of_config and " --" not in end.remedy and not any(word.startswith("--set") for word in sys.argv)
     if end.code is ExitCode.CONFIG and not afterwards.worked and not elsewhere:
         return
-    if end.code is not ExitCode.QUARANTINED:
+    if afterwards.worked and end.code is not ExitCode.QUARANTINED:
         afterwards.tell(f"how far it is: {command_line('status', str(workdir))}")
     afterwards.tell(f"the command, to run it again: {typed()}")
