@@ -1,7 +1,6 @@
 """What the events of a journal come to: the one fold of them, of which every view is made.
 
-Pure: events come with their time. All of it goes into JSON and back, so that nobody has to read a long journal from
-its beginning.
+Pure: events come with their time. All goes into JSON and back, so that nobody has to read a long journal whole.
 """
 
 from dataclasses import dataclass, field
