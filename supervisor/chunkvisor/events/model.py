@@ -7,6 +7,8 @@ from chunkvisor.units import counted
 @event("asking the model hub for {model}")
 class Resolving(Event):
     model: str
+    near: str = ""
+    """A model's folder here with nearly that name."""
 
 
 @event()

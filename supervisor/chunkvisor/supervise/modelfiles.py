@@ -1,8 +1,10 @@
 """The files of a run's model: resolved, downloaded or converted before the first worker, and what was learnt of it."""
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from chunkvisor.config.choices import Backend
 from chunkvisor.config.specs import model_spec
@@ -51,21 +53,22 @@ class ModelFiles:
         model, layout = self._config.model, self._run.layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
+        near = folder_like(model.name, self._request.loaded.folder) if not model.is_folder else None
         try:
             if model.is_folder:
                 self._run.emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
-            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
+            with _naming(near):
+                at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if at_hand is None:
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
-        near = folder_like(model.name, self._request.loaded.folder) if at_hand is None else None
-        if near is not None:
+        if at_hand is None and near is not None:
             self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
-        self._run.emit(Resolving(model.name))
+        self._run.emit(Resolving(model.name, str(near or "")))
 
         teller = WaitTeller(self._run.emit, self._budget.wait_timeout_s)
 
@@ -73,12 +76,8 @@ class ModelFiles:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
             self._pause(seconds)
 
-        try:
+        with _naming(near):
             return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
-        except Halt as halt:
-            if near is not None:
-                halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
-            raise
 
     def convert(self, source: ModelSource, model: ModelSpec) -> None:
         """Have the model converted into its place. Raises Halt; OSError."""
@@ -118,6 +117,17 @@ class ModelFiles:
         other = f"|{model.backend}" if model.backend is not Backend.TORCH else ""
         of_model = f"{source.revision or model.name}|{model.dtype}|{model.encoder}{other}"
         return LessonFile(self._run.layout.lessons, of_model)
+
+
+@contextlib.contextmanager
+def _naming(near: Path | None) -> Iterator[None]:
+    """Where there is no model by its name, the folder that may have been meant is named."""
+    try:
+        yield
+    except Halt as halt:
+        if near is not None:
+            halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
+        raise
 
 
 def _check_of(source: ModelSource) -> Callable[[], None]:

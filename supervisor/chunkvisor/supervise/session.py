@@ -48,7 +48,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
-        signals = Signals(config.recovery.grace, request.stop_after_s)
+        signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
         stack.enter_context(signals.listen())
         stack.callback(observers.close)
         troubles = Troubles()

@@ -18,10 +18,11 @@ from types import FrameType
 class Signals:
     """Signals received while the context of `listen` lasts."""
 
-    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None) -> None:
-        """`stop_after_s` counts from now. None: nothing has to be over at any time."""
+    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None, *, drains: bool = True) -> None:
+        """`stop_after_s` counts from now. None: nothing has to be over at any time. Not `drains`: the first stops."""
         self.first: signal.Signals | None = None
         self.count = 0
+        self._patience = 2 if drains else 1
         self.stop_after_s = stop_after_s
         self._first_s = 0.0
         self._grace_s = grace_s
@@ -39,7 +40,7 @@ class Signals:
     @property
     def stopping(self) -> bool:
         """Whether everything is to end at once."""
-        return self.count >= 2
+        return self.count >= self._patience
 
     @property
     def why(self) -> str:
