@@ -98,7 +98,7 @@ def run(
 
 def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
-    from chunkvisor.observe.nextsteps import Afterwards, next_steps
+    from chunkvisor.observe.afterwards import Afterwards
     from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
     from chunkvisor.store.layout import Layout
@@ -115,6 +115,8 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         raise
     finally:
         if in_words:
+            from chunkvisor.observe.nextsteps import next_steps
+
             complete = code is ExitCode.COMPLETE and request.slice is None
             told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
             trial = request.max_rows is not None

@@ -38,8 +38,6 @@ class Record(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         """Write down what is shown of it."""
-        if not self._surroundings:
-            self._describe()
         self._state = state
         self._console.event(event, state)
         if isinstance(event, ChunkCommitted):
@@ -47,10 +45,12 @@ class Record(Observer):
 
     def tick(self) -> None:
         """Let the log have its heartbeat."""
+        self._describe()
         self._console.tick()
 
     def close(self) -> None:
         """Write the summary."""
+        self._describe()
         self._console.close()
         with contextlib.suppress(OSError):
             self._log.close()
@@ -67,6 +67,9 @@ class Record(Observer):
         self._write_json(self._files.summary, summary)
 
     def _describe(self) -> None:
+        """Once: while the run waits for the first time, since a model that loads is not to wait for it."""
+        if self._surroundings:
+            return
         self._surroundings = surroundings()
         self._write_json(self._files.environment, self._surroundings)
         values = without_secrets(self._config.model_dump(mode="json"))
@@ -76,6 +79,7 @@ class Record(Observer):
 
     def _add_worker_versions(self, output: str) -> None:
         """What the first result has told of the worker's libraries."""
+        self._describe()
         if not self._surroundings["worker_versions"] and (facts := read_facts(self._layout.output(output))) is not None:
             self._surroundings["worker_versions"] = facts.versions or {"worker": "tells no versions"}
             self._write_json(self._files.environment, self._surroundings)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import Backend, EngineKind, Start
 from chunkvisor.devices.gpu import Device
@@ -11,9 +12,11 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.starter import WorkerSettings
-from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor_worker.contract.template import TemplateSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.supervise.outputrun import OutputRun
 
 
 class Engines:
@@ -35,7 +38,7 @@ class Engines:
             self._ahead = self._local(source)
             self._ahead.expect_any()
 
-    def take(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+    def take(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """The engine for these outputs, which the caller closes; the one that was begun ahead, if there is one."""
         ahead, self._ahead = self._ahead, None
         match self._config.engine.kind:

@@ -12,7 +12,6 @@ from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.run import CheckingModel, ConvertingModel, Note, Resolving
-from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.staging import request_of
@@ -55,6 +54,8 @@ class ModelFiles:
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if at_hand is None:
+            from chunkvisor.ingest.firstrow import try_first_row
+
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
