@@ -9,7 +9,9 @@ import yaml
 
 from chunkvisor.config.model import Config
 from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.device import GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Event
+from chunkvisor.events.run import CheckingModel, Invoked, OrphansEnded, Resolving, RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
@@ -18,6 +20,7 @@ from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor_worker.contract.files import open_kept, write_atomic
 
+_BEFORE_THE_MODEL = (Invoked, OrphansEnded, LookingForGpus, GpusGuessed, RunStarted, CheckingModel, Resolving)
 _WORDS = ("what", "why", "remedy", "log", "see")
 
 
@@ -38,6 +41,8 @@ class Record(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         """Write down what is shown of it."""
+        if not isinstance(event, _BEFORE_THE_MODEL):
+            self._describe()
         self._state = state
         self._console.event(event, state)
         if isinstance(event, ChunkCommitted):
@@ -45,7 +50,6 @@ class Record(Observer):
 
     def tick(self) -> None:
         """Let the log have its heartbeat."""
-        self._describe()
         self._console.tick()
 
     def close(self) -> None:
@@ -67,7 +71,7 @@ class Record(Observer):
         self._write_json(self._files.summary, summary)
 
     def _describe(self) -> None:
-        """Once: while the run waits for the first time, since a model that loads is not to wait for it."""
+        """Once, when the run has its model: to load that is not to wait for it."""
         if self._surroundings:
             return
         self._surroundings = surroundings()

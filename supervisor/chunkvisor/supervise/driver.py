@@ -131,12 +131,10 @@ class Driver:
             self._tell(stimulus)
         now_s = time.monotonic()
         self._forgive(now_s)
-        round_due = now_s - self._round_s >= _PAUSE_S
-        if round_due:
+        if all_of_them := now_s - self._round_s >= _PAUSE_S:
             self._round_s = now_s
         for slot in list(self._acts.running.values()):
-            watched = slot.worker.watched()
-            if round_due or not watched or not stirred.isdisjoint(watched):
+            if all_of_them or slot.stirs(stirred):
                 now_s = time.monotonic()
                 self._forgive(now_s)
                 self._attend(slot, now_s)
