@@ -13,6 +13,7 @@ import configpart
 import eventpart
 import failurepart
 import metricpart
+import planpart
 import pythonpart
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -22,6 +23,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **configpart.PARTS,
     **eventpart.PARTS,
     "metrics": metricpart.metrics,
+    "plan sample": planpart.sample,
     **pythonpart.PARTS,
     "outcomes": failurepart.outcomes,
     "marks": failurepart.marks,

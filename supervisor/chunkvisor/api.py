@@ -26,6 +26,7 @@ from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.given import place_of, writing
+from chunkvisor.observe.console import Console
 from chunkvisor.observe.logger import Logger
 from chunkvisor.observe.observer import Observer, Observers
 from chunkvisor.observe.progressbar import ProgressBar, is_watched
@@ -168,6 +169,8 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
+    if isinstance(on_event, Console) and texts is not None:
+        on_event = on_event.in_words_of(texts.in_words)
     bars = [ProgressBar("your texts" if texts else "")] if progress else []
     logger = Logger(told=listens or bool(bars), in_words=texts.in_words if texts else str)
     try:

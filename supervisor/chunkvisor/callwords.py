@@ -64,7 +64,7 @@ class CallOfTexts:
 
     def in_words(self, line: str) -> str:
         """A line of the run's news."""
-        line = _LINE.sub(lambda found: self.place(int(found[1]) - 1), line)
+        line = self._placed(line)
         if self.kept:
             return line
         folder = re.escape(str(self.workdir))
@@ -76,7 +76,11 @@ class CallOfTexts:
         try:
             yield
         except ChunkvisorError as error:
-            error.what = named_as_arguments(_LINE.sub(lambda found: self.place(int(found[1]) - 1), error.what))
+            error.what = named_as_arguments(self._placed(error.what))
             for part in ("what", "why", "remedy"):
                 setattr(error, part, without_config(getattr(error, part)))
             raise
+
+    def _placed(self, words: str) -> str:
+        """The words, with places among the texts in place of lines of the file."""
+        return _LINE.sub(lambda found: self.place(int(found[1]) - 1), words)

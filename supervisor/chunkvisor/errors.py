@@ -82,18 +82,23 @@ Halt = ChunkvisorError
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     """The message of an error from its `details`, as they stand in the journal; nothing for an end without one.
 
-    A log in which there is nothing to read (what is killed writes no last words) is said to be empty.
+    A log in which there is nothing to read (what is killed writes no last words) is said to be empty; of a worker that
+    came to its end, and whose vectors cannot be used, it is not named.
     """
+    log = str(details.get("log", ""))
+    if is_empty(log) and details.get("outcome") == "bad_output":
+        details = {**details, "log": ""}
     labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
-    notes = {"log": _note_on_log(str(details.get("log", "")))}
+    notes = {"log": " (empty: nothing was written into it)" if is_empty(log) else ""}
     return [f"{label}{details[key]}{notes.get(key, '')}" for key, label in labels.items() if details.get(key)]
 
 
-def _note_on_log(log: str) -> str:
+def is_empty(log: str) -> bool:
+    """Whether a log is named, is there, and nothing was written into it."""
     try:
-        return " (empty: nothing was written into it)" if log and not Path(log).stat().st_size else ""
+        return bool(log) and not Path(log).stat().st_size
     except (OSError, ValueError):  # gone, or on another machine; a NUL in a journal's line
-        return ""
+        return False
 
 
 def halt_of(details: Mapping[str, Any]) -> Halt:

@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
-_COMMAND = re.compile(r"chunkvisor [a-z]+ [^\s,;`]+")
+_COMMAND = re.compile(r"\bcd \S.* && .*|chunkvisor [a-z]+ [^\s,;`]+")
 
 
 def human_time(seconds: float) -> str:

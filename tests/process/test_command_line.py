@@ -13,6 +13,7 @@ import pytest
 import chunkvisor
 import chunkvisor.cli
 from chunkvisor.commands.drill.faults import FAULTS
+from chunkvisor.store.layout import Layout
 from harness import Workplace, finish
 
 COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
@@ -112,6 +113,32 @@ def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str]
     assert ended.returncode == 2
     assert hint in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_workdir_that_is_not_given(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A usage error names the workdirs that are near, or the configs, the newest first, and shows what to type."""
+    monkeypatch.chdir(workplace.folder)
+    ended = workplace.call("status")
+    assert ended.returncode == 2
+    assert "Missing argument WORKDIR: the folder of a run" in ended.stderr
+    assert "Example: chunkvisor status cache/embeddings" in ended.stderr
+    for number, name in enumerate(("cache/old", "new folder", ".hidden", "far/too/deep")):
+        folder = Layout(workplace.folder / name)
+        folder.workdir.mkdir(parents=True)
+        folder.mark.touch()
+        folder.events.touch()
+        os.utime(folder.events, (number, number))
+        (workplace.folder / f"{number}.yaml").touch()
+        os.utime(workplace.folder / f"{number}.yaml", (number, number))
+    for command in ("status", "report", "verify", "retry", "clean"):
+        ended = workplace.call(command)
+        assert ended.returncode == 2
+        assert "; here are: new folder, cache/old. " in ended.stderr
+        assert f"Example: chunkvisor {command} 'new folder'" in ended.stderr
+    for command in ("run", "plan", "drill", "tune", "audit"):
+        ended = workplace.call(command)
+        assert ended.returncode == 2
+        assert f"; here are: 3.yaml, 2.yaml, 1.yaml, 0.yaml. Example: chunkvisor {command} 3.yaml" in ended.stderr
 
 
 def test_a_source_in_the_place_of_a_config(workplace: Workplace) -> None:

@@ -193,11 +193,20 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     arguments = ("--column", "text", "--set", f"model.kwargs.mended={desk.folder / 'mended'}")
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 3, ended.stderr
+    assert f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl " in ended.stderr
     assert np.isnan(desk.result()[1]).all()
     assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
     assert desk.encode(*arguments, encoder="picky:make").returncode == 3
     (desk.folder / "mended").touch()
     assert desk.call("retry", str(desk.state)).returncode == 0
+    verified = desk.call("verify", str(desk.state))
+    assert (verified.returncode, verified.stdout.splitlines()) == (
+        0,
+        [
+            "2 files checked: all are intact",
+            "embeddings is not complete: 2 of 3 rows, 0 of 1 chunk; run the same `chunkvisor encode` again to go on",
+        ],
+    )
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))

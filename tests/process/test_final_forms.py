@@ -64,6 +64,17 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
     assert (own_files(place), len(place.calls())) == ({"out.npy", "out.json"}, calls)
 
 
+def test_the_manifest_says_which_text_was_encoded(tmp_path: Path) -> None:
+    """Column, or template and condition: whoever finds a file a year later knows what its vectors are of."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    assert place.run_here().returncode == 0
+    assert place.manifest()["text"] == {"column": "text"}
+    text = {"template": "{text}!", "where": "text <> 't0'"}
+    place.write_config("scripted:make", outputs={"out": {"source": "rows.jsonl", **text}})
+    assert place.run_here("--update").returncode == 0
+    assert place.manifest()["text"] == text
+
+
 def test_parquet(tmp_path: Path) -> None:
     """A table of row and vector, null where a row has no vector, made from the finished array without encoding."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

@@ -1,10 +1,13 @@
 """What the last lines of a run say is so: its log, its rows, what is kept, and the command that is typed again."""
 
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from chunkvisor.cli.again import command_line
 from harness import finish, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -31,16 +34,62 @@ def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, emp
     assert (Path(path).stat().st_size == 0, note) == (empty, "empty: nothing was written into it)" if empty else "")
 
 
+@pytest.mark.parametrize(("arguments", "code"), [((), 3), (("--set", "recovery.on_bad_row=fail"), 78)])
+def test_an_empty_log_of_bad_vectors_is_not_named(place: ScriptedWorkplace, arguments: tuple[str], code: int) -> None:
+    """Its worker came to its end and had nothing to say: why and what to do say it all."""
+    place.lay("t5", "nan!")
+    ended = place.run_here(*arguments)
+    assert ended.returncode == code, ended.stderr
+    assert "have NaN or infinity" in ended.stderr
+    assert "  log: " not in ended.stderr
+
+
 def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
     """It comes with its folder, also after a 78 found on the way; whoever was refused at once has just typed it."""
     place.lay("t5", "value_error!")
     command = f"the command, to run it again: cd {Path.cwd()} && chunkvisor run {place.config_path}"
-    assert command in place.run_here("--set", "recovery.on_bad_row=fail").stderr
+    failed = place.run_here("--set", "recovery.on_bad_row=fail")
+    assert command in failed.stderr
+    assert f"how far it is: chunkvisor status {place.workdir}\n" in failed.stderr
     assert command in place.run_here().stderr
     refused = place.run_here("--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}")
     assert refused.returncode == 78
     assert "to run it again" not in refused.stderr
     assert "how the run went" not in refused.stderr
+    place.write_config("scripted:make", outputs__out__column="txt", workdir="another")
+    in_the_config = place.run_here()
+    assert in_the_config.returncode == 78
+    assert command in in_the_config.stderr
+    assert "how far it is" not in in_the_config.stderr
+
+
+def test_status_has_the_command(place: ScriptedWorkplace) -> None:
+    """Whoever finds a stopped run need not know how it was begun; secrets are left out, and so is a fresh start."""
+    place.lay("t5", "value_error!")
+    secrets = ("--set", "env.TOKEN=hf_secret", "--set=env.A=hf_secret")
+    ended = place.run_here(*secrets, "--set", "recovery.on_bad_row=fail", "--from-scratch", "--yes")
+    assert ended.returncode == 78
+    given = shlex.join(["--set", "env.TOKEN=…", "--set=env.A=…", "--set", "recovery.on_bad_row=fail"])
+    command = f"cd {Path.cwd()} && chunkvisor run {place.config_path} {given}"
+    assert f"  the command: {command}\n" in place.call("status", str(place.workdir)).stdout
+    assert place.status()["command"] == command
+    assert "hf_secret" not in (place.workdir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("called", "program"),
+    [
+        ("chunkvisor", "chunkvisor"),
+        ("/venv/bin/chunkvisor", "/venv/bin/chunkvisor"),
+        ("bin/chunkvisor", f"{Path.cwd()}/bin/chunkvisor"),
+        ("/site/chunkvisor/__main__.py", f"{sys.executable} -m chunkvisor"),
+        ("-c", f"{sys.executable} -m chunkvisor"),
+    ],
+)
+def test_the_command_is_found_from_any_shell(called: str, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is named as it was called, with its folder: outside a virtual environment no shell knows its name."""
+    monkeypatch.setattr(sys, "argv", [called, "run"])
+    assert command_line("status", "a b") == f"{program} status 'a b'"
 
 
 def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) -> None:

@@ -162,6 +162,10 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert found["final_disk_bytes"] == 51 * 384 * 4 + 128
     assert found["peak_disk_bytes"] > 2 * 51 * 384 * 4
     assert found["notes"] == []
+    pairs = plan_of(workplace, "--set", "encode.batch_size=2", "--set", "env.OMP_NUM_THREADS=3")
+    batch = pairs["outputs"]["out"]["activation_bytes"]
+    assert pairs["batches_at_once"] == 3
+    assert pairs["host_memory_bytes"] == 2 * (found["weights_bytes"] + (1 << 30)) + 3 * batch
     windows = plan_of(workplace, "--set", "encode.long=windows")
     assert windows["outputs"]["out"]["rows"] > 51 + 2
     assert windows["outputs"]["out"]["lengths"]["longest"] == 256

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,7 @@ def test_the_lines_of_the_command(capsys: pytest.CaptureFixture[str], caplog: py
 
     assert "reading the source" in (said := capsys.readouterr().err)
     assert "1 chunk encoded in" in said
+    assert f"{tempfile.gettempdir()}/chunkvisor-" not in said
     assert [record.levelname for record in caplog.records if record.message.endswith("reading the source")] == ["INFO"]
 
 

@@ -151,11 +151,14 @@ def test_live_and_killed(place: ScriptedWorkplace) -> None:
     killed = report(place).text
     assert "killed, or its machine went down" in killed
     assert "Run the same command again" in killed
+    assert "of running time (of a run that was killed, to the last it told)" in killed
+    assert "at least " in killed
 
     place.lift("text 5")
     assert place.run_here().returncode == 0
     page = page_of(place.workdir / "report.html")
-    assert "in 2 runs" in page.text
+    assert ", in 2 runs" in page.text
+    assert "out chunk 1, attempt 1 in run 2" in page.text
     assert "A grey bar is a time in which nothing was running" in page.text
 
 

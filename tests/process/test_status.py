@@ -109,6 +109,20 @@ def test_halted(place: ScriptedWorkplace) -> None:
     assert "worker.log" in words
 
 
+def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
+    """It cannot be asked whether it lives: `status` says where it was, and how long ago it last told of anything."""
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    kill(process)
+    assert status_here(place)["silent_s"] is None
+    lock = Layout(place.workdir).lock
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
+    found = status_here(place)
+    assert (found["state"], found["host"], found["silent_s"] >= 0) == ("running", "elsewhere", True)
+    screen = place.here("status", str(place.workdir)).stdout
+    assert screen.startswith(f"running (pid {process.pid} on elsewhere, last sign of life ")
+
+
 def test_keys(place: ScriptedWorkplace) -> None:
     """The keys that programs rely on are there, in every state."""
     place.lift("t2")

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
+from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Halted
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
@@ -144,10 +145,12 @@ def test_status_is_one_line_and_not_a_flood(manager: Manager) -> None:
             "out", done, texts=1, texts_done=done, chunks_done=done, chunks=100, texts_per_s=1234.5, eta_s=7200.0 - done
         )
         observer.event(commit, RunState())
+    observer.event(OutputOpened("short", rows=1, distinct=1, chunks=1), RunState())
     observer.event(Halted(1, "wrong\nREADY=1\n"), RunState())
     assert manager.hears("STATUS=wrong READY=1")
     assert manager.heard == [
         "STATUS=out: 1 of 100 chunks, 1,234 rows/s, about 2.0 h left",
         "STATUS=out: 100 of 100 chunks, 1,234 rows/s, about 2.0 h left",
+        "STATUS=short: 0 of 1 chunk done before",
         "STATUS=wrong READY=1",
     ]

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkvisor.config.givenvalues import without_secret
 from chunkvisor.config.keys import all_keys
 from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.config.model import Config
@@ -279,6 +280,7 @@ def test_override(folder: Path, override: str, read: Any) -> None:
         ("workdir.x=3", "--set workdir.x=3: workdir is a single value or a list, without keys of its own"),
         ("outputs.b.column=c", "--set outputs.b.column=c: there is no output b; valid here: a"),
         ("env.TOKEN=[secret", "--set env.TOKEN=…: not valid YAML"),
+        ("model.kwargs.token=[secret", "--set model.kwargs.token=…: not valid YAML"),
         (
             "env.TOKEN=[secret]",
             "--set env.TOKEN=…: env.TOKEN: this list is not text that an environment variable can hold",
@@ -288,6 +290,22 @@ def test_override(folder: Path, override: str, read: Any) -> None:
 def test_wrong_override(folder: Path, override: str, problem: str) -> None:
     """A wrong override is shown as it was given in place of a line; a value for env stays secret."""
     assert problems_of(LEAST, override) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("env.A=b", "env.A=…"),
+        ("model.kwargs.token=b", "model.kwargs.token=…"),
+        ("model.kwargs={token: b}", "model.kwargs=…"),
+        ("encode.batch_tokens=8", "encode.batch_tokens=8"),
+        ("outputs.a.sql=token", "outputs.a.sql=token"),
+        ("env.A", "env.A"),
+    ],
+)
+def test_without_secret(text: str, shown: str) -> None:
+    """What may be a secret, by its section or its name, is not repeated."""
+    assert without_secret(text) == shown
 
 
 def test_key_that_pydantic_uses_itself(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
+            replace(status(State.RUNNING, 3), host="web1", silent_s=180.0),
+            {},
+            None,
+            [
+                "running (pid 77 on web1, last sign of life 3 min ago, more cannot be seen from here): computing, "
+                "13 min so far, about 11 min left",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  12 rows/s",
+                "  CPU: a chunk 4, computing, 7 of 100 texts",
+                "  attempts: 3 committed",
+                "  all is well",
+                "  to follow it: chunkvisor status --watch w",
+            ],
+        ),
+        (
             status(State.STOPPED, 3),
             {("a", 3): 0, ("a", 4): 82},
             None,
@@ -114,7 +130,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
-            status(State.STOPPED, 10),
+            replace(status(State.STOPPED, 10), command="cd /a && chunkvisor run b.yaml"),
             {},
             130,
             [
@@ -122,6 +138,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
                 "  to go on: run the same command again",
+                "  the command: cd /a && chunkvisor run b.yaml",
                 "  all 10 chunks are done and only have to be joined",
             ],
         ),
@@ -151,7 +168,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
     ],
-    ids=["running", "killed", "interrupted", "refused", "complete"],
+    ids=["running", "running elsewhere", "killed", "interrupted", "refused", "complete"],
 )
 def test_status_screen(now: Status, begun: dict[tuple[str, int], int], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""

@@ -36,7 +36,7 @@ DULL = {"on_cluster", "ending", "slice", "nodes", "set_aside", "dropped"}
 
 def story(chunks: int) -> Iterator[Event]:
     """What a run tells of so many chunks, with some trouble."""
-    yield Invoked("w", "001_x", pid=1)
+    yield Invoked("w", "001_x", pid=1, command="chunkvisor run c.yaml")
     yield RunStarted("w", "cpu", model="m", outputs=("a",))
     yield OutputOpened("a", 10 * chunks, 10 * chunks, chunks, 10)
     for chunk in range(chunks):

@@ -246,15 +246,17 @@ def test_history_of_a_failure_and_a_kill() -> None:
                 ("go", 3, {**ATTEMPT, **GO, "attempt": 2}),
                 ("note", 9, {"text": "x"}),
             ),
-            *journal(("invoked", 1000, {"workdir": "w"}), run="r2"),
+            *journal(("invoked", 1000, {"workdir": "w"}), ("go", 1001, {**ATTEMPT, **GO}), run="r2"),
         ]
     )
 
-    assert [span.kind for span in history.attempts.spans()] == [Kind.MEMORY, Kind.STOPPED]
+    assert [span.kind for span in history.attempts.spans()] == [Kind.MEMORY, Kind.STOPPED, Kind.STOPPED]
+    tried = [span.words for span in history.attempts.spans()]
+    assert tried == ["out chunk 0, attempt 1: gpu_oom", "out chunk 0, attempt 2", "out chunk 0, attempt 1 in run 2"]
     assert history.attempts.spans()[1].stop_s == T0 + 9
     (failure,) = history.failures.values()
     assert (failure.count, failure.last.reason, failure.last.chunk, failure.last.attempt) == (1, "too much", 0, 1)
-    assert [run.run_id for run in history.runs] == ["r1", "r2"]
+    assert [(run.run_id, run.number) for run in history.runs] == [("r1", 1), ("r2", 2)]
 
 
 def test_chunks_in_parts_are_counted_once() -> None:

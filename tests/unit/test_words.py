@@ -139,14 +139,14 @@ def test_the_first_line(device: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("chunks_left", "rate", "words"),
     [
-        (4, None, "to do: 2,000 rows in 4 chunks; a time estimate follows"),
+        (4, None, "to do: 2,000 rows in 4 chunks"),
         (4, 10.0, "to do: 2,000 rows in 4 chunks; about 2 min of computing at the speed of the last run"),
-        (1, None, "to do: 1 of 4 chunks, of 2,000 rows in all; a time estimate follows"),
+        (1, None, "to do: 1 of 4 chunks, of 2,000 rows in all"),
         (0, None, "nothing left to compute: 4 chunks to join"),
     ],
 )
 def test_the_plan(chunks_left: int, rate: float | None, words: str) -> None:
-    """Once all sources are read, it says how much is left to do, and how long that may take."""
+    """Once all sources are read, it says how much is left to do, and how long that may take, where that is known."""
     assert WorkPlanned(2000, 1500, 1000, 4, chunks_left, rate).line == words
 
 
@@ -161,7 +161,7 @@ def test_the_plan(chunks_left: int, rate: float | None, words: str) -> None:
 def test_the_plan_of_an_update(rows: int, left: tuple[int, int], words: str) -> None:
     """Where vectors are taken over, it says how many of all are left to encode."""
     planned = WorkPlanned(rows, 20, left[0], 1, left[1], None, taken=3000)
-    assert planned.line.removesuffix("; a time estimate follows") == words
+    assert planned.line == words
 
 
 def test_lines_fit_a_terminal() -> None:
@@ -173,6 +173,8 @@ def test_lines_fit_a_terminal() -> None:
         "       and so on",
     ]
     assert wrapped("short", 30, 7) == "short"
+    command = "cd /a/long/path && /venv/bin/chunkvisor run config.yaml --max-rows 10"
+    assert wrapped(f"the command: {command}", 30, 7).split("\n") == ["the command:", f"       {command}"]
 
 
 @dataclass

@@ -5,6 +5,7 @@ them at work. Threads with batches of their own do not wait: MiniLM on two cores
 """
 
 import importlib.util
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
+from chunkvisor_worker.contract.lanecount import most_lanes
 from chunkvisor_worker.encoder import Indices, Vectors
 
 Wait: TypeAlias = Callable[[], Vectors]
 """Waits for a batch's vectors."""
 
-_BATCHES_A_LANE = 4
-"""At least: the last batches of a chunk leave cores without work."""
 _BATCH_S = 8.0
 """What a batch may take: within a grace of 25 s, a worker that is told to leave has to finish those under way and the
 one that waits for a lane."""
@@ -90,10 +90,8 @@ def lanes_for(threads: int, batches: int, batch_s: float) -> Lanes:
     """For so many batches, the largest of which takes one core `batch_s` (0 = unknown: one after the other)."""
     if batch_s <= 0:
         return Lanes()
-    least_threads = max(1, -int(-batch_s // _BATCH_S))
-    wanted = os.environ.get(BATCHES_AT_ONCE, "")
-    most = int(wanted) if wanted.isdigit() else threads
-    count = max(1, min(most, threads // least_threads, batches // _BATCHES_A_LANE))
+    least_threads = math.ceil(batch_s / _BATCH_S)
+    count = most_lanes(threads // least_threads, batches, os.environ.get(BATCHES_AT_ONCE, ""))
     return Lanes(count, threads // count, count) if count > 1 else Lanes()
 
 

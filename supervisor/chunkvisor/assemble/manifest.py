@@ -147,13 +147,25 @@ def note_move(layout: OutputLayout, final: Path) -> None:
 
 def read_moved(layout: OutputLayout) -> OutputLayout | None:
     """Where `chunkvisor encode` has put final file and manifest, if that manifest is there. Raises OSError."""
+    there, done = _moved_to(layout), _unless_damaged(_read_done, layout)
+    manifest = _unless_damaged(read_manifest, there) if there is not None else None
+    if done is None or manifest is None:
+        return None
+    return there if manifest["digest"] == done.manifest["digest"] else None
+
+
+def read_left(layout: OutputLayout) -> OutputLayout | None:
+    """Where the file of before is, which `encode` has moved, until the run after a `retry`. Raises OSError."""
+    there = _moved_to(layout) if not layout.done.exists() else None
+    return there if there is not None and _unless_damaged(read_manifest, there) is not None else None
+
+
+def _moved_to(layout: OutputLayout) -> OutputLayout | None:
     note = _unless_damaged(lambda each: read_sealed(each.moved), layout)
-    if note is None or layout.final.exists() or (done := _unless_damaged(_read_done, layout)) is None:
+    if note is None or layout.final.exists():
         return None
     final = Path(os.path.normpath(layout.workdir / str(note["final"])))
-    there = OutputLayout(final.parent, final.stem)
-    manifest = _unless_damaged(read_manifest, there)
-    return there if manifest is not None and manifest["digest"] == done.manifest["digest"] else None
+    return OutputLayout(final.parent, final.stem)
 
 
 def read_done_if_whole(layout: OutputLayout) -> dict[str, Any] | None:

@@ -132,6 +132,10 @@ def main() -> None:
 def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
     if isinstance(error, click.NoSuchOption) and (meant := _MEANT.get(error.option_name)):
         return click.UsageError(f"There is no option {error.option_name}: {meant}", error.ctx)
+    if isinstance(error, click.MissingParameter):
+        from chunkvisor.cli.notgiven import with_what_is_here
+
+        return with_what_is_here(error)
     return error
 
 

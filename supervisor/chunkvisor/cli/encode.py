@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from chunkvisor.cli.parameters import set_option, show_options, stop_after_option
-from chunkvisor.errors import ExitCode, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
+
+if TYPE_CHECKING:
+    from chunkvisor.commands.fileinplace import OneFile
+    from chunkvisor.observe.observer import Observer
 
 
 @click.command("encode")
@@ -68,8 +72,8 @@ def encode(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
+    from chunkvisor.cli.again import typed
     from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
-    from chunkvisor.commands.onefile import encode
     from chunkvisor.config.load import in_sections
     from chunkvisor.observe.terminal import shown
 
@@ -89,9 +93,27 @@ def encode(
     with shown(quiet, log_format) as observer:
         if not text:
             _require_text(source, query)
-        code = encode(OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s), observer)
+        wanted = OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s, typed())
+        code = _make(wanted, observer, in_words=log_format == "text")
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
+
+
+def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCode:
+    """Make the file; where that does not end well, say how to go on. Raises Halt."""
+    from chunkvisor.cli.again import tell_how_to_go_on
+    from chunkvisor.commands.onefile import encode
+    from chunkvisor.observe.afterwards import Afterwards
+    from chunkvisor.observe.observer import Observers
+    from chunkvisor.store.layout import Layout
+
+    afterwards = Afterwards(observer, Layout(wanted.workdir))
+    try:
+        return encode(wanted, Observers(observer, afterwards))
+    except Halt as halt:
+        if in_words:
+            tell_how_to_go_on(afterwards, halt, wanted.workdir, of_config=False)
+        raise
 
 
 def _require_text(source: str, query: str | None) -> None:

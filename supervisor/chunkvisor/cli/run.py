@@ -1,7 +1,5 @@
 """`chunkvisor run`: the main job."""
 
-import contextlib
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -70,6 +68,7 @@ def run(
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """
+    from chunkvisor.cli.again import typed
     from chunkvisor.config.load import load
     from chunkvisor.observe.terminal import shown
     from chunkvisor.supervise.request import Request
@@ -90,7 +89,9 @@ def run(
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
-        request = Request(loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s)
+        request = Request(
+            loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s, typed=typed()
+        )
         code = _run(request, observer, in_words=log_format == "text")
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
@@ -98,6 +99,7 @@ def run(
 
 def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
+    from chunkvisor.cli.again import tell_how_to_go_on
     from chunkvisor.observe.afterwards import Afterwards
     from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
@@ -106,12 +108,12 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
 
     loaded = request.loaded
     afterwards = Afterwards(observer, Layout(loaded.config.workdir, request.slice))
-    began_s, code = time.time(), ExitCode.BUG
+    began_s, code, end = time.time(), ExitCode.BUG, None
     try:
         code = run(request, Observers(observer, afterwards, guarded=[service_manager()]))
         return code
     except Halt as halt:
-        code = halt.code
+        code, end = halt.code, halt
         raise
     finally:
         if in_words:
@@ -122,24 +124,5 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
             trial = request.max_rows is not None
             for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
                 afterwards.tell(line)
-            # Whoever was refused before a worker began has just typed it, and may have to type it otherwise.
-            ended = afterwards.worked if code is ExitCode.CONFIG else afterwards.began
-            if ended and code not in (ExitCode.COMPLETE, ExitCode.BUG):
-                afterwards.tell(f"the command, to run it again: {_command()}")
-
-
-def _command() -> str:
-    """What was typed, and where, to be typed again: without secrets, and without what would discard all that is done.
-
-    Whoever reads it in a log or a notice is somewhere else.
-    """
-    from chunkvisor.config.givenvalues import without_secret
-
-    words = (word for word in sys.argv[1:] if word not in ("--from-scratch", "--yes"))
-    shown = (
-        f"--set={without_secret(word[6:])}" if word.startswith("--set=") else without_secret(word) for word in words
-    )
-    command = shlex.join(["chunkvisor", *shown])
-    with contextlib.suppress(OSError):  # the folder is gone
-        command = f"cd {shlex.quote(str(Path.cwd()))} && {command}"
-    return command
+            if end is not None:
+                tell_how_to_go_on(afterwards, end, loaded.config.workdir, of_config=True)

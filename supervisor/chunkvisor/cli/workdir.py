@@ -155,7 +155,8 @@ def _to_go_on(workdir: Path) -> str:
     from chunkvisor.observe.status import State, read_status
 
     live = read_status(workdir).state is State.RUNNING
-    return "its run is still going on" if live else "run the same `chunkvisor run` again to go on"
+    command = "encode" if workdir.suffix == ".chunkvisor" else "run"
+    return "its run is still going on" if live else f"run the same `chunkvisor {command}` again to go on"
 
 
 def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:

@@ -55,6 +55,8 @@ class OneFile:
     """Discard earlier state, and replace the file if it is there."""
     stop_after_s: float | None = None
     """So long it may take, at most."""
+    typed: str = ""
+    """The command, to be typed again."""
 
     @property
     def manifest(self) -> Path:

@@ -67,7 +67,9 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides, Given.OPTIONS)
     quarantined = None
     try:
-        request = Request(loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s)
+        request = Request(
+            loaded, from_scratch=wanted.from_scratch, stop_after_s=wanted.stop_after_s, typed=wanted.typed
+        )
         run(request, _Published(observer, wanted.out))
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:

@@ -17,7 +17,7 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, strays
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.assemble.manifest import is_manifest, read_manifest, read_moved, recorded_parts
+from chunkvisor.assemble.manifest import is_manifest, read_left, read_manifest, read_moved, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.choices import FinalDtype
@@ -64,7 +64,7 @@ def verify(workdir: Path) -> Iterator[Finding]:
         raise no_workdir(workdir)
     for name in sorted(with_state | alone):
         output = layout.output(name)
-        finals = list(_final(read_moved(output) or output))
+        finals = list(_final(read_moved(output) or read_left(output) or output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
     for folder in sorted(layout.all_combined.glob("*/")):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from chunkvisor.config.keys import all_keys, generic, key_of, suggestion
 from chunkvisor.config.model import Config
+from chunkvisor.config.secretnames import is_secret
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean
@@ -20,13 +21,14 @@ _SECRET_KEYS = frozenset({"env", "notify"})
 
 
 def _is_secret(dotted: str) -> bool:
-    return dotted.partition(".")[0] in _SECRET_KEYS
+    return dotted.partition(".")[0] in _SECRET_KEYS or is_secret(dotted.rpartition(".")[2])
 
 
 def without_secret(text: str) -> str:
     """A KEY=VALUE as it may be repeated."""
-    dotted, equals, _ = text.partition("=")
-    return f"{dotted}=…" if equals and _is_secret(dotted) else text
+    dotted, equals, value = text.partition("=")
+    of_keys = value.lstrip().startswith("{")  # a mapping, such as model.kwargs={token: SECRET}
+    return f"{dotted}=…" if equals and (_is_secret(dotted) or (of_keys and is_secret(value))) else text
 
 
 def wrong_config(problems: Sequence[str]) -> Halt:

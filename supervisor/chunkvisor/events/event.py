@@ -74,7 +74,11 @@ class Event:
     @property
     def line(self) -> str:
         """The words, on one line without control characters; empty where there are none."""
-        return plain(self.words.format_map(_Attributes(self))) if self.words else ""
+        return plain(self.told_by(self.words)) if self.words else ""
+
+    def told_by(self, words: str) -> str:
+        """Other words about it, in which attributes and nouns stand as in its own."""
+        return words.format_map(_Attributes(self))
 
 
 class _Attributes:

@@ -20,6 +20,8 @@ class Invoked(Event):
     pid: int = 0
     journal_version: int = 0
     """Of the lines of this run; 0 in journals from before there were versions."""
+    command: str = ""
+    """As it was typed, and where, without secrets; empty for a call from Python."""
 
 
 @event("ended {count:worker} left behind by an earlier run")
@@ -84,7 +86,7 @@ class WorkPlanned(Event):
             joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"
             return f"nothing left to compute: {joined}"
         if not self.texts_per_s:
-            return f"{todo}; a time estimate follows"
+            return todo
         return (
             f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} of computing at the speed of the last run"
         )

@@ -44,6 +44,7 @@ class RunState:
     slice: str = ""
     """Such as 3/8; empty for a run of the whole."""
     invocation: str = ""
+    command: str = ""
     began_s: float = 0.0
     told_s: float = 0.0
     """Time of the last event."""
@@ -135,7 +136,7 @@ class RunState:
         kept = (before, self.wanted, self.shares, self.device_times, self.texts_per_s)
         self.__init__(*kept)  # type: ignore[misc]  # every other field to its default
         self.began_s, self.workdir, self.slice = t, event.workdir, event.slice
-        self.invocation = event.invocation if isinstance(event, of_run.Invoked) else ""
+        self.invocation, self.command = getattr(event, "invocation", ""), getattr(event, "command", "")
 
     def _do(self, doing: str, t: float) -> None:
         if doing != self.doing:

@@ -4,10 +4,12 @@ Nothing here raises: a closed terminal must not end an unattended run.
 """
 
 import contextlib
+import copy
 import json
 import sys
 import time
-from typing import TextIO
+from collections.abc import Callable
+from typing import Self, TextIO
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event, Severity, plain
@@ -37,8 +39,15 @@ class Console(Observer):
         self._stream = stream or sys.stderr
         self._last_words = last_words
         self._least = least
+        self._in_words: Callable[[str], str] = str
         self._state = RunState()
         self._began_s = self._said_s = time.monotonic()
+
+    def in_words_of(self, in_words: Callable[[str], str]) -> Self:
+        """The same console for one run, each of whose lines is put into the words of its caller."""
+        made = copy.copy(self)
+        made._in_words = in_words
+        return made
 
     def event(self, event: Event, state: RunState) -> None:
         """Show the event, if a person needs to know it."""
@@ -70,7 +79,7 @@ class Console(Observer):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        moment = f"{human_moment(time.time())} "
+        text, moment = self._in_words(text), f"{human_moment(time.time())} "
         columns = columns_of(self._stream)  # of a terminal without a live view
         _write_line(self._stream, wrapped(moment + text, columns, len(moment)) if columns else moment + text)
 

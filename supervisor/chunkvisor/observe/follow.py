@@ -77,6 +77,12 @@ class RunFollower:
         """With which it has ended; None where it is under way, or ended without a word."""
         return self.state.ending.code if self.state.ending is not None else None
 
+    @property
+    def silent_s(self) -> float | None:
+        """Since the last sign of life, of a run of the whole that another host cannot be asked about; else None."""
+        unseen = self.layout.slice is None and self.holder is not None and self.holder.alive() is None
+        return max(0.0, time.time() - self.state.told_s) if unseen else None
+
     def look(self) -> Snapshot:
         """Read what has come."""
         self.news, self._begun_with = [*self._begun_with, *self._read()], []

@@ -98,6 +98,12 @@ class Status:
     """The last words of the run that ended last."""
     slices: list[SliceStatus] = field(default_factory=list)
     """Of the cut that was worked on last; none where that was a run of the whole."""
+    command: str = ""
+    """That was typed last, and where, without secrets; empty for slices, and for a call from Python."""
+    host: str = ""
+    """On which the run is or was at work that `pid` is of; empty where that is not known."""
+    silent_s: float | None = None
+    """Seconds since the last sign of life of a run on another host, of which no more is known; else null."""
 
     @property
     def anything_done(self) -> bool:
@@ -136,6 +142,7 @@ def read_status(workdir: Path) -> Status:
     live = _live(last, outputs) if running else None
     if live is not None:
         outputs |= {each.name: moved(outputs[each.name], each) for each in live.outputs if each.name in outputs}
+    silent_s = shown[0].silent_s if running else None
     rows_per_s = live.rows_per_s if live is not None else _last_rate(newest, outputs)
     attempts = Counter[str]()
     for each in (counts for run in runs for counts in (run.state.attempts_before, run.state.attempts)):
@@ -151,6 +158,9 @@ def read_status(workdir: Path) -> Status:
         {_place(run, number): name for run in last for number, name in run.state.devices.items()},
         [line for run in last if _says_why(run, state) for line in _last_words(run)],
         [_read_slice(run) for run in last if run.layout.slice is not None],
+        newest.state.command if newest.layout.slice is None else "",
+        shown[0].holder.host if shown[0].holder else "",
+        None if silent_s is None else round(silent_s, 1),
     )
 
 

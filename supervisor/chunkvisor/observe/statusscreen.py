@@ -32,7 +32,7 @@ def status_screen(
     """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
-        by = "" if status.slices else f" (pid {status.pid})"
+        by = "" if status.slices else f" ({_process(status)})"
         lines[0] = f"running{by}: {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
         lines[0] += f", {time_left(snapshot)}" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
@@ -67,6 +67,8 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
         how = "run the slices that are left, or the same command without --slice"
     first = "do what is said above, then " if ending in _NEED_A_PERSON else ""
     lines = [f"to go on: {first}{how}"]
+    if status.command:
+        lines.append(f"the command: {status.command}")
     if not chunks:
         return lines
     if not (rest := chunks - kept):
@@ -82,6 +84,14 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
         saved_of = f"{kept_texts} of {them} {'are' if saved > 1 else 'is'} saved"
         lines.append(f"{len(begun)} of these had begun ({names}; the first chunk is 0); {saved_of}")
     return lines
+
+
+def _process(status: Status) -> str:
+    """Which process it is; of one on another host, how long ago it last gave a sign of life."""
+    if status.silent_s is None:
+        return f"pid {status.pid}"
+    unsure = f"last sign of life {human_time(status.silent_s)} ago, more cannot be seen from here"
+    return f"pid {status.pid} on {status.host}, {unsure}"
 
 
 def _slices(slices: Sequence[SliceStatus]) -> list[str]:

@@ -30,18 +30,18 @@ Type=notify that ends without having been ready for a failed one.
 """
 
 _STATUS: dict[type[Event], str] = {
-    Staging: "{0.output}: reading the source",
-    Resolving: "asking the model hub for {0.model}",
-    OutputOpened: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks done before",
-    ChunkCommitted: "{0.output}: {0.chunks_done:,} of {0.chunks:,} chunks",
-    WaitingForTurn: "waiting for {0.who}",
-    Waiting: "waiting: {0.reason}",
-    GpuBusy: "{0.device}: waiting, {0.why}",
-    WaitingToJoin: "{0.output}: waiting for disk space: {0.reason}",
-    Assembling: "{0.output}: joining its chunks",
-    OutputComplete: "{0.output}: complete",
-    Draining: "{0.signal}: {0.how}",
-    Halted: "{0.what}",
+    Staging: "{output}: reading the source",
+    Resolving: "asking the model hub for {model}",
+    OutputOpened: "{output}: {chunks_done:,} of {chunks:chunk} done before",
+    ChunkCommitted: "{output}: {chunks_done:,} of {chunks:chunk}",
+    WaitingForTurn: "waiting for {who}",
+    Waiting: "waiting: {reason}",
+    GpuBusy: "{device}: waiting, {why}",
+    WaitingToJoin: "{output}: waiting for disk space: {reason}",
+    Assembling: "{output}: joining its chunks",
+    OutputComplete: "{output}: complete",
+    Draining: "{signal}: {how}",
+    Halted: "{what}",
 }
 
 
@@ -75,7 +75,7 @@ class Systemd(Observer):
             self._begun = True
             self._tell_readiness()
         if (words := _STATUS.get(type(event))) and not (isinstance(event, ChunkCommitted) and self._told_lately(event)):
-            status = words.format(event) + (_pace(event, state) if isinstance(event, ChunkCommitted) else "")
+            status = event.told_by(words) + (_pace(event, state) if isinstance(event, ChunkCommitted) else "")
             self._send(f"STATUS={' '.join(status.split())}")
         if isinstance(event, Draining):
             self._send("STOPPING=1")

@@ -24,6 +24,8 @@ _NAME = "model.name"
 _KWARGS = "model.kwargs"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
+TEXT_KEYS = ("column", "template", "sql", "where", "long", "overlap")
+"""Names of what says which text of a row is encoded, and of which rows."""
 _TRUNCATE_DIM, _NORMALIZE = "encode.truncate_dim", "encode.normalize"
 """Of a vector that is computed they make the one that is wanted."""
 _SHOWN_CHARS = 60

@@ -6,6 +6,7 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.decide.lastwords import BadRows
@@ -26,6 +27,7 @@ from chunkvisor.events.attempt import (
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened
 from chunkvisor.store.attempt import Place, write_attempt
+from chunkvisor.store.disk import with_room
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.refusal import of_start
 from chunkvisor.store.seal import DamagedError
@@ -39,6 +41,7 @@ from chunkvisor.supervise.slot import Slot
 from chunkvisor.supervise.storage import Storage
 from chunkvisor.supervise.task import Task
 from chunkvisor.supervise.waitteller import WaitTeller
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 
 
@@ -188,7 +191,7 @@ class Acts:
         except DamagedError as error:
             raise texts_damaged(error) from error
         except OSError as error:
-            return on.NotStarted(start.worker, _not_started(error))
+            return on.NotStarted(start.worker, _not_started(error, output.ledger.layout.workdir))
         pulse = Pulse.begin(time.monotonic())
         slot = Slot(start.worker, task, station, number, files, spec, worker, pulse, start.limits)
         self.running[start.worker] = slot
@@ -221,7 +224,10 @@ def _texts_of(task: Task, output: OutputRun) -> Iterator[str]:
     return (text for number, text in enumerate(every, task.start) if number not in skip)
 
 
-def _not_started(error: OSError) -> Verdict:
+def _not_started(error: OSError, workdir: Path) -> Verdict:
     outcome, remedy = of_start(error)
+    reason = f"no worker could be started: {error}"
+    if outcome is Outcome.DISK_FULL:
+        reason = with_room(reason, workdir)
     # A batch of one row, so that the policy does not take it for a matter of batches.
-    return Verdict(outcome, f"no worker could be started: {error}", remedy, limits=ONE_ROW, batch_rows=1)
+    return Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)

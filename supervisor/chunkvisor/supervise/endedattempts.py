@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from chunkvisor.decide.lastwords import BadRows, too_bad
 from chunkvisor.devices.stations import Stations
-from chunkvisor.errors import Halt
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import AttemptFailed, AttemptInterrupted, PartFailed
 from chunkvisor.events.event import Emit
 from chunkvisor.store.attempt import drop_bulk
@@ -96,6 +96,8 @@ class EndedAttempts:
     def halt(self, instruction: do.HaltRun) -> Halt:
         """What the run ends with, and the log to open."""
         halt = self._stations.with_others(instruction.halt) if instruction.of_device else instruction.halt
+        if halt.code is ExitCode.DISK:
+            halt.why = self._storage.with_need(halt.why)
         slot = self._slots.get(instruction.worker)
         files = slot.files if slot is not None else self._recorded.get(instruction.worker)
         if halt.log is None and files is not None:

@@ -13,10 +13,11 @@ from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt, is_empty
 from chunkvisor.store.attemptlogs import failed_as, last_log
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
 _SHOWN, _FILES = 10, 3
@@ -42,6 +43,8 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     most = reasons[0]
     name = next(name for name, row in listed if (row["outcome"], row["reason"]) == (most.outcome, most.reason))
     rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
+    if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
+        log = None
     advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
     files = [where_listed(layout.output(name), manifest) for name, manifest in manifests.items()]
     return Halt(

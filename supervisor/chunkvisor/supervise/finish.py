@@ -22,6 +22,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
+from chunkvisor.store.identity import TEXT_KEYS
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, Reuse
@@ -106,6 +107,8 @@ class Finish:
         if self.reuse is not None:
             manifest["reused"] = [_reused(each) for each in self.reuse.places if each.texts]
             manifest["texts_encoded"] = self.reuse.encoded
+        values = self.begun.fixed.identity.values
+        manifest["text"] = {key: values[key] for key in TEXT_KEYS if values.get(key) is not None}
         return manifest
 
 

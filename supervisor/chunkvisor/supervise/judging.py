@@ -37,5 +37,5 @@ def judged(slot: Slot, returncode: int, output: OutputRun, emit: Emit) -> tuple[
         return verdict, Salvage()
     if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
-        verdict = replace(verdict, reason=with_room(verdict.reason, slot.files.folder, temporary))
+        verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
     return verdict, look(slot.files, slot.spec, output.ledger.facts, output.blank_test(slot.spec))

@@ -67,6 +67,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 slice=str(layout.slice or ""),
                 pid=os.getpid(),
                 journal_version=JOURNAL,
+                command=request.typed,
             )
         )
         with _failures_told(emit, layout, troubles):
@@ -124,6 +125,6 @@ def _refusals_in_words(layout: Layout) -> Iterator[None]:
 
 def _only_if_kept(halt: Halt, layout: Layout) -> Halt:
     """The Halt; without a word of finished work where there is none."""
-    if KEPT in halt.remedy and not anything_kept(layout.outputs):
+    if KEPT in halt.remedy and not anything_kept(layout):
         halt.remedy = halt.remedy.replace(KEPT, "")
     return halt

@@ -21,7 +21,7 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, Stored
 from chunkvisor.supervise.task import Task
-from chunkvisor.units import which_rows
+from chunkvisor.units import human_bytes, which_rows
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
@@ -118,6 +118,12 @@ class Storage:
             return ""
         return which_rows(sorted(int(first[text - task.start]) for text in texts))
 
+    def with_need(self, why: str) -> str:
+        """Why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
+        known = (_still_needed(each) for each in self._outputs if not each.ledger.layout.done.exists())
+        needs = [need for need in known if need is not None]
+        return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
+
     def compose(self, task: Task) -> Stored | NotStored | PartsDamaged:
         """Commit a chunk from its parts. Raises OSError as `keep`."""
         output = self._outputs[task.output]
@@ -174,13 +180,19 @@ class Storage:
 
 def check_space(output: OutputRun) -> None:
     """Raises Halt (74) where the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
+    if (need := _still_needed(output)) is not None:
+        workdir = output.ledger.layout.workdir
+        check_disk(output.name, need, free_bytes(workdir), str(workdir))
+
+
+def _still_needed(output: OutputRun) -> int | None:
+    """Bytes of the rest of the output, at most; None until a chunk is committed."""
     ledger = output.ledger
-    if ledger.facts is not None:
-        left = ledger.texts - ledger.texts_done
-        dimension = ledger.facts.dimension
-        beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
-        need = need_bytes(output.table.rows, left, dimension, beside)
-        check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
+    if ledger.facts is None:
+        return None
+    left, dimension = ledger.texts - ledger.texts_done, ledger.facts.dimension
+    beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+    return need_bytes(output.table.rows, left, dimension, beside)
 
 
 def _part(output: str, task: Task, result: Result) -> PartCommitted:

@@ -131,20 +131,18 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         text = f"a text encoded twice gives the same vector of {sample.dimension} dimensions, {digits}{who}"
         yield Finding("encoding", State.OK, text)
     if sample.linear is not None:
-        yield Finding("linear-layers", State.OK, f"workers compute linear layers by {_kernel(sample.linear)}{who}")
+        text = f"workers compute linear layers, most of a model's work, by {_kernel(sample.linear)}{who}"
+        yield Finding("linear-layers", State.OK, text)
 
 
 def _kernel(linear: LinearKernel) -> str:
     packed = linear.name == "onednn"
-    by = "oneDNN, with packed weights" if packed else "torch's own code"
+    by = "the library oneDNN" if packed else "torch's own code"
     if not linear.time_ratio:
         return by
     share = f"{100 * linear.time_ratio:.0f} %"
-    return (
-        f"{by}, which takes {share} of the time of torch's own"
-        if packed
-        else f"{by}; oneDNN would take {share} of its time"
-    )
+    why = f"it takes {share} of the time of torch's own code" if packed else f"oneDNN would take {share} of its time"
+    return f"{by}, the faster one here: {why}"
 
 
 def _blame(sample: SampleReading, *, is_plugin: bool) -> Blame:

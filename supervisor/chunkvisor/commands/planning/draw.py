@@ -103,10 +103,13 @@ def _memory(forecast: Forecast) -> str:
         return "unknown until a run has downloaded the weights"
     each = " for each GPU" if forecast.per_gpu else ""
     need, total = human_bytes(forecast.host_memory_bytes), human_bytes(forecast.total_memory_bytes)
-    sum_of = f"{forecast.workers} x (1 GiB + {human_bytes(forecast.weights_bytes)} of weights)"
+    which = f"{counted(forecast.workers, 'worker')} (workers.per_device and standby together)"
+    sum_of = f"{which}, each with 1 GiB for its libraries and {human_bytes(forecast.weights_bytes)} of weights"
     batch = max((output.activation_bytes or 0 for output in forecast.outputs.values()), default=0)
     if batch and forecast.gpu_memory_bytes is None:
-        sum_of += f" and {human_bytes(batch)} for the largest batch"
+        sum_of += f"; {human_bytes(batch)} for the largest batch"
+        if forecast.batches_at_once > 1:
+            sum_of += f", and a worker computes up to {forecast.batches_at_once} at a time"
     return f"about {need} of {total}{each}, an estimate: {sum_of}"
 
 

@@ -29,7 +29,7 @@ def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int, row
 
 
 def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
-    """Host memory of the workers, of which `computing` hold a batch there: none where that is on a GPU.
+    """Host memory of the workers, and of the `computing` batches that they hold there: none where that is on a GPU.
 
     Each loads the weights to host memory, before it moves them to its device.
     """

@@ -94,6 +94,8 @@ class Forecast:
     """Of computing: reading the source and the start of the workers are not in it."""
     notes: tuple[str, ...]
     """What could not be found out, and why."""
+    batches_at_once: int = 1
+    """That a worker on the CPU computes side by side, at most; fewer where a batch takes long."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

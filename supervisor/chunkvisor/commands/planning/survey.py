@@ -1,5 +1,6 @@
 """Gathers what a forecast is made of: tables, lengths, sizes, what earlier runs have left. It writes no workdir."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from chunkvisor.config.choices import Dtype, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
+from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
@@ -30,6 +32,8 @@ from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
+from chunkvisor_worker.contract.lanecount import most_lanes
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
@@ -76,7 +80,8 @@ class _Survey:
         rate = last_rate(read_with_trials(config.workdir, self._layout.events))
         activations = self._activations(outputs.values())
         nearest = next(each for each in (config.workdir, *config.workdir.parents) if each.exists())
-        computing = config.workers.per_device if on_cpu else 0
+        at_once = self._batches_at_once(outputs.values()) if on_cpu else 1
+        computing = config.workers.per_device * at_once if on_cpu else 0
         if on_cpu and dtype == Dtype.BFLOAT16 and not has_bfloat16(processor_flags()):
             self._notes.append(SLOW_BFLOAT16)
         on_gpu = None
@@ -96,6 +101,7 @@ class _Survey:
             texts_per_s=rate,
             time_s=sum(each.texts_left for each in outputs.values()) / rate if rate else None,
             notes=tuple(self._notes),
+            batches_at_once=at_once,
         )
 
     def _weights(self, model: ModelFolder) -> int | None:
@@ -113,6 +119,14 @@ class _Survey:
         if not self._config.model.is_plugin:
             self._notes.append("what a batch takes of the memory is not known for this model, and is not counted")
         return None
+
+    def _batches_at_once(self, outputs: Iterable[OutputForecast]) -> int:
+        """Of one worker on the CPU, at most."""
+        given = os.environ | self._config.env
+        cores = len(os.sched_getaffinity(0)) // self._config.workers.per_device
+        threads = thread_count(given.get("OMP_NUM_THREADS"), "cpu", cores)
+        chunks = (each.batches // each.chunks for each in outputs if each.batches and each.chunks)
+        return max((most_lanes(threads, batches, given.get(BATCHES_AT_ONCE, "")) for batches in chunks), default=1)
 
     def _output(self, name: str, measured: Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)

@@ -80,9 +80,9 @@ class Attempts:
         """A worker was started."""
         remember(self._device_of, attempt, device, _AWAITED)
 
-    def go(self, attempt: AttemptKey, at_s: float) -> None:
-        """It was let onto its device."""
-        words = f"{attempt.output} chunk {attempt.chunk}, attempt {attempt.attempt}"
+    def go(self, attempt: AttemptKey, at_s: float, run: int = 1) -> None:
+        """It was let onto its device, in that run: after an interruption the next one begins with the same number."""
+        words = f"{attempt.output} chunk {attempt.chunk}, attempt {attempt.attempt}{f' in run {run}' * (run > 1)}"
         span = AttemptSpan(self._device_of.get(attempt, ""), at_s, at_s, words=words)
         remember(self._open, attempt, span, _AWAITED)
 

@@ -55,6 +55,8 @@ class Run:
     device: str = ""
     ending: of_run.Halted | None = None
     """None: it said no last word."""
+    number: int = 1
+    """Of those that the journals have, in their order."""
 
 
 @dataclass(slots=True)
@@ -151,7 +153,8 @@ class History:
         if not self.runs or self.runs[-1].run_id != run_id:
             if self.runs:
                 self.attempts.cut_off(self.runs[-1].stop_s)
-            self.runs.append(Run(run_id, at_s, at_s, of_slice))
+            number = self.runs_left_out + len(self.runs) + 1
+            self.runs.append(Run(run_id, at_s, at_s, of_slice, number=number))
             self._began(at_s)
             if len(self.runs) > _RUNS:
                 self.runs.pop(0)
@@ -165,7 +168,7 @@ class History:
         self._last_s = max(at_s, self._last_s)
 
     def _go(self, event: of_attempt.Go, at_s: float) -> None:
-        self.attempts.go(_attempt_of(event), at_s)
+        self.attempts.go(_attempt_of(event), at_s, self.runs[-1].number)
         ceiling = ceiling_of(event)
         if not self.ceilings or self.ceilings[-1][1] != ceiling:
             self.ceilings.append((at_s, ceiling))

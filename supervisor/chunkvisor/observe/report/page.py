@@ -62,6 +62,7 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
     invocations = _invocations(layout)
     charts = Charts(history, read_sensors(files.sensors for files in invocations))
     outputs = [layout.output(name) for name in status.outputs]
+    live = _live_runs(status, history)
     lacking = [name for name, each in status.outputs.items() if each.quarantined]
     return {
         "name": workdir.name,
@@ -69,7 +70,8 @@ def _content(workdir: Path, status: Status, now_s: float) -> dict[str, Any]:
         "now_s": now_s,
         "version": __version__,
         "head": headline(status, history, now_s),
-        "live_runs": _live_runs(status, history),
+        "live_runs": live,
+        "killed": [run for run in history.runs if run.ending is None and run.run_id not in live],
         "status": status,
         "rows": sum(output.rows for output in status.outputs.values()),
         "estimated": any(output.estimated for output in status.outputs.values()),

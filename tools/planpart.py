@@ -1,0 +1,70 @@
+"""The sample of docs/reference/plan.md: the figures of one plan, drawn as `chunkvisor plan` draws them today.
+
+They are of 17,666 commit messages and all-MiniLM-L6-v2, on the CPU of a machine with two cores.
+"""
+
+from itertools import pairwise
+
+from chunkvisor.commands.planning.activations import activation_bytes
+from chunkvisor.commands.planning.draw import draw
+from chunkvisor.commands.planning.estimate import final_bytes, memory_bytes
+from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.engine.modelfolder import ModelShape
+from chunkvisor.observe.histogram import Bin, Distribution
+
+_ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2
+_COUNTS = {8: 1203, 16: 3782, 32: 6118, 64: 4017, 128: 1065, 256: 658, 512: 102, 1024: 16, 2048: 5, 4096: 3}
+"""Texts by the most tokens of their bin."""
+_LONGEST = {17_663: 3553, 6385: 2840, 1580: 2531}
+"""Tokens by the line."""
+_MIB = 1 << 20
+_WEIGHTS_BYTES = int(86.7 * _MIB)
+_SHAPE = ModelShape(hidden=384, intermediate=1536, queries=384, keys=384, gated=False)
+
+
+def sample() -> str:
+    """As a block of text."""
+    return "\n".join(["```text", *draw(_forecast()), "```"])
+
+
+def _forecast() -> Forecast:
+    batch = activation_bytes(_SHAPE, 4, _BATCH_TOKENS // _MAX_LENGTH, _MAX_LENGTH)
+    bins = (Bin(low + 1, high, _COUNTS[high]) for low, high in pairwise((-1, *_COUNTS)))
+    output = OutputForecast(
+        rows=_ROWS,
+        distinct_texts=_TEXTS,
+        duplicate_share=1 - _TEXTS / _ROWS,
+        chunks=17,
+        chunks_done=0,
+        chunk_size=1000,
+        texts_left=_TEXTS,
+        texts_measured=_TEXTS,
+        length_unit=Unit.TOKENS,
+        max_length=_MAX_LENGTH,
+        lengths=Distribution(_TEXTS, 25, 119, 3553, tuple(bins), truncated=126, lost_share=0.046),
+        longest=tuple(LongText(n, line - 1, f"datasets/commits.jsonl:{line}") for line, n in _LONGEST.items()),
+        batch_rows=_BATCH_TOKENS,
+        batch_tokens=_BATCH_TOKENS,
+        batches=505,
+        padding_share=0.042,
+        dimension=_DIMENSION,
+        final_bytes=final_bytes(_ROWS, 4 * _DIMENSION),
+        disk_bytes=int(53.1 * _MIB),
+        activation_bytes=batch,
+    )
+    return Forecast(
+        outputs={"commits": output},
+        peak_disk_bytes=output.disk_bytes,
+        final_disk_bytes=output.final_bytes,
+        free_disk_bytes=int(75.6 * 1024 * _MIB),
+        weights_bytes=_WEIGHTS_BYTES,
+        workers=2,
+        per_gpu=False,
+        host_memory_bytes=memory_bytes(_WEIGHTS_BYTES, batch, workers=2, computing=_CORES),
+        total_memory_bytes=int(23.5 * 1024 * _MIB),
+        gpu_memory_bytes=None,
+        texts_per_s=None,
+        time_s=None,
+        notes=(),
+        batches_at_once=_CORES,
+    )
