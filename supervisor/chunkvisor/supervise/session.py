@@ -73,14 +73,17 @@ def run(request: Request, observer: Observer) -> ExitCode:
         with _failures_told(emit, layout, troubles):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            run_now = Run(layout, run_id, signals, emit, observers.tick, speed)
-            with Means(request, run_now) as means:
-                means.begin()
-                from chunkvisor.supervise.work import Work  # beside the model, which loads by now
-
-                code = Work(request, run_now, means).do()
+            code = _work(request, Run(layout, run_id, signals, emit, observers.tick, speed))
         emit(RunEnded(int(code)))
         return code
+
+
+def _work(request: Request, run: Run) -> ExitCode:
+    with Means(request, run) as means:
+        means.begin()
+        from chunkvisor.supervise.work import Work  # beside the model, which loads by now
+
+        return Work(request, run, means).do()
 
 
 @contextlib.contextmanager
