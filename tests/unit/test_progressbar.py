@@ -12,8 +12,9 @@ import pytest
 from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, Go
 from chunkvisor.events.device import TemplateStarted
 from chunkvisor.events.event import Event
+from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import OutputOpened, Staging
-from chunkvisor.events.run import Draining, Invoked, Resolving, Waiting
+from chunkvisor.events.run import Draining, Invoked, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER, Logger
 from chunkvisor.observe.observer import Observers

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.environment import LINEAR
-from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.flop import one_thread
 
 TORCH, ONEDNN = "torch", "onednn"

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from chunkvisor.events.event import Event
-from chunkvisor.events.run import CheckingModel, ConvertingModel, Draining, Resolving, Waiting
+from chunkvisor.events.model import CheckingModel, ConvertingModel, Resolving
+from chunkvisor.events.run import Draining, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER

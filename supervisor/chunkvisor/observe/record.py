@@ -11,7 +11,8 @@ from chunkvisor.config.model import Config
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.device import GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Event
-from chunkvisor.events.run import CheckingModel, Invoked, OrphansEnded, Resolving, RunStarted
+from chunkvisor.events.model import CheckingModel, Resolving
+from chunkvisor.events.run import Invoked, OrphansEnded, RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer

@@ -65,13 +65,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
     Not synced to the disk: an attempt that a power cut took is done again. Nobody reads the texts before the spec is
     there, so they need no rename.
     """
-    digest, count = hashlib.sha256(), 0
-    with open_new(files.texts) as file:
-        for text in texts:
-            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
-            digest.update(line)
-            file.write(line)
-            count += 1
+    digest, count = write_texts(files.texts, texts)
     spec = Spec(
         run_id=job.run_id,
         fingerprint=job.fingerprint,
@@ -80,7 +74,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         attempt=place.attempt,
         start=place.start,
         stop=place.start + count + len(place.skip),
-        texts_digest=digest.hexdigest(),
+        texts_digest=digest,
         device=place.device,
         model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,
@@ -92,6 +86,18 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
     )
     write_message(files.spec, spec, durable=False)
     return spec
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> tuple[str, int]:
+    """Write a JSON string a line into a new file; returns its sha256 and how many there are. Raises OSError."""
+    digest, count = hashlib.sha256(), 0
+    with open_new(path) as file:
+        for text in texts:
+            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
+    return digest.hexdigest(), count
 
 
 def gather(

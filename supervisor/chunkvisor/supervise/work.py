@@ -8,13 +8,15 @@ from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.choices import OnBadRow, Strictness
+from chunkvisor.config.choices import Dtype, OnBadRow, Strictness
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.processor import SLOW_INT8
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.errors import ExitCode
+from chunkvisor.events.model import SlowDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -31,11 +33,14 @@ from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
+from chunkvisor.supervise.quantizing import quantized_of, require_quantized
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
+from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 
 class Work:
@@ -101,6 +106,7 @@ class Work:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
+        opening.quantized = quantized_of(opening, means.model.quantize)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
         order = sources_first(config, {each.name: each.fixed.identity for each in begun})
@@ -135,9 +141,7 @@ class Work:
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
         patience = Patience.of(config)
-        if outputs and outputs[0].job.model.converted is not None:
-            with self._means.turn():
-                self._means.model.convert(source, outputs[0].job.model)
+        self._prepare_model(source, [output.job.model for output in outputs if output.left])
         lessons, engine = self._means.model.lessons(source), self._means.engines.take(source, outputs)
         need_bytes = gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
@@ -146,3 +150,16 @@ class Work:
             raise stopped(run.signals)
         if given_up:
             raise gave_up(given_up)
+
+    def _prepare_model(self, source: ModelSource, models: Sequence[ModelSpec]) -> None:
+        """Have the converted form be there that the workers of these outputs load; with torch there is none."""
+        if not models or models[0].converted is None:
+            return
+        means = self._means
+        with means.turn():
+            if self._config.model.dtype is Dtype.INT8:
+                if lacks_int8(processor_flags()):
+                    self._emit(SlowDtype(SLOW_INT8))
+                require_quantized(self._config, source, models, means.model.quantize, means.on_wait)
+            else:
+                means.model.convert(source, models[0])
