@@ -584,7 +584,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 def test_ctrl_c_where_nothing_is_kept() -> None:
     """Without a workdir nobody waits for a chunk that is thrown away: even one that hangs ends at once."""
-    said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "hang@encode"}, "times": None})
+    said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "sleep@encode"}, "times": None})
     assert said == (
         "interrupted: stopped by SIGINT. The work was done in a temporary folder, which is removed; "
         "give a workdir to keep it.\n"

@@ -103,7 +103,7 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
     """Make the file; where that does not end well, say how to go on. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
     from chunkvisor.commands.onefile import encode
-    from chunkvisor.observe.nextsteps import Afterwards
+    from chunkvisor.observe.afterwards import Afterwards
     from chunkvisor.observe.observer import Observers
     from chunkvisor.store.layout import Layout
 

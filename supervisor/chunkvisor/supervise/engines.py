@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import Backend, EngineKind, Start
 from chunkvisor.config.specs import model_spec
@@ -11,10 +12,12 @@ from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.starter import WorkerSettings
-from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.supervise.outputrun import OutputRun
 
 
 class Engines:
@@ -36,7 +39,7 @@ class Engines:
             self._ahead = self._local(model_spec(model, source.path, source.revision))
             self._ahead.expect_any()
 
-    def take(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+    def take(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """The engine for these outputs, which the caller closes; the one that was begun ahead, if there is one."""
         ahead, self._ahead = self._ahead, None
         match self._config.engine.kind:

@@ -5,26 +5,27 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import Backend
 from chunkvisor.config.specs import model_spec
 from chunkvisor.decide.history import Budget
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import ensure_converted
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
-from chunkvisor.engine.quantization import LEAST_COSINE, Sample, ensure_quantized, read_quantized
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.model import CheckingModel, ConvertingModel, CosineLow, ModelQuantized, Resolving
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.staging import request_of
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.engine.quantization import Sample
 
 
 class ModelFiles:
@@ -63,6 +64,8 @@ class ModelFiles:
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if at_hand is None:
+            from chunkvisor.ingest.firstrow import try_first_row
+
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
@@ -81,10 +84,14 @@ class ModelFiles:
 
     def convert(self, source: ModelSource, model: ModelSpec) -> None:
         """Have the model converted into its place. Raises Halt; OSError."""
+        from chunkvisor.engine.conversion import ensure_converted  # with numpy, like the next: see `means`
+
         ensure_converted(model, self._environment, self._on_wait, self._tell_converting, _check_of(source))
 
-    def quantize(self, source: ModelSource, samples: Sequence[Sample], wanted: str | None) -> str:
+    def quantize(self, source: ModelSource, samples: "Sequence[Sample]", wanted: str | None) -> str:
         """Have the model in int8, quantised on these texts; see `ensure_quantized`. Raises Halt; OSError."""
+        from chunkvisor.engine.quantization import LEAST_COSINE, ensure_quantized, read_quantized
+
         model, made, folder = self._config.model, False, self._run.layout.converted
 
         def tell() -> None:

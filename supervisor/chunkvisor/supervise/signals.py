@@ -59,13 +59,15 @@ class Signals:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
             os.write(self._writer, b"\0")
 
-    def sleep(self, seconds: float, watched: list[int]) -> None:
-        """Sleep until a signal comes, one of the watched descriptors is readable, or the time is over."""
+    def sleep(self, seconds: float, watched: list[int]) -> frozenset[int]:
+        """Sleep until a signal comes, watched descriptors are readable, or the time is over; returns those that are."""
         poll = select.poll()
         for fd in (self._reader, *watched):
             poll.register(fd, select.POLLIN)
-        if any(fd == self._reader for fd, _ in poll.poll(max(0.0, seconds) * 1000)):
+        stirred = frozenset(fd for fd, _ in poll.poll(max(0.0, seconds) * 1000))
+        if self._reader in stirred:
             os.read(self._reader, 1024)
+        return stirred
 
     @contextlib.contextmanager
     def listen(self) -> Iterator["Signals"]:
