@@ -125,9 +125,7 @@ def encode(
         given = CallOfTexts(partial(place_of, texts, column), place, kept=workdir is not None)
         with given.named():
             loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
-            request = Request(
-                loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s, keeps=given.kept
-            )
+            request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
             vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
         return vectors if given.kept else np.array(vectors)
 
