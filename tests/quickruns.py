@@ -24,6 +24,7 @@ _LOADED_LATE = (
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
     *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
     *("chunkvisor.observe.nextsteps", "chunkvisor.observe.terminal", "chunkvisor.observe.systemd"),
+    *("chunkvisor.observe.afterwards", "chunkvisor.supervise.work"),
     *("chunkvisor.observe.report.page", "chunkvisor.devices.processes", "chunkvisor.ingest.stage"),
     *("chunkvisor.ingest.peek", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),

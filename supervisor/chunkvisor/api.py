@@ -116,7 +116,7 @@ def encode(
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError, whose attributes
     say what happened, why, what to do, and which log to open; KeyboardInterrupt after Ctrl-C or a notebook's stop
-    button, once the chunks under way are done. News goes to the logger "chunkvisor".
+    button, with a `workdir` once the chunks under way are done. News goes to the logger "chunkvisor".
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
@@ -125,7 +125,7 @@ def encode(
         given = CallOfTexts(partial(place_of, texts, column), place, kept=workdir is not None)
         with given.named():
             loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
-            request = Request(loaded, from_scratch=from_scratch, update=update, stop_after_s=stop_after_s)
+            request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
             vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
         return vectors if given.kept else np.array(vectors)
 

@@ -64,7 +64,7 @@ class CallOfTexts:
 
     def in_words(self, line: str) -> str:
         """A line of the run's news."""
-        line = self._placed(line)
+        line = self._placed(line).removesuffix("; `where` leaves them out")  # a key of the config
         if self.kept:
             return line
         folder = re.escape(str(self.workdir))

@@ -1,5 +1,6 @@
 """What `chunkvisor.run` hands back: the final files of a finished run, and the rows that have no vector."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, 
     manifests = {name: output.manifest for name, output in own.items() if output.quarantined}
     layout = Layout(report.workdir)
     files = [str(where_listed(layout.output(name), each)) for name, each in manifests.items()]
-    where = f"listed in {listed(files, _SHOWN)}"
+    again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
+    where = f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
     if not kept:
         are_nan = all(form_of(each).lost == "NaN" for each in manifests.values())
         where = f"to find them: {'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1)"

@@ -48,7 +48,7 @@ def prepare(kind: str) -> None:
     """Import what the children import."""
     modules = ["chunkvisor_worker.job", "chunkvisor_worker.sabotage"]
     if kind != "worker":
-        modules += [f"chunkvisor.{name}" for name in ("cli.run", "ingest.stage", "supervise.session")]
+        modules += [f"chunkvisor.{name}" for name in ("cli.run", "ingest.stage", "supervise.session", "supervise.work")]
         modules += ["duckdb", "forking"]
     for module in modules:
         importlib.import_module(module)

@@ -201,6 +201,19 @@ def test_a_slip_in_the_name_of_a_folder(hub: Hub, workplace: Workplace) -> None:
     assert f"If you meant the folder {folder}, write it as model.name." in ended.stderr.partition("  do:  ")[2]
 
 
+def test_a_slip_in_the_path_of_a_folder(workplace: Workplace) -> None:
+    """What can only be a path is refused without the hub, and the folder that may have been meant is named."""
+    folder = model_folder(workplace.folder / "model")
+    workplace.write_source(["a"])
+    workplace.write_config("sentence-transformers", model__name="./modle")
+
+    ended = workplace.run()
+
+    assert ended.returncode == 78
+    assert "there is no model folder ./modle" in ended.stderr
+    assert f"If you meant the folder {folder}, write it as model.name." in ended.stderr
+
+
 def test_only_asked_nothing_is_downloaded(hub: Hub, tmp_path: Path) -> None:
     """The doctor asks whether the hub has a model, and gets its commit, or why not."""
     found = fetch_model("some/model", None, ONLY_ASK, tmp_path / "ask", lambda: None)

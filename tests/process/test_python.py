@@ -406,7 +406,8 @@ def test_many_rows_are_one_warning(tmp_path: Path) -> None:
     assert words == (
         "1,001 rows have no vector (in their place: NaN): a row 0, a row 1, a row 2 and 998 more\n"
         "  all 1,001 for the same reason: bad_output: text 0 has no finite vector\n"
-        f"  listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}"
+        f"  listed in {tmp_path / 'a.json'}, {tmp_path / 'b.json'}; "
+        f"to try them again: `chunkvisor retry {tmp_path}`, and then the same call"
     )
 
 
@@ -560,20 +561,34 @@ def on_event(name, details):
         os.kill(os.getpid(), signal.SIGINT)
 
 try:
-    chunkvisor.encode(["a", "b"], model="m", encoder="good:make", device="cpu", chunk_size=1, workdir="w",
-                      set=["workers.standby=0"], on_event=on_event)
+    chunkvisor.encode(["a", "b"], model="m", encoder=ENCODER, device="cpu", chunk_size=1, workdir=WORKDIR,
+                      kwargs=KWARGS, set=["workers.standby=0"], on_event=on_event)
 except KeyboardInterrupt as interrupt:
     print("interrupted:", interrupt)
 """
 
 
+def interrupted(encoder: str, workdir: str | None, kwargs: dict[str, Any] | None = None) -> str:
+    """What a script prints that gets SIGINT as soon as its first worker computes."""
+    script = f"ENCODER, WORKDIR, KWARGS = {encoder!r}, {workdir!r}, {kwargs!r}\n{INTERRUPTED}"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
-    ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.stdout.startswith("interrupted: stopped by SIGINT; call it again to go on"), ended.stderr
+    assert interrupted("good:make", "w").startswith("interrupted: stopped by SIGINT; call it again to go on")
     assert len(list((tmp_path / "w" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
+
+
+def test_ctrl_c_where_nothing_is_kept() -> None:
+    """Without a workdir nobody waits for a chunk that is thrown away: even one that hangs ends at once."""
+    said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "sleep@encode"}, "times": None})
+    assert said == (
+        "interrupted: stopped by SIGINT. The work was done in a temporary folder, which is removed; "
+        "give a workdir to keep it.\n"
+    )
 
 
 def test_public_names() -> None:

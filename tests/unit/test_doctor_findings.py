@@ -30,8 +30,9 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.ingest.sourcesize import SourceSize
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
@@ -478,6 +479,18 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         "dtype",
         WARNING,
         "slower than float32",
+    ),
+    "int8 on a CPU without": (
+        replace(with_job(nncf="3.4", cpu_lacks_int8=True), wanted=Wanted.CPU),
+        "dtype",
+        WARNING,
+        "neither VNNI nor AMX: slower than float32",
+    ),
+    "int8 with openvino": (
+        replace(with_job(nncf="3.4", openvino="2026.4", uses_openvino=True), wanted=Wanted.CPU),
+        "openvino",
+        OK,
+        "nncf 3.4 quantises the model to int8, on texts of the run",
     ),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
     "model to be downloaded, hub out of reach": (

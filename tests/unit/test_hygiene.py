@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_room_imports_only_what_stands_below_it() -> None:
         for name in imported(path):
             package, _, inside = name.partition(".")
             assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
+
+
+def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
+    """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
+    light = ("cli.run", "config.load", "observe.terminal", "observe.afterwards", "supervise.session", "observe.record")
+    program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.supervise.driver"}
+    assert late.isdisjoint(ended.stdout.split())
 
 
 def test_no_module_is_longer_than_250_lines() -> None:

@@ -9,6 +9,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.devices.processor import has_bfloat16, lacks_openvino_bfloat16
 from chunkvisor.errors import Halt
 from chunkvisor.observe import extras
+from chunkvisor_worker.contract.processor import lacks_int8
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,23 @@ def test_bfloat16(flags: str, has: bool, refused: bool) -> None:
     words = frozenset(flags.split())
     assert has_bfloat16(words) is has
     assert lacks_openvino_bfloat16(words) is refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "lacks"),
+    [
+        ("sse2 avx2", True),
+        ("sse2 avx512f", True),
+        ("sse2 avx512f avx512_vnni", False),
+        ("sse2 avx2 avx_vnni", False),
+        ("sse2 amx_int8", False),
+        ("fp asimd", False),
+        ("", False),
+    ],
+)
+def test_int8(flags: str, lacks: bool) -> None:
+    """An x86 lacks it without VNNI and AMX; of others nothing is said."""
+    assert lacks_int8(frozenset(flags.split())) is lacks
 
 
 @pytest.mark.parametrize(

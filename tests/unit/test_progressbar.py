@@ -12,8 +12,9 @@ import pytest
 from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, Go
 from chunkvisor.events.device import TemplateStarted
 from chunkvisor.events.event import Event
+from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import OutputOpened, Staging
-from chunkvisor.events.run import Draining, Invoked, Resolving, Waiting
+from chunkvisor.events.run import Draining, Invoked, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER, Logger
 from chunkvisor.observe.observer import Observers
@@ -37,12 +38,19 @@ DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
             [INVOKED, Resolving("a/b"), Waiting(5.0, "no route", "hub", 60.0, 600.0)],
             "waiting for the model hub, at most 9 min (interrupt to stop), no network",
         ),
+        (
+            [INVOKED, Resolving("modl", "/home/me/model"), Waiting(5.0, "no route", "hub", 0.0, 600.0)],
+            "waiting for the model hub, at most 10 min (interrupt to stop), did you mean the folder /home/me/model?",
+        ),
         ([INVOKED, Staging("out")], "reading the source of out"),
         ([INVOKED, Staging("embeddings")], "reading your texts"),
         ([INVOKED, BEGUN, TemplateStarted(0)], "20 of 40 rows done already; loading the model, once for all workers"),
         ([INVOKED, OPENED, GO], "0/40 rows"),
         ([INVOKED, OPENED, GO, DONE], "20/40 rows"),
-        ([INVOKED, OPENED, GO, Draining("SIGINT")], "interrupt once more to stop at once"),
+        (
+            [INVOKED, OPENED, GO, Draining("SIGINT")],
+            "finishing the chunk under way; interrupt once more to stop at once",
+        ),
         ([INVOKED, OPENED, GO, FAILED], "1 failed attempt, tried again"),
         ([INVOKED, OPENED, GO, Draining("SIGTERM")], "stopping: the chunks under way are finished or saved first"),
     ],
@@ -51,6 +59,7 @@ DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
         "hub",
         "wait",
         "wait-hub",
+        "wait-hub-near",
         "source",
         "texts",
         "resumed",

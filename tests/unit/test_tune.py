@@ -11,10 +11,11 @@ import yaml
 import chunkvisor.commands.tune.measure as measure
 from chunkvisor.commands.trial import Conditions, Trial
 from chunkvisor.commands.tune import draw, to_json, tune
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
-from chunkvisor.commands.tune.compare import Likeness, Measured, best_of, likeness
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
+from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
+from chunkvisor.decide.likeness import Likeness, likeness
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
@@ -27,25 +28,21 @@ def test_what_is_tried() -> None:
     assert [each.dtype for each in dtypes("cuda", None)] == ["bfloat16", "float16"]
     assert dtypes("cuda", "float32") == []
     assert [each.dtype for each in dtypes("cuda", "float16")] == ["float16"]
-    assert backends("cuda", installed=True, bfloat16=True, fixed=None) == []
-    assert backends("cpu", installed=False, bfloat16=True, fixed=None) == []
-    tried = backends("cpu", installed=True, bfloat16=True, fixed=None)
-    assert [each.vectors for each in tried] == [("openvino", "float32"), ("openvino", "bfloat16")]
-    assert len(backends("cpu", installed=True, bfloat16=False, fixed=None)) == 1
-    assert [each.dtype for each in backends("cpu", installed=True, bfloat16=True, fixed="bfloat16")] == ["bfloat16"]
+    assert dtypes("cpu", "int8") == []
+    every = {"installed": True, "bfloat16": True, "int8": True}
+    assert backends("cuda", **every, fixed=None) == []
+    assert backends("cpu", **every | {"installed": False}, fixed=None) == []
+    tried = backends("cpu", **every, fixed=None)
+    assert [each.vectors[0] for each in tried] == ["openvino"] * 3
+    assert [each.dtype for each in tried] == ["float32", "bfloat16", "int8"]
+    assert len(backends("cpu", installed=True, bfloat16=False, int8=False, fixed=None)) == 1
+    for fixed in ("bfloat16", "int8"):
+        assert [each.dtype for each in backends("cpu", **every, fixed=fixed)] == [fixed]
     best = Candidate("bfloat16", 8192)
     assert {each.dtype for each in budgets("cpu", best)} == {"bfloat16"}
     assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
     assert crowds(best, 2) == [Candidate("bfloat16", 8192, 2)]
     assert crowds(best, 1) == []
-
-
-def test_the_sample_has_all_lengths() -> None:
-    """It is spread evenly from the shortest to the longest text."""
-    assert pick([30, 10, 20], 5) == [0, 1, 2]
-    lengths = list(range(1000, 0, -1))
-    chosen = sorted(lengths[number] for number in pick(lengths, 10))
-    assert chosen == [51, 151, 251, 351, 451, 551, 651, 751, 851, 951]
 
 
 def test_vectors_are_compared() -> None:
@@ -148,6 +145,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measure, "try_texts", made_up)
     monkeypatch.setattr(measure, "ensure_converted", converted)
     monkeypatch.setattr(measure, "openvino_version", lambda: "1.0")
+    monkeypatch.setattr(measure, "nncf_version", lambda: None)
     monkeypatch.setattr(measure, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
     return path
 

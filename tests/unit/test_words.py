@@ -12,7 +12,7 @@ from chunkvisor.events.attempt import AttemptFailed, ChunkSplit
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
-from chunkvisor.store.attempt import failed_as, last_log
+from chunkvisor.store.attemptlogs import failed_as, last_log
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor.units import which_rows, wrapped
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -2,7 +2,8 @@
 
 The network is traced from the model as sentence-transformers runs it, from token ids to the vector, so that pooling and
 whatever follows it are the model's own. Its vectors are then compared with the model's, on batches of several shapes: a
-model that cannot be traced, since its code looks at values or shapes, is refused here and spoils nothing.
+model that cannot be traced, since its code looks at values or shapes, is refused here and spoils nothing. For int8 it
+is then quantised (see `quantize`).
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from chunkvisor_worker.flop import layer_shapes
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import is_plain_text_model, load_model, max_length, position_limit, table_rows
+from chunkvisor_worker.quantize import MOST_TOKENS, plain_network, quantize
 from chunkvisor_worker.quietopenvino import import_openvino
 from chunkvisor_worker.tokenizer_check import SAMPLES
 
@@ -36,9 +38,6 @@ _TOLERANCE = 1e-4
 traced wrongly differs by far more. MiniLM's differ by 1e-6 at most."""
 _TEXTS = (*SAMPLES, " ".join(SAMPLES), "Fix: Close the FILE before it's renamed (#1234)\n\n\ttwice", SAMPLES[0] * 7)
 """Of several languages and lengths."""
-_MOST_TOKENS = 2560
-"""Of the longest text that is compared: some models read those of more than 512 or 2,048 tokens in another way, which a
-trace of shorter ones does not have. Attention takes 0.4 GB for it in a model of 16 heads."""
 _REST_BYTES = 4 << 20
 """Of a converted model beside its weights, at most: the network is some hundred KB."""
 
@@ -58,6 +57,7 @@ def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
     import torch
 
     openvino = import_openvino()
+    network_file = files.network if not request.samples else plain_network(files)
     model = load_model(replace(request.model, dtype="float32", max_length=None), "cpu")
     refuse_others(model)
     backend = model.tokenizer.backend_tokenizer
@@ -70,19 +70,22 @@ def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
     with torch.inference_mode():
         network = _traced(model, known.inputs, collate(known, rows))
         try:
-            openvino.save_model(network, files.network, compress_to_fp16=False)
-            difference, dimension = _compare(model, known, rows, _longest(known, files), files)
+            openvino.save_model(network, network_file, compress_to_fp16=False)
+            difference, dimension = _compare(model, known, rows, _longest(known, files), network_file)
+            if not difference <= _TOLERANCE:
+                differ = f"the converted model's vectors differ from its own by {difference:.1e} of their size"
+                raise CannotConvertError(differ)
+            known = replace(known, difference=difference, dimension=dimension)
+            if request.samples:
+                known = replace(known, quantized=quantize(network_file, files, known, request))
         except RuntimeError:
             _refuse_full_disk(files, sum(each.numel() * each.element_size() for each in model.parameters()))
             raise
-    if not difference <= _TOLERANCE:
-        raise CannotConvertError(f"the converted model's vectors differ from its own by {difference:.1e} of their size")
     libraries = (torch, sentence_transformers, transformers)
     versions = {library.__name__.replace("_", "-"): str(library.__version__) for library in libraries}
     # Nothing is synced: whoever uses the files compares the digests first, and has them made anew.
     digests = {path.name: _digest_of(path) for path in files.content}
-    known = replace(known, digests=digests, difference=difference, dimension=dimension, versions=versions)
-    write_message(files.record, known)
+    write_message(files.record, replace(known, digests=digests, versions=versions))
 
 
 def refuse_others(model: Any) -> None:
@@ -164,17 +167,17 @@ def _traced(model: Any, names: Sequence[str], example: dict[str, Any]) -> Any:
 
 def _longest(known: Converted, files: ConvertedFiles) -> list[dict[str, Any]]:
     """One row, of as many tokens as the model has positions for, up to `_MOST_TOKENS`."""
-    limit = min(known.positions or known.max_length or _MOST_TOKENS, _MOST_TOKENS)
+    limit = min(known.positions or known.max_length or MOST_TOKENS, MOST_TOKENS)
     return ConvertedTokenizer(known, files.tokenizer, limit).encode([" ".join(SAMPLES) * (1 + limit // len(SAMPLES))])
 
 
 def _compare(
-    model: Any, known: Converted, rows: list[dict[str, Any]], longest: list[dict[str, Any]], files: ConvertedFiles
+    model: Any, known: Converted, rows: list[dict[str, Any]], longest: list[dict[str, Any]], network: Path
 ) -> tuple[float, int]:
     """(largest difference relative to the largest component, dimension), of the network as it was saved."""
     import torch
 
-    compiled = import_openvino().Core().compile_model(files.network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = import_openvino().Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     largest, dimension = 0.0, 0
     for chosen in (rows[:1], rows[1:2], rows, rows[2:4], longest):
         batch = collate(known, chosen)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker.contract.converted import Converted
+from chunkvisor_worker.contract.messages import EncodeSpec
 from chunkvisor_worker.encoder import Indices
+from chunkvisor_worker.model import chosen_prompt
 from chunkvisor_worker.shorten import CHARS_PER_TOKEN, parts_by_word, shorten
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -47,6 +49,14 @@ class ConvertedTokenizer:
             return [len(each.ids) for each in self._whole.encode_batch_fast(heads, add_special_tokens=False)]
 
         return shorten(texts, limit, count)
+
+
+def prompted(known: Converted, encode: EncodeSpec, texts: Sequence[str]) -> list[str]:
+    """The texts with the prompt before each. Raises ValueError for one that the model has not, or leaves out."""
+    prompt = chosen_prompt(encode, known.prompts, known.default_prompt_name)
+    if prompt and not known.pools_prompt:
+        raise ValueError("model.backend is openvino, but this model leaves a prompt out of its pooling; set torch")
+    return [prompt + text for text in texts] if prompt else list(texts)
 
 
 def collate(known: Converted, rows: Sequence[Mapping[str, Indices]]) -> dict[str, Indices]:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.layershapes import LayerShapes
-from chunkvisor_worker.contract.messages import LinearKernel
 
 CPU_SIZE = 512
 """Of a square matrix; a product takes some 3 ms of a core."""

@@ -99,13 +99,13 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
     encoder.tokenize(read_texts(files.texts, spec), progress)
+    vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)
     limits = gate.wait_for_go().limits if gate else spec.limits
     if gate:
         progress.leave_when(lambda: gate.leaving)
     encoder.start(progress)
     progress.phase(Phase.FORWARD)
-    vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.tell_begun(vectors.begin)
     for indices, block in encoder.encode(limits, progress):
         vectors.add(indices, block)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.environment import LINEAR
-from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.flop import one_thread
 
 TORCH, ONEDNN = "torch", "onednn"
@@ -29,6 +29,8 @@ _WORTHWHILE = 0.9
 are to choose the same, whatever else the machine does."""
 _TOLERANCE = 1e-5
 """Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
+_CLEAR = (0.7, 1.05)
+"""Below the first and above the second, one round of timing tells as much as several."""
 _SHAPES = 4
 _ROUNDS = 3
 _TIME_LIMIT_S = 0.3
@@ -167,9 +169,11 @@ def _timed(torch: Any, layers: Sequence[tuple[int, Any]]) -> list[Timing]:
     for number in range(_ROUNDS + 1):
         for trial in trials:
             trial.run(counts=number > 0)  # the first round makes the kernels
-        if number and time.thread_time() - began_s > _TIME_LIMIT_S:
+        timings = [Timing(trial.layers, trial.rows, *trial.least_s) for trial in trials]
+        slow = time.thread_time() - began_s > _TIME_LIMIT_S
+        if number and (slow or not _CLEAR[0] <= time_ratio(timings) <= _CLEAR[1]):
             break
-    return [Timing(trial.layers, trial.rows, *trial.least_s) for trial in trials]
+    return timings
 
 
 class _Trial:

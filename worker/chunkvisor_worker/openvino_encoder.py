@@ -1,12 +1,12 @@
 """The encoder that runs a model converted for OpenVINO (see `convert`) on one chunk, on the CPU.
 
 It imports neither torch nor transformers, so that a worker has begun in a fraction of the time. Its vectors are those
-of plain `SentenceTransformer.encode` up to rounding; in bfloat16, up to what that type costs.
+of plain `SentenceTransformer.encode` up to rounding; in bfloat16 and int8, up to what that type costs.
 """
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,36 @@ import numpy as np
 from chunkvisor_worker.batching import computed_lengths, cut, slices
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 from chunkvisor_worker.contract.wire import read_message
-from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate
+from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate, prompted
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.flop import CPU_SIZE, core_rate, cores
-from chunkvisor_worker.model import chosen_prompt, refuse_length, refuse_truncation
+from chunkvisor_worker.model import refuse_length, refuse_truncation
 from chunkvisor_worker.quietopenvino import import_openvino
 from chunkvisor_worker.tokenizer_check import check_ids
 from chunkvisor_worker.unitlength import unit_length
 
-_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
-"""OpenVINO's name of each dtype. It has to be asked for: where the CPU has bfloat16, OpenVINO's own choice is that."""
+_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+"""OpenVINO's name of each dtype. It has to be asked for: where the CPU has bfloat16, OpenVINO's own choice is that.
+What a network has in int8 is computed in that all the same."""
 _CAPABILITY = "BF16"
+_INT8 = "int8"
 
 _UNTOUCHED = 0x7FC0DEAD
 """What is in the place of a batch's vectors before they are computed: a NaN that no computation makes. Where an
 allocation fails, OpenVINO 2026.4 returns without an error, and leaves what was there: the batch before, mostly."""
+
+
+def vectors_of(
+    batch: dict[str, Indices], shape: tuple[int, int], compute: Callable[[dict[str, Indices], Vectors], None]
+) -> Vectors:
+    """What `compute` writes into an array of that shape. Raises MemoryError where it has not."""
+    vectors = np.full(shape, _UNTOUCHED, dtype=np.uint32).view(np.float32)
+    compute(batch, vectors)
+    if (vectors.view(np.uint32) == _UNTOUCHED).any():
+        raise MemoryError("OpenVINO has returned without vectors: it had no memory for the batch")
+    return vectors
 
 
 class OpenvinoEncoder:
@@ -89,18 +103,16 @@ class OpenvinoEncoder:
             settings = {
                 "INFERENCE_PRECISION_HINT": _PRECISIONS[self._spec.dtype],
                 "NUM_STREAMS": 1,
-                "INFERENCE_NUM_THREADS": _threads(),
+                "INFERENCE_NUM_THREADS": threads(),
                 # The worker beside this one would be bound to the same cores.
                 "ENABLE_CPU_PINNING": False,
             }
             self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
-            self._rate = self._core_rate(settings) if self._model.layers.weights else 0.0
+            known = self._model.layers.weights and self._spec.dtype != _INT8  # of products in int8 no rate is measured
+            self._rate = self._core_rate(settings) if known else 0.0
         progress.phase(Phase.TOKENIZE)
         assert self._tokenizer is not None
-        prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
-        if prompt and not self._model.pools_prompt:
-            raise ValueError("model.backend is openvino, but this model leaves a prompt out of its pooling; set torch")
-        texts = self._tokenizer.shortened([prompt + text for text in texts] if prompt else texts)
+        texts = self._tokenizer.shortened(prompted(self._model, self._encode, texts))
         for part in slices([len(text.encode()) for text in texts]):
             progress.tick()
             self._rows += self._tokenizer.encode(texts[part])
@@ -115,7 +127,7 @@ class OpenvinoEncoder:
 
         Raises MemoryError, and RuntimeError of OpenVINO.
         """
-        progress.expect(int(self._lengths.sum()), self._rate * cores(_threads()))
+        progress.expect(int(self._lengths.sum()), self._rate * cores(threads()))
         for indices in cut(self._lengths, limits):
             if progress.leaving:
                 return
@@ -123,10 +135,7 @@ class OpenvinoEncoder:
             padded = int(computed.sum())
             progress.batch(indices, padded)
             batch = collate(self._model, [self._rows[index] for index in indices])
-            vectors = np.full((len(indices), self._model.dimension), _UNTOUCHED, dtype=np.uint32).view(np.float32)
-            self._compute(batch, vectors)
-            if (vectors.view(np.uint32) == _UNTOUCHED).any():
-                raise MemoryError("OpenVINO has returned without vectors: it had no memory for the batch")
+            vectors = vectors_of(batch, (len(indices), self._model.dimension), self._compute)
             vectors = np.ascontiguousarray(vectors[:, : self._encode.truncate_dim])
             if self._encode.normalize:
                 vectors = unit_length(vectors)
@@ -144,9 +153,13 @@ class OpenvinoEncoder:
             "numpy": np.__version__,
             "python": platform.python_version(),
         }
+        if self._spec.dtype == _INT8:
+            # Without these instructions sums of products saturate: the vectors are others by a part of what int8 costs.
+            versions[_INT8] = "without VNNI" if lacks_int8(processor_flags()) else "by VNNI or AMX"
         dtype = "float32" if self._spec.dtype == "auto" else self._spec.dtype
         width = min(self._encode.truncate_dim or self._model.dimension, self._model.dimension)
-        return Facts(width, dtype, self._spec.max_length or self._model.max_length, versions)
+        length = self._spec.max_length or self._model.max_length
+        return Facts(width, dtype, length, versions, quantized=self._model.quantized)
 
     def release(self) -> bool:
         """The CPU is free when this process computes no longer."""
@@ -180,7 +193,7 @@ class OpenvinoEncoder:
             )
 
 
-def _threads() -> int:
+def threads() -> int:
     """Those that the supervisor gives a worker; 0 = OpenVINO's own choice."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdigit() else 0

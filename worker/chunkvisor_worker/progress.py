@@ -50,8 +50,11 @@ class BeatWriter:
         self.beat = replace(self.beat, **news)
 
     def phase(self, phase: Phase) -> None:
-        """A new phase begins; a phase may come again, its times add up."""
+        """A new phase begins; a phase may come again, its times add up. One that goes on is a sign of life."""
         now, before = time.monotonic(), self.beat.phase
+        if phase is before:
+            self.tick()
+            return
         self.phase_s[str(before)] = round(self.phase_s.get(before, 0.0) + now - self._phase_since_s, 4)
         self._phase_since_s = now
         if before is Phase.READY:

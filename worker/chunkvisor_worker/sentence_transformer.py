@@ -13,8 +13,9 @@ import numpy as np
 
 from chunkvisor_worker import attention, linear
 from chunkvisor_worker.batching import computed_lengths, cut
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.layershapes import LayerShapes
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured

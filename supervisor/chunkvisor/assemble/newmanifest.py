@@ -64,6 +64,7 @@ def build_manifest(
         },
         "source": {"files": origin.files, "digest": origin.digest},
         **({"linear": asdict(facts.linear)} if facts.linear else {}),
+        **({"quantized": asdict(facts.quantized)} if facts.quantized else {}),
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

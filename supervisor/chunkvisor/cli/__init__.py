@@ -6,6 +6,7 @@ What a command needs is imported when it is called, so that `--help` is fast. Ma
 import atexit
 import contextlib
 import importlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -96,6 +97,8 @@ _with_marks(cli)
 def main() -> None:
     """The entry point: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
     open_standard_streams()
+    # Nothing is multiplied here: numpy's idle threads are to sleep, as those of workers (`engine.environment`).
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
     atexit.register(_ignore_signals)
     with contextlib.suppress(ValueError):  # not the main thread

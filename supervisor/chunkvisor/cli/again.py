@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.observe.nextsteps import Afterwards
+from chunkvisor.observe.afterwards import Afterwards
 
 _DISCARDING = ("--from-scratch", "--yes")
 

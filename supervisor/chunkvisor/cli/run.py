@@ -100,7 +100,7 @@ def run(
 def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
-    from chunkvisor.observe.nextsteps import Afterwards, next_steps
+    from chunkvisor.observe.afterwards import Afterwards
     from chunkvisor.observe.observer import Observers
     from chunkvisor.observe.systemd import service_manager
     from chunkvisor.store.layout import Layout
@@ -117,6 +117,8 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         raise
     finally:
         if in_words:
+            from chunkvisor.observe.nextsteps import next_steps
+
             complete = code is ExitCode.COMPLETE and request.slice is None
             told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
             trial = request.max_rows is not None

@@ -11,6 +11,7 @@ from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
@@ -35,8 +36,8 @@ def clean(workdir: Path) -> tuple[int, int]:
     """Remove the chunk and attempt files, and the staged texts, of finished outputs: (files removed, bytes freed).
 
     An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. The model as it was
-    converted goes once no output needs a worker any more. Raises Halt: 78 where the folder is no workdir, 75 while
-    anybody is at work there.
+    converted goes once no output needs a worker any more, unless it is in int8. Raises Halt: 78 where the folder is no
+    workdir, 75 while anybody is at work there.
     """
     sizes: list[int] = []
     with _held(workdir) as outputs:
@@ -51,13 +52,25 @@ def clean(workdir: Path) -> tuple[int, int]:
                     sizes.append(path.stat().st_size)
                     path.unlink()
         if outputs and len(finished) == len(outputs):
-            sizes += _remove(Layout(workdir).converted)
+            sizes += _remove_converted(Layout(workdir).converted, outputs)
     return len(sizes), sum(sizes)
 
 
 def _is_over(output: OutputLayout) -> bool:
     manifest = read_finished(output)
     return manifest is not None and not manifest["quarantined"]
+
+
+def _remove_converted(folder: Path, outputs: Iterable[OutputLayout]) -> list[int]:
+    """Remove the converted models; those in int8 that made an output stay: no update could have them again for sure."""
+    kept = set[str]()
+    for output in outputs:
+        with contextlib.suppress(DamagedError):
+            fixed = read_fixed(output)
+            kept.add((fixed.identity.quantized or "") if fixed is not None else "")
+    if not any(name and (folder / name).is_dir() for name in kept):
+        return _remove(folder)
+    return [size for path in folder.glob("*/") if path.name not in kept for size in _remove(path)]
 
 
 def _remove(folder: Path) -> list[int]:

@@ -20,9 +20,10 @@ from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, LinearKernel, ModelSpec
+from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, to_json
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -104,7 +104,7 @@ class Config(Section):
             refusals = {
                 f"a plug-in encoder ({model.encoder}) computes by itself; leave model.backend out": model.is_plugin,
                 "it computes on the CPU alone; write device: cpu": set(self.device) != {"cpu"},
-                "it computes in float32 or bfloat16; model.dtype is float16": model.dtype is Dtype.FLOAT16,
+                "it computes in float32, bfloat16 or int8; model.dtype is float16": model.dtype is Dtype.FLOAT16,
                 "model.kwargs.backend is given as well; keep one of them": "backend" in model.kwargs,
                 "workers on a Ray cluster have no place for the converted model; write engine: {kind: local}": (
                     self.engine.kind is EngineKind.RAY
@@ -112,6 +112,11 @@ class Config(Section):
             }
         for why in (why for why, holds in refusals.items() if holds):
             raise refused(f"model.backend is openvino: {why}")
+        if model.dtype is Dtype.INT8 and model.backend is not Backend.OPENVINO:
+            instead = "write model.backend: openvino, with device: cpu, or another dtype"
+            if "backend" in model.kwargs:
+                instead += "; what model.kwargs.backend loads has the dtype of its own files: leave model.dtype out"
+            raise refused(f"model.dtype is int8, in which only OpenVINO computes here; {instead}")
         return self
 
     @model_validator(mode="after")

@@ -33,8 +33,9 @@ class ModelConfig(Section):
     """Hub id or local folder; a plug-in encoder gets it as it is."""
     revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
-    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
-    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own, with openvino float32."""
+    dtype: Annotated[Dtype, expected("auto, float32, float16, bfloat16 or int8")] = Dtype.AUTO
+    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own, with openvino float32. int8
+    is for openvino alone: the model is quantised once, on texts of the run (extra `openvino-int8`)."""
     backend: Annotated[Backend, expected('"torch" or "openvino"')] = Backend.TORCH
     """What computes: torch; or openvino, faster on a CPU, with the model converted once (extra `openvino`)."""
     max_length: values.PositiveOrNull = None

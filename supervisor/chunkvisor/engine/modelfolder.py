@@ -32,7 +32,7 @@ _TENSOR_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": 
 _HEADER_LIMIT_BYTES = 100_000_000
 """Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE)."""
 
-_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
 """Model types whose feed-forward part has two layers."""
@@ -76,8 +76,9 @@ class ModelFolder:
         return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
 
     def element_bytes(self, dtype: str) -> int:
-        """Size of one number as it is computed with; 4 where its type is not known."""
-        return _SIZES_BYTES.get((self.dtype if dtype == "auto" else dtype) or "", 4)
+        """Size of one number as it flows through the model, in float32 between products in int8; 4 where not known."""
+        flows = self.dtype if dtype == "auto" else "float32" if dtype == Dtype.INT8 else dtype
+        return _SIZES_BYTES.get(flows or "", 4)
 
 
 def read_model_folder(folder: Path) -> ModelFolder:

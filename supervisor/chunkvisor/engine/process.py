@@ -114,12 +114,16 @@ class LocalWorker:
 
     def has_called(self) -> bool:
         """See Worker."""
-        if not self._quiet or not readable(self._ours.fileno()):
+        if not self._quiet:
             return False
+        try:
+            said = self._ours.recv(16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
         self._quiet = False
-        with contextlib.suppress(OSError):
-            return bool(self._ours.recv(16))
-        return False
+        return bool(said)
 
     def go(self, limits: Limits) -> None:
         """See Worker; it may call once more then."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
-from chunkvisor.events import attempt, device, output, run
+from chunkvisor.events import attempt, device, model, output, run
 from chunkvisor.events.event import KINDS, Event, Signed
 from chunkvisor_worker.contract.messages import Tier
 
-SUBJECTS = (run, output, attempt, device)
+SUBJECTS = (run, model, output, attempt, device)
 """The modules of events; importing them fills KINDS."""
 _MOST = 1 << 53
 """Larger numbers are not exact in JSON, and none of ours."""

@@ -6,7 +6,7 @@ name, fields, words and severity stand in one place, and everything else finds t
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
@@ -37,7 +37,7 @@ class Severity(IntEnum):
     """Something is lost or left undone, at least by this run: it is shown even with --quiet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Event:
     """Something that happened in a run.
 
@@ -52,6 +52,20 @@ class Event:
 
     Attributes stand in braces. A noun after the colon counts: `{chunks:chunk}` is `1 chunk` or `2 chunks`.
     """
+
+    # As `dataclass` would write them for each of a hundred classes, at every start of a command.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and type(other) is type(self) and other._values() == self._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        shown = (f"{item.name}={value!r}" for item, value in zip(fields(self), self._values(), strict=True))
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, item.name) for item in fields(self))
 
     def details(self) -> dict[str, Any]:
         """Plain values by field, as they stand in the journal."""
@@ -90,7 +104,7 @@ def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type
     """Makes a frozen dataclass with slots of a class of events."""
 
     def make(kind: type[Kind]) -> type[Kind]:
-        made = dataclass(frozen=True, slots=True)(kind)
+        made = dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
         made.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower()
         made.words, made.severity = words, severity
         if not made.name.endswith("_event"):  # what several events have in common is none itself

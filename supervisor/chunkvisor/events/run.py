@@ -99,24 +99,6 @@ class Note(Event):
     text: str
 
 
-@event("asking the model hub for {model}")
-class Resolving(Event):
-    model: str
-
-
-@event()
-class CheckingModel(Event):
-    """The files of a local model are read."""
-
-    model: str
-
-
-@event("converting {model} for {backend}, once for this workdir")
-class ConvertingModel(Event):
-    model: str
-    backend: str
-
-
 @event("waiting for {who}, which prepares or joins the files of all slices")
 class WaitingForTurn(Event):
     who: str

@@ -2,6 +2,7 @@
 
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import device as of_device
+from chunkvisor.events import model as of_model
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event
@@ -16,9 +17,9 @@ STAGES: dict[type[Event], str] = {
     of_device.LookingForGpus: "asking nvidia-smi for the GPUs",
     of_device.CheckingDevice: "asking nvidia-smi how {0.device} is",
     of_device.DevicesChecked: STARTING,
-    of_run.Resolving: "asking the model hub for {0.model}",
-    of_run.CheckingModel: "reading the files of the model",
-    of_run.ConvertingModel: "converting the model for {0.backend}",
+    of_model.Resolving: "asking the model hub for {0.model}",
+    of_model.CheckingModel: "reading the files of the model",
+    of_model.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
     of_run.WorkPlanned: STARTING,
     of_output.Staging: "reading the source of {0.output}",
@@ -36,7 +37,7 @@ STAGES: dict[type[Event], str] = {
 """What a run is doing from that event on."""
 
 NO_WORK = (
-    *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_run.Resolving, of_run.CheckingModel),
+    *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_model.Resolving, of_model.CheckingModel),
     *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded, of_run.Halted),
     *(of_device.LookingForGpus, of_device.GpusGuessed, of_device.CheckingDevice, of_device.DevicesChecked),
 )

@@ -1,13 +1,13 @@
 """What the events of a journal come to: the one fold of them, of which every view is made.
 
-Pure: events come with their time. All of it goes into JSON and back, so that nobody has to read a long journal from
-its beginning.
+Pure: events come with their time. All goes into JSON and back, so that nobody has to read a long journal whole.
 """
 
 from dataclasses import dataclass, field
 
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import device as of_device
+from chunkvisor.events import model as of_model
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
@@ -160,7 +160,7 @@ class RunState:
                 self.dropped += 1
             case of_run.Waiting():
                 self.waits_until_s, self.waits_for = t + event.delay_s, plain(event.reason)
-            case of_run.CheckingModel() | of_output.Staging() | of_output.OutputOpened() | of_output.Assembling():
+            case of_model.CheckingModel() | of_output.Staging() | of_output.OutputOpened() | of_output.Assembling():
                 self.waits_for = ""
             case of_run.Halted():
                 self.ending = event

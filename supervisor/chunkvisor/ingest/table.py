@@ -110,6 +110,15 @@ class StagedTable:
                 found += _decoded(_read(texts, paths.texts, int(bounds[-1] - bounds[0]), int(bounds[0])), bounds)
         return found
 
+    def sizes_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Bytes of distinct texts of these numbers, which rise, in UTF-8; shape (len(numbers),)."""
+        if len(numbers):
+            _check_range(int(numbers[0]), int(numbers[-1]) + 1, self.distinct)
+        path = TableFiles(self.folder).offsets
+        first, end = (pick_rows(path, "<u8", 0, 1, each)[:, 0].astype(np.int64) for each in (numbers, numbers + 1))
+        sizes: npt.NDArray[np.int64] = end - first
+        return sizes
+
     def each_text(self, start: int, stop: int) -> Iterator[str]:
         """The same, one after the other, without all of them in memory."""
         for first in range(start, stop, _EACH):

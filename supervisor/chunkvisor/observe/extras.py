@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.config.choices import Backend, Dtype, EngineKind
+from chunkvisor.config.choices import Backend, Dtype, EngineKind, FinalFormat
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import lacks_openvino_bfloat16, processor_flags
+from chunkvisor.devices.processor import lacks_openvino_bfloat16
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.target import check_target
+from chunkvisor_worker.contract.processor import processor_flags
 
 _CHECK_S = 20.0
 
@@ -35,6 +35,8 @@ def require_extras(config: Config) -> None:
             )
     if config.model.backend is Backend.OPENVINO:
         _require("model.backend: openvino", "openvino", "openvino")
+        if config.model.dtype is Dtype.INT8:
+            _require("model.dtype: int8", "nncf", "openvino-int8")
         # Before the model is converted; OpenVINO would say nothing, and compute in float32.
         if config.model.dtype is Dtype.BFLOAT16 and lacks_openvino_bfloat16(processor_flags()):
             raise config_error(
@@ -44,9 +46,12 @@ def require_extras(config: Config) -> None:
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")
     for name, output in config.outputs.items():
-        form = FORMATS[output.format]
-        if form.package is not None:
-            _require(f"outputs.{name}.format: {output.format}", form.package, form.extra)
+        if output.format is not FinalFormat.NPY:
+            from chunkvisor.assemble.formats import FORMATS  # numpy with it, which has time until the model loads
+
+            form = FORMATS[output.format]
+            if form.package is not None:
+                _require(f"outputs.{name}.format: {output.format}", form.package, form.extra)
     if config.notify:
         _require("notify", "apprise", "notify")
         if wrong := _not_understood([url.get_secret_value() for url in config.notify]):

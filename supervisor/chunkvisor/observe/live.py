@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from chunkvisor.events.event import Event, Severity
+from chunkvisor.events.model import CheckingModel, ConvertingModel, Resolving
 from chunkvisor.events.progress import NewsLine
-from chunkvisor.events.run import CheckingModel, ConvertingModel, Resolving
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line

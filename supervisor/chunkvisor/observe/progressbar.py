@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from chunkvisor.events.event import Event
-from chunkvisor.events.run import CheckingModel, ConvertingModel, Draining, Resolving, Waiting
+from chunkvisor.events.model import CheckingModel, ConvertingModel, Resolving
+from chunkvisor.events.run import Draining, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.logger import LOGGER
@@ -55,6 +56,7 @@ class ProgressBar(Observer):
         self._drawn_s = 0.0
         self._interrupted = False
         self._wait: Waiting | None = None
+        self._near = ""
 
     def event(self, event: Event, state: RunState) -> None:
         """Take it in; most of them are seen with the next tick."""
@@ -63,6 +65,8 @@ class ProgressBar(Observer):
             self._interrupted = event.signal == "SIGINT"
         if isinstance(event, Waiting):
             self._wait = event
+        if isinstance(event, Resolving):
+            self._near = event.near
         if self._bar is not None and event.line and LOGGER.isEnabledFor(logging.INFO):
             self._bar.clear()  # the line that is logged next would stand behind it
         elif isinstance(event, Resolving | CheckingModel | ConvertingModel | Waiting | Draining):
@@ -107,7 +111,7 @@ class ProgressBar(Observer):
         if over:
             return "stopped" if snapshot.rows and snapshot.share < 1 else ""
         if self._interrupted:
-            return "stopping; interrupt once more to stop at once"
+            return "finishing the chunk under way; interrupt once more to stop at once"
         if snapshot.waits_for and self._wait is not None:
             left_s = self._wait.limit_s - self._wait.waited_s
             most = f", at most {human_time(left_s)}" if left_s > 0 else ""
@@ -123,6 +127,8 @@ class ProgressBar(Observer):
         state, notes = self._state, list[str]()
         if snapshot.waits_for and not over:
             if self._wait is not None and self._wait.outcome == Outcome.HUB:
+                if self._near:
+                    return [printable(f"did you mean the folder {self._near}?")]
                 return ["no network? a folder of the model needs no hub"]
             return [printable(f"{snapshot.waits_for.partition('. ')[0]:.80}")]
         now_s = state.told_s if over else time.time()
@@ -132,7 +138,7 @@ class ProgressBar(Observer):
                 notes.append(time_left(snapshot))
         if state.without:
             notes.append(f"{counted(state.without, 'row')} without a vector")
-        elif state.failed and not over:
+        elif state.failed:
             notes.append(f"{counted(state.failed, 'failed attempt')}, tried again")
         return notes
 

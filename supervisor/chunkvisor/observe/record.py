@@ -9,7 +9,10 @@ import yaml
 
 from chunkvisor.config.model import Config
 from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.device import GpusGuessed, LookingForGpus
 from chunkvisor.events.event import Event
+from chunkvisor.events.model import CheckingModel, Resolving
+from chunkvisor.events.run import Invoked, OrphansEnded, RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.console import Console
 from chunkvisor.observe.observer import Observer
@@ -18,6 +21,7 @@ from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor_worker.contract.files import open_kept, write_atomic
 
+_BEFORE_THE_MODEL = (Invoked, OrphansEnded, LookingForGpus, GpusGuessed, RunStarted, CheckingModel, Resolving)
 _WORDS = ("what", "why", "remedy", "log", "see")
 
 
@@ -38,7 +42,7 @@ class Record(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         """Write down what is shown of it."""
-        if not self._surroundings:
+        if not isinstance(event, _BEFORE_THE_MODEL):
             self._describe()
         self._state = state
         self._console.event(event, state)
@@ -51,6 +55,7 @@ class Record(Observer):
 
     def close(self) -> None:
         """Write the summary."""
+        self._describe()
         self._console.close()
         with contextlib.suppress(OSError):
             self._log.close()
@@ -67,6 +72,9 @@ class Record(Observer):
         self._write_json(self._files.summary, summary)
 
     def _describe(self) -> None:
+        """Once, when the run has its model: to load that is not to wait for it."""
+        if self._surroundings:
+            return
         self._surroundings = surroundings()
         self._write_json(self._files.environment, self._surroundings)
         values = without_secrets(self._config.model_dump(mode="json"))
@@ -76,6 +84,7 @@ class Record(Observer):
 
     def _add_worker_versions(self, output: str) -> None:
         """What the first result has told of the worker's libraries."""
+        self._describe()
         if not self._surroundings["worker_versions"] and (facts := read_facts(self._layout.output(output))) is not None:
             self._surroundings["worker_versions"] = facts.versions or {"worker": "tells no versions"}
             self._write_json(self._files.environment, self._surroundings)

@@ -11,8 +11,9 @@ from collections.abc import MutableMapping
 from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
 from chunkvisor.events.device import GpuBusy
 from chunkvisor.events.event import Event
+from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import Assembling, OutputComplete, OutputOpened, Staging, WaitingToJoin
-from chunkvisor.events.run import Draining, Halted, Resolving, RunEnded, Waiting, WaitingForTurn
+from chunkvisor.events.run import Draining, Halted, RunEnded, Waiting, WaitingForTurn
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import figure

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from chunkvisor.decide.outcome import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.disk import free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular, read_bounded
+from chunkvisor_worker.contract.files import AttemptFiles, open_new
 from chunkvisor_worker.contract.messages import (
     WIRE,
     Beat,
@@ -25,46 +26,6 @@ from chunkvisor_worker.contract.messages import (
     Spec,
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
-
-LOG_TAIL_BYTES = 64 << 10
-_SEARCHED = 100
-"""Failed attempts that are searched for one, at most."""
-
-
-def last_log(files: AttemptFiles) -> Path | None:
-    """The attempt's log; where it has none, the newest of the other attempts at its chunk; None where there is none.
-
-    The folder may also be that of all attempts at a chunk.
-    """
-    if files.log.is_file():
-        return files.log
-    return newest_log([*files.folder.glob(f"*/{files.log.name}"), *files.folder.parent.glob(f"*/{files.log.name}")])
-
-
-def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
-    """(rule, log) of the newest failed attempt of an output that ended so; else ("", the newest of all logs)."""
-    logs = sorted((_written(log), log) for log in attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"))
-    for _, log in reversed(logs[-_SEARCHED:]):
-        try:
-            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"")
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
-            return str(verdict.get("rule", "")), log
-    return "", logs[-1][1] if logs else None
-
-
-def newest_log(logs: Iterable[Path]) -> Path | None:
-    """The one that was written last; one that vanishes meanwhile is none."""
-    return max(logs, key=_written, default=None)
-
-
-def _written(path: Path) -> int:
-    """When, in nanoseconds; 0 where it has vanished."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +65,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
     Not synced to the disk: an attempt that a power cut took is done again. Nobody reads the texts before the spec is
     there, so they need no rename.
     """
-    digest, count = hashlib.sha256(), 0
-    with open_new(files.texts) as file:
-        for text in texts:
-            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
-            digest.update(line)
-            file.write(line)
-            count += 1
+    digest, count = write_texts(files.texts, texts)
     spec = Spec(
         run_id=job.run_id,
         fingerprint=job.fingerprint,
@@ -119,7 +74,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         attempt=place.attempt,
         start=place.start,
         stop=place.start + count + len(place.skip),
-        texts_digest=digest.hexdigest(),
+        texts_digest=digest,
         device=place.device,
         model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
         encode=job.encode,
@@ -131,6 +86,18 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
     )
     write_message(files.spec, spec, durable=False)
     return spec
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> tuple[str, int]:
+    """Write a JSON string a line into a new file; returns its sha256 and how many there are. Raises OSError."""
+    digest, count = hashlib.sha256(), 0
+    with open_new(path) as file:
+        for text in texts:
+            line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
+    return digest.hexdigest(), count
 
 
 def gather(
@@ -195,16 +162,6 @@ def _last_beat(files: AttemptFiles) -> Beat | None:
     if not files.folder.exists() or os.path.lexists(files.beat):
         return read_message(Beat, files.beat)
     return Beat(0, 0, Phase.START)
-
-
-def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
-    """The last bytes of a log, as text; empty where there is none."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
-            return file.read(size_bytes).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _answers(result: Result, spec: Spec) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from chunkvisor.decide.outcome import Evidence, judge
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.wire import read_message
 

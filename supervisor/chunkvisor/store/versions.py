@@ -11,7 +11,8 @@ from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
 from chunkvisor.store.slices import Slice
 
-_TELLING = ("torch", "cuda", "transformers", "sentence-transformers")
+_TELLING = ("torch", "cuda", "transformers", "sentence-transformers", "int8")
+"""The last is no library: with which instructions of the processor a model in int8 was computed."""
 
 
 @dataclass(frozen=True, slots=True)

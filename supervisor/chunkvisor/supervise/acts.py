@@ -81,7 +81,7 @@ class Acts:
                 found.setdefault(slot.station.number, set()).add(slot.worker.pid)
         return {number: frozenset(pids) for number, pids in found.items()}
 
-    def end_all(self, sleep: Callable[[], None]) -> None:
+    def end_all(self, sleep: Callable[[], object]) -> None:
         """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel.
 
         `sleep` waits until one of them stirs.

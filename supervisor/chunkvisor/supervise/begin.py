@@ -3,40 +3,29 @@
 What an earlier run has fixed stays as it was, unless the run is told to update it.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
-from chunkvisor.assemble.before import finish_switch
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import Halt
 from chunkvisor.events import output as of_output
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.fixed import (
-    Fixed,
-    Staged,
-    StagedRecord,
-    make_state,
-    read_fixed,
-    read_head,
-    write_fixed,
-    write_staged,
-)
-from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_head, write_fixed, write_staged
+from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.candidates import dtype_of
-from chunkvisor.supervise.changed import refuse_changes
 from chunkvisor.supervise.endings import texts_damaged
+from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_changed, refuse_other_settings
 from chunkvisor.supervise.opening import Begun, Opening, Read
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.units import counted
@@ -49,27 +38,19 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     Raises Halt where the source is wrong, or the config differs from what the state folder was begun with; OSError.
     """
     name, config = layout.name, opening.config
-    finish_switch(layout)
-    finish_publishing(layout)
-    fixed = _read_fixed(layout)
-    if fixed is None:
-        refuse_foreign(opening, layout)
-    make_state(layout)
-    for leftover in layout.leftovers:
-        remove_folder(leftover)
-    staged = staged_before(request_of(config, name, opening.max_rows, opening.source), layout)
+    fixed = begun_before(layout)
+    staged = _staged_before(opening, layout, fixed)
     if fixed is not None and staged is None:
         # Refuse a changed config before minutes are spent on reading the source anew.
-        as_before = _identity(opening, name, fixed.identity.source_digest, fixed.identity.rows, fixed)
-        _refuse_changes(opening, layout, fixed, as_before)
+        refuse_other_settings(opening, layout, fixed)
     if staged is None:
         read = _stage(opening, layout, fixed)
         if isinstance(read, Begun):
             return read
         staged = read
-    identity = _identity(opening, name, staged.digest, staged.rows, fixed)
+    identity = identity_for(opening, name, staged.digest, staged.rows, fixed)
     if fixed is not None:
-        _refuse_changes(opening, layout, fixed, identity)
+        refuse_changed(opening, layout, fixed, identity)
     else:
         fixed = Fixed(identity, chunk_size(opening, layout))
         write_fixed(layout, fixed)
@@ -92,6 +73,27 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
         else:
             layout.again.unlink()
     return begun
+
+
+def stage_ahead(opening: Opening, layout: OutputLayout) -> StagedTable:
+    """The texts of an output that is not begun, before it is: `begin_output` finds them. Raises as that."""
+    if _staged_before(opening, layout, None) is not None:
+        with contextlib.suppress(DamagedError):
+            return StagedTable.open(layout.table)
+    _stage(opening, layout, None)
+    try:
+        return StagedTable.open(layout.table)
+    except DamagedError as error:
+        raise texts_damaged(error) from error
+
+
+def _staged_before(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | None:
+    if fixed is None:
+        refuse_foreign(opening, layout)
+    make_state(layout)
+    for leftover in layout.leftovers:
+        remove_folder(leftover)
+    return staged_before(request_of(opening.config, layout.name, opening.max_rows, opening.source), layout)
 
 
 def move_on(begun: Begun) -> None:
@@ -125,19 +127,6 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
             raise not_ours(place, "choose another workdir or another name for the output")
 
 
-def _read_fixed(layout: OutputLayout) -> Fixed | None:
-    try:
-        fixed, problem = read_fixed(layout), "missing"
-    except DamagedError:
-        fixed, problem = None, "damaged"
-    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
-        raise config_error(
-            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
-            remedy="restore the file, or start this config over by adding --from-scratch",
-        )
-    return fixed
-
-
 def chunk_size(opening: Opening, layout: OutputLayout) -> int:
     """Texts in a chunk of an output that is begun now."""
     config, name = opening.config, layout.name
@@ -150,23 +139,6 @@ def chunk_size(opening: Opening, layout: OutputLayout) -> int:
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
     opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
     return proposed.texts
-
-
-def _refuse_changes(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
-    """Raises Halt (78) where the identity is another one; with --update, where vectors that are there do not serve."""
-    if fixed.identity.fingerprint == now.fingerprint:
-        return
-    # Of which those that are there serve: as they are, or cut.
-    serve = now.cut_from(fixed.identity, dtype_of(layout, opening.computes_in)) is not None
-    if serve and opening.update:
-        return
-    changes = differences(fixed.identity, now)
-    raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
-
-
-def _identity(opening: Opening, name: str, digest: str, rows: int, before: Fixed | None) -> Identity:
-    now = identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
-    return now.as_noted_in(before.identity) if before is not None else now
 
 
 def stage_fresh(opening: Opening, layout: OutputLayout, read: Read | None = None) -> tuple[Path, StagedRecord]:
@@ -196,10 +168,10 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     """Read the source; returns the next generation of the output where it is to have one."""
     fresh, record = stage_fresh(opening, layout, opening.read_new if fixed is None else None)
     staged = record.staged
-    identity = _identity(opening, layout.name, staged.digest, staged.rows, fixed)
+    identity = identity_for(opening, layout.name, staged.digest, staged.rows, fixed)
     if fixed is not None:
         try:
-            _refuse_changes(opening, layout, fixed, identity)
+            refuse_changed(opening, layout, fixed, identity)
         except Halt:
             remove_folder(fresh)
             raise

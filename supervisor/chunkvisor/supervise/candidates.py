@@ -182,14 +182,20 @@ def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate
     return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, numbers)
 
 
+def workdir_of(folder: Path) -> Layout:
+    """One of `reuse_from`. Raises Halt (78) where it is no workdir."""
+    layout = Layout(folder)
+    if not layout.outputs.is_dir():
+        raise config_error(
+            f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
+        )
+    return layout
+
+
 def of_other_workdirs(folders: Sequence[Path], wanted: Identity, means: Means) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
-        layout = Layout(folder)
-        if not layout.outputs.is_dir():
-            raise config_error(
-                f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
-            )
+        layout = workdir_of(folder)
         for path in sorted(layout.outputs.glob("*/")):
             words = f"{folder} output {path.name}"
             found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, means)

@@ -25,7 +25,7 @@ from chunkvisor.supervise.acts import Acts
 from chunkvisor.supervise.adopt import adopt_all, forget_unsure
 from chunkvisor.supervise.capacity import EngineCapacity
 from chunkvisor.supervise.devicenews import DeviceNews
-from chunkvisor.supervise.endings import GivenUp, cannot_be_killed, how_drained
+from chunkvisor.supervise.endings import GivenUp, cannot_be_killed
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.joiner import Joiner
 from chunkvisor.supervise.judging import judged
@@ -33,6 +33,7 @@ from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.scheduler import Scheduler, Settings
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.slot import Slot
+from chunkvisor.supervise.stops import how_drained
 from chunkvisor.supervise.storage import Storage
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import WorkerExit
@@ -90,6 +91,8 @@ class Driver:
         self._todo: deque[do.Instruction] = deque()
         self._looked_s = time.monotonic()
         """When a worker was looked at last."""
+        self._round_s = float("-inf")
+        """When all of them were."""
         self._drains: tuple[str, float | None] | None = None
         """(why, until when) the run ends before its work is done, as was told last."""
 
@@ -108,8 +111,7 @@ class Driver:
             self._scheduler = Scheduler(self._outputs, self._settings, self._lessons, capacity, time.monotonic)
             self._turn()
             while not self._scheduler.finished:
-                self._sleep()
-                self._turn()
+                self._turn(self._sleep())
         finally:
             self._acts.end_all(self._sleep)
             for output in self._outputs:
@@ -124,17 +126,22 @@ class Driver:
 
     # --- turns
 
-    def _turn(self) -> None:
+    def _turn(self, stirred: frozenset[int] = frozenset()) -> None:
+        """Attend to workers of which there is news (`stirred` are descriptors), now and then to all of them."""
         self._heed_signals()
         self._engine.attend()
         self._stations.attend(self._acts.pids)
         for stimulus in self._news.take():
             self._tell(stimulus)
-        self._forgive(time.monotonic())
+        now_s = time.monotonic()
+        self._forgive(now_s)
+        if all_of_them := now_s - self._round_s >= _PAUSE_S:
+            self._round_s = now_s
         for slot in list(self._acts.running.values()):
-            now_s = time.monotonic()
-            self._forgive(now_s)
-            self._attend(slot, now_s)
+            if all_of_them or slot.stirs(stirred):
+                now_s = time.monotonic()
+                self._forgive(now_s)
+                self._attend(slot, now_s)
         for stimulus in self._joiner.collect():
             self._tell(stimulus)
         self._tick()
@@ -153,13 +160,14 @@ class Driver:
             self._until = None
             self._tell(on.Drain(signals.until_s))
 
-    def _sleep(self) -> None:
+    def _sleep(self) -> frozenset[int]:
         watched = (fd for slot in self._acts.running.values() for fd in slot.worker.watched())
         began_s = time.monotonic()
-        self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
+        stirred = self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
         if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
             # A container that was frozen, a machine that was asleep.
             self._emit(StoodStill(round(gap_s, 1)))
+        return stirred
 
     def _forgive(self, now_s: float) -> None:
         """Time in which nobody looked counts against no worker: it may have stood still as well."""
@@ -229,6 +237,7 @@ class Driver:
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(on.Freed(slot.number))
+        self._answer_calls()  # all of its vectors are read now
         ended = self._end_of(slot, returncode)
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)

@@ -8,7 +8,8 @@ from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import AttemptFailed, AttemptInterrupted, PartFailed
 from chunkvisor.events.event import Emit
-from chunkvisor.store.attempt import drop_bulk, last_log
+from chunkvisor.store.attempt import drop_bulk
+from chunkvisor.store.attemptlogs import last_log
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.slot import Slot

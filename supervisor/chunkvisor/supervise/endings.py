@@ -1,6 +1,6 @@
-"""The words with which a run ends that has done what it could: stopped, refused by its machine, or short of some rows.
+"""The words with which a run ends that has done what it could: refused by its machine, or short of some rows.
 
-Pure. `lastwords` has those about workers and texts.
+Pure. `lastwords` has those about workers and texts, `stops` those of a run that was asked to stop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,10 @@ from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
-from chunkvisor.store.attempt import failed_as, last_log
+from chunkvisor.errors import ExitCode, Halt, is_empty
+from chunkvisor.store.attemptlogs import failed_as, last_log
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.signals import Signals
-from chunkvisor.units import counted, human_time
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
@@ -32,24 +31,6 @@ class GivenUp:
     chunk: int
     verdict: Verdict
     files: AttemptFiles
-
-
-def stopped(signals: Signals) -> Halt:
-    """The end of a run that was asked to stop, by a signal or because its time is over."""
-    remedy = f"run the same command again to go on from here{KEPT}"
-    if signals.first is None:
-        assert signals.stop_after_s is not None
-        after = human_time(signals.stop_after_s)
-        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
-    code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
-    return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
-
-
-def how_drained(until_s: float | None, now_s: float) -> str:
-    """What becomes of the chunks under way when a run drains, in words."""
-    if until_s is None:
-        return "finishing the chunks under way"
-    return f"finishing what can be done within {human_time(max(0.0, until_s - now_s))}, and saving the rest as it is"
 
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:

@@ -2,18 +2,22 @@
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import Backend, EngineKind, Start
+from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import placed_spec
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.starter import WorkerSettings
-from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.request import Request, Run
+from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.supervise.outputrun import OutputRun
 
 
 class Engines:
@@ -32,21 +36,23 @@ class Engines:
         slow = not model.is_plugin and model.backend is Backend.TORCH
         wanted = slow or (model.is_plugin and self._config.workers.start is Start.WARM)
         if wanted and self._ahead is None and self._config.engine.kind is EngineKind.LOCAL:
-            self._ahead = self._local(source)
+            self._ahead = self._local(model_spec(model, source.path, source.revision))
             self._ahead.expect_any()
 
-    def lend(self, source: ModelSource) -> LocalEngine:
+    def lend(self, head: "OutputRun") -> LocalEngine:
         """The engine for work after which there is more: it stays with us."""
         if self._ahead is None:
-            self._ahead = self._local(source)
+            self._ahead = self._local(head.job.model)
         return self._ahead
 
-    def take(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+    def take(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """The engine for these outputs, which the caller closes; the one that was begun ahead, if there is one."""
         ahead, self._ahead = self._ahead, None
         match self._config.engine.kind:
             case EngineKind.LOCAL:
-                return ahead or self._local(source)
+                # All outputs have the same model.
+                spec = outputs[0].job.model if outputs else model_spec(self._config.model, source.path, source.revision)
+                return ahead or self._local(spec)
             case EngineKind.RAY:
                 from chunkvisor.engine.ray.create import ray_engine
 
@@ -58,10 +64,8 @@ class Engines:
         if self._ahead is not None:
             self._ahead.close()
 
-    def _local(self, source: ModelSource) -> LocalEngine:
+    def _local(self, model: ModelSpec) -> LocalEngine:
         config, layout, device = self._config, self._run.layout, self._devices[0]
-        # All outputs have the same model.
-        model = placed_spec(config.model, source, layout.converted)
         settings = WorkerSettings(
             # A command line of somebody else's can only be started afresh.
             config.workers.start if self._request.command is worker_command else Start.FRESH,

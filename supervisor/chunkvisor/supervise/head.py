@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chunkvisor.config.choices import Dtype
 from chunkvisor.events.output import HeadDone, HeadLeft
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.headsize import begins_cheaply, head_rows
@@ -18,11 +19,12 @@ from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_head, write_fixed, write_staged
-from chunkvisor.store.identity import UNREAD, Identity, identity_of
+from chunkvisor.store.identity import UNREAD
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.begin import chunk_size
 from chunkvisor.supervise.candidates import sources_first
+from chunkvisor.supervise.fixedbefore import identity_for
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.prepare import open_head
@@ -72,7 +74,8 @@ class Head:
     def _rows(self, layout: OutputLayout, request: IngestRequest) -> int | None:
         """How many rows the head has; None where there is to be none."""
         wanted = self.opening.config.ingest.head
-        if wanted is None or not begins_cheaply(request) or not self._encodes_all(layout):
+        in_int8 = self.opening.config.model.dtype is Dtype.INT8  # quantised by texts of all the source
+        if wanted is None or in_int8 or not begins_cheaply(request) or not self._encodes_all(layout):
             return None
         if wanted != "auto":
             return wanted
@@ -90,7 +93,7 @@ class Head:
         finished = any(workdir.outputs.glob("*/done.json")) or any(workdir.workdir.glob(".*.before"))
         if config.reuse_from or finished:
             return False
-        unread = {name: self._identity(name, UNREAD, "") for name in config.outputs}
+        unread = {name: identity_for(self.opening, name, "", UNREAD, None) for name in config.outputs}
         return sources_first(config, unread)[0] == layout.name
 
     def _begin(self, layout: OutputLayout, request: IngestRequest, reading: Reading) -> OutputRun | None:
@@ -100,7 +103,7 @@ class Head:
         """
         opening, head, fresh = self.opening, layout.head, layout.head_table
         table = stage_table(request, fresh, opening.on_wait)
-        identity, fixed = self._identity(layout.name, table.rows, table.digest), read_head(layout)
+        identity, fixed = identity_for(opening, layout.name, table.digest, table.rows, None), read_head(layout)
         size = chunk_size(opening, layout)
         if fixed is None or (fixed.identity.fingerprint, fixed.chunk_size) != (identity.fingerprint, size):
             remove_folder(head.state)
@@ -118,7 +121,3 @@ class Head:
         write_staged(head, StagedRecord({}, staged))
         write_fixed(head, fixed)
         return open_head(opening, Begun(head, fixed, staged), replace(table, folder=head.table))
-
-    def _identity(self, name: str, rows: int, digest: str) -> Identity:
-        opening = self.opening
-        return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)

@@ -1,24 +1,31 @@
 """The files of a run's model: resolved, downloaded or converted before the first worker, and what was learnt of it."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import Backend
+from chunkvisor.config.specs import model_spec
 from chunkvisor.decide.history import Budget
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import ensure_converted
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.events.run import CheckingModel, ConvertingModel, Note, Resolving
-from chunkvisor.ingest.firstrow import try_first_row
+from chunkvisor.events.model import CheckingModel, ConvertingModel, CosineLow, ModelQuantized, Resolving
+from chunkvisor.events.run import Note
 from chunkvisor.store.lessons import LessonFile
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.staging import request_of
 from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.engine.quantization import Sample
 
 
 class ModelFiles:
@@ -47,21 +54,24 @@ class ModelFiles:
         model, layout = self._config.model, self._run.layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
+        near = folder_like(model.name, self._request.loaded.folder) if not model.is_folder else None
         try:
             if model.is_folder:
                 self._run.emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
-            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
+            with _naming(near):
+                at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if at_hand is None:
+            from chunkvisor.ingest.firstrow import try_first_row
+
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
-        near = folder_like(model.name, self._request.loaded.folder) if at_hand is None else None
-        if near is not None:
+        if at_hand is None and near is not None:
             self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
-        self._run.emit(Resolving(model.name))
+        self._run.emit(Resolving(model.name, str(near or "")))
 
         teller = WaitTeller(self._run.emit, self._budget.wait_timeout_s)
 
@@ -69,24 +79,44 @@ class ModelFiles:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
             self._pause(seconds)
 
-        try:
+        with _naming(near):
             return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
-        except Halt as halt:
-            if near is not None:
-                halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
-            raise
 
     def convert(self, source: ModelSource, model: ModelSpec) -> None:
-        """Have the model converted, where its backend wants that. Raises Halt; OSError."""
-        config = self._config
-        threads = thread_count(config.env.get("OMP_NUM_THREADS"), self._device.kind, len(os.sched_getaffinity(0)))
-        ensure_converted(
-            model,
-            worker_environment(os.environ, self._device, self._run.run_id, os.getpid(), config.env, threads=threads),
-            self._on_wait,
-            lambda: self._run.emit(ConvertingModel(model.name, model.backend)),
-            source.local.check if source.local is not None else lambda: None,
-        )
+        """Have the model converted into its place. Raises Halt; OSError."""
+        from chunkvisor.engine.conversion import ensure_converted  # with numpy, like the next: see `means`
+
+        ensure_converted(model, self._environment, self._on_wait, self._tell_converting, _check_of(source))
+
+    def quantize(self, source: ModelSource, samples: "Sequence[Sample]", wanted: str | None) -> str:
+        """Have the model in int8, quantised on these texts; see `ensure_quantized`. Raises Halt; OSError."""
+        from chunkvisor.engine.quantization import LEAST_COSINE, ensure_quantized, read_quantized
+
+        model, made, folder = self._config.model, False, self._run.layout.converted
+
+        def tell() -> None:
+            nonlocal made
+            made = True
+            self._tell_converting()
+
+        spec, check = model_spec(model, source.path, source.revision), _check_of(source)
+        digest = ensure_quantized(spec, folder, samples, self._environment, self._on_wait, tell, check, wanted)
+        if made and (told := read_quantized(folder, digest)) is not None:
+            self._run.emit(ModelQuantized(**asdict(told)))
+            if told.least_cosine < LEAST_COSINE:
+                self._run.emit(CosineLow(told.least_cosine))
+        return digest
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Of the child that converts."""
+        run, extra = self._run, self._config.env
+        threads = thread_count(extra.get("OMP_NUM_THREADS"), self._device.kind, len(os.sched_getaffinity(0)))
+        return worker_environment(os.environ, self._device, run.run_id, os.getpid(), extra, threads=threads)
+
+    def _tell_converting(self) -> None:
+        model = self._config.model
+        self._run.emit(ConvertingModel(model.name, model.backend, str(model.dtype)))
 
     def lessons(self, source: ModelSource) -> LessonFile:
         """What was learnt of its memory."""
@@ -94,3 +124,18 @@ class ModelFiles:
         other = f"|{model.backend}" if model.backend is not Backend.TORCH else ""
         of_model = f"{source.revision or model.name}|{model.dtype}|{model.encoder}{other}"
         return LessonFile(self._run.layout.lessons, of_model)
+
+
+@contextlib.contextmanager
+def _naming(near: Path | None) -> Iterator[None]:
+    """Where there is no model by its name, the folder that may have been meant is named."""
+    try:
+        yield
+    except Halt as halt:
+        if near is not None:
+            halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
+        raise
+
+
+def _check_of(source: ModelSource) -> Callable[[], None]:
+    return source.local.check if source.local is not None else lambda: None

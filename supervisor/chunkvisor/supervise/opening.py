@@ -1,7 +1,7 @@
 """Outputs on their way to work: what they have in common, and one whose source is staged."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,6 +48,8 @@ class Opening:
     from_scratch: bool = False
     read_new: Read | None = None
     """Stages the source of an output that was never begun; None = like any other."""
+    quantized: Mapping[str, str] = field(default_factory=dict)
+    """Of a model in int8, by output: the digest of the one that makes its vectors."""
 
     @property
     def config(self) -> Config:

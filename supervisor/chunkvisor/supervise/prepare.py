@@ -140,11 +140,12 @@ def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:
     cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
     wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+    converted, quantized = Layout(opening.config.workdir).converted, opening.quantized.get(name)
     return Job(
         run_id=opening.run_id,
         fingerprint=fingerprint,
         output=name,
-        model=placed_spec(opening.config.model, opening.source, Layout(opening.config.workdir).converted),
+        model=placed_spec(opening.config.model, opening.source, converted, quantized),
         encode=encode_spec(opening.config.effective_encode(name)),
         import_path=(str(opening.loaded.folder),),
         threads=thread_count(wanted, opening.device_kind, cores),

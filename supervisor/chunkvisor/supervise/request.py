@@ -28,6 +28,8 @@ class Request:
     """The slice that this run works on; None = the whole."""
     stop_after_s: float | None = None
     """So long it may take, at most; None = as long as it takes."""
+    keeps: bool = True
+    """False = what is done is thrown away unless all is done: the first signal ends the run at once."""
     typed: str = ""
     """The command, to be typed again; empty for a call from Python."""
 

@@ -24,10 +24,10 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import claim
 from chunkvisor.store.refusal import refusal
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.troubles import Troubles
-from chunkvisor.supervise.work import Work
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
@@ -48,7 +48,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
-        signals = Signals(config.recovery.grace, request.stop_after_s)
+        signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
         stack.enter_context(signals.listen())
         stack.callback(observers.close)
         troubles = Troubles()
@@ -73,9 +73,17 @@ def run(request: Request, observer: Observer) -> ExitCode:
         with _failures_told(emit, layout, troubles):
             if ended := end_orphans(*previous):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            code = Work(request, Run(layout, run_id, signals, emit, observers.tick, speed)).do()
+            code = _work(request, Run(layout, run_id, signals, emit, observers.tick, speed))
         emit(RunEnded(int(code)))
         return code
+
+
+def _work(request: Request, run: Run) -> ExitCode:
+    with Means(request, run) as means:
+        means.begin()
+        from chunkvisor.supervise.work import Work  # beside the model, which loads by now
+
+        return Work(request, run, means).do()
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ from types import FrameType
 class Signals:
     """Signals received while the context of `listen` lasts."""
 
-    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None) -> None:
-        """`stop_after_s` counts from now. None: nothing has to be over at any time."""
+    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None, *, drains: bool = True) -> None:
+        """`stop_after_s` counts from now. None: nothing has to be over at any time. Not `drains`: the first stops."""
         self.first: signal.Signals | None = None
         self.count = 0
+        self._patience = 2 if drains else 1
         self.stop_after_s = stop_after_s
         self._first_s = 0.0
         self._grace_s = grace_s
@@ -39,7 +40,7 @@ class Signals:
     @property
     def stopping(self) -> bool:
         """Whether everything is to end at once."""
-        return self.count >= 2
+        return self.count >= self._patience
 
     @property
     def why(self) -> str:
@@ -58,13 +59,15 @@ class Signals:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
             os.write(self._writer, b"\0")
 
-    def sleep(self, seconds: float, watched: list[int]) -> None:
-        """Sleep until a signal comes, one of the watched descriptors is readable, or the time is over."""
+    def sleep(self, seconds: float, watched: list[int]) -> frozenset[int]:
+        """Sleep until a signal comes, watched descriptors are readable, or the time is over; returns those that are."""
         poll = select.poll()
         for fd in (self._reader, *watched):
             poll.register(fd, select.POLLIN)
-        if any(fd == self._reader for fd, _ in poll.poll(max(0.0, seconds) * 1000)):
+        stirred = frozenset(fd for fd, _ in poll.poll(max(0.0, seconds) * 1000))
+        if self._reader in stirred:
             os.read(self._reader, 1024)
+        return stirred
 
     @contextlib.contextmanager
     def listen(self) -> Iterator["Signals"]:

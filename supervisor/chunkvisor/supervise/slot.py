@@ -61,11 +61,18 @@ class Slot:
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
 
+    def stirs(self, readable: frozenset[int]) -> bool:
+        """Whether there may be news of it, as these descriptors are readable; of one on a node the engine hears."""
+        watched = self.worker.watched()
+        return not watched or not readable.isdisjoint(watched)
+
     def look(self, now_s: float, *, closely: bool) -> None:
-        """Read the beat, at most four times a second unless `closely` or called; keep the log within its bounds."""
-        if not self.worker.has_called() and (
-            self.worker.tells_beats or (not closely and now_s - self._looked_s < _LOOK_S)
-        ):
+        """Read the beat, at most four times a second unless `closely` or called; keep the log within its bounds.
+
+        At the gate there is none to come.
+        """
+        told = self.worker.tells_beats or self.ready
+        if not self.worker.has_called() and (told or (not closely and now_s - self._looked_s < _LOOK_S)):
             return
         self._looked_s = now_s
         self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)

@@ -1,9 +1,8 @@
-"""The work of one run: its model, its outputs, its engine, and the loop over them."""
+"""The work of one run: its outputs, its engine, and the loop over them; `means` has what it works with."""
 
 import os
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import partial
 
 from chunkvisor.assemble.badrows import count_of
@@ -11,21 +10,19 @@ from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.choices import EngineKind, OnBadRow, Strictness
-from chunkvisor.decide.history import Budget
+from chunkvisor.config.choices import Dtype, OnBadRow, Strictness
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
-from chunkvisor.devices.gpu import find_devices, is_guessed
+from chunkvisor.devices.processor import SLOW_INT8
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
+from chunkvisor.events.model import SlowDtype
 from chunkvisor.events.output import OutputAlreadyComplete
-from chunkvisor.events.run import RunStarted, WaitingForTurn, WorkPlanned
+from chunkvisor.events.run import WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.slicelock import turn
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
@@ -33,80 +30,52 @@ from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
-from chunkvisor.supervise.endings import GivenUp, gave_up, stopped, with_bad_rows
-from chunkvisor.supervise.engines import Engines
+from chunkvisor.supervise.endings import GivenUp, gave_up, with_bad_rows
 from chunkvisor.supervise.head import Head
-from chunkvisor.supervise.modelfiles import ModelFiles
+from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
+from chunkvisor.supervise.quantizing import quantized_of, require_quantized
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
+from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
-
-_PAUSE_S = 0.25
+from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 
 class Work:
     """What a run does between its first word and its last."""
 
-    def __init__(self, request: Request, run: Run) -> None:
+    def __init__(self, request: Request, run: Run, means: Means) -> None:
         self._request = request
-        self._config = config = request.loaded.config
+        self._config = request.loaded.config
         self._run = run
+        self._means = means
         self._layout, self._emit = run.layout, run.emit
-        self._on_ray = config.engine.kind is EngineKind.RAY
-        if not self._on_ray and "cpu" not in config.device:
-            self._emit(LookingForGpus())
-        if self._on_ray:
-            from chunkvisor.engine.ray.create import cluster_devices  # 60 ms before any run's first worker
-
-            self._devices = cluster_devices(config)
-        else:
-            self._devices = find_devices(config.device, on_lost=lambda why: self._emit(GpuLost(why)))
-        if guessed := sum(map(is_guessed, self._devices)):
-            self._emit(GpusGuessed(guessed))
-        self._budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
-        self._engines = Engines(request, run, self._devices)
-        self._model = ModelFiles(request, run, self._devices[0], self._budget, self._pause, self._on_wait)
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
-        with closing(self._engines):
-            return self._do()
-
-    def _do(self) -> ExitCode:
-        config, of_slice = self._config, self._request.slice
-        self._emit(
-            RunStarted(
-                workdir=str(self._layout.workdir),
-                device=", ".join(map(str, self._devices)),
-                run=self._run.run_id,
-                gpus=tuple(device.uuid for device in self._devices),
-                engine=str(config.engine.kind),
-                model=config.model.name,
-                outputs=tuple(config.outputs),
-                slice=str(of_slice or ""),
-            )
-        )
-        with self._turn():
+        config, of_slice, on_wait = self._config, self._request.slice, self._means.on_wait
+        with self._means.turn():
             source, outputs = self._open(of_slice)
-        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, self._on_wait)
+        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
         if of_slice is not None:
             # The last slice finds all chunks committed, and then does what a run of the whole would do.
-            with self._turn():
+            with self._means.turn():
                 done, chunks = progress_of(self._layout, config.outputs)
                 if done + awaiting_dimension(self._layout, config.outputs) == chunks:
                     self._encode(*self._open(None))
                     done = chunks
             if done < chunks:
                 return end_slice(self._layout, outputs, done, chunks, self._emit)
-        combine_finals(config, self._layout, self._emit, self._on_wait)
-        upload_finals(config, self._layout, self._emit, self._on_wait)
+        combine_finals(config, self._layout, self._emit, on_wait)
+        upload_finals(config, self._layout, self._emit, on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
@@ -117,34 +86,35 @@ class Work:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
-        source = self._model.resolve(anew=from_scratch)
+        source, means = self._means.source(), self._means
         refuse_unknown_prompts(config, source.path)
         opening = Opening(
             self._request.loaded,
             source,
-            self._devices[0].kind,
+            means.devices[0].kind,
             self._run.run_id,
             self._request.max_rows,
             of_slice,
             # The environment of this machine does not travel to the nodes of a cluster.
-            arithmetic_variables({} if self._on_ray else os.environ, config.env),
-            DiskWait(config.recovery.wait_timeout, self._pause, self._emit),
+            arithmetic_variables({} if means.on_ray else os.environ, config.env),
+            DiskWait(config.recovery.wait_timeout, means.pause, self._emit),
             self._emit,
-            self._on_wait,
-            Planner(self._emit, self._on_wait, strict=config.identity is Strictness.STRICT),
-            lambda: self._engines.load_ahead(source),
+            means.on_wait,
+            Planner(self._emit, means.on_wait, strict=config.identity is Strictness.STRICT),
+            lambda: means.engines.load_ahead(source),
             computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
         )
-        if of_slice is None and self._request.max_rows is None and not self._on_ray:
-            devices = len(self._devices) * config.workers.per_device
+        if of_slice is None and self._request.max_rows is None and not means.on_ray:
+            devices = len(means.devices) * config.workers.per_device
             encode = partial(self._encode_head, source)
             opening.read_new = Head(opening, devices, encode, self._run.signals.wake).read
         if from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
+        opening.quantized = quantized_of(opening, means.model.quantize)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
         order = sources_first(config, {each.name: each.fixed.identity for each in begun})
@@ -171,21 +141,16 @@ class Work:
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
-        self._convert(source, outputs)
-        with closing(self._engines.take(source, outputs)) as engine:
+        self._prepare_model(source, [output.job.model for output in outputs if output.left])
+        with closing(self._means.engines.take(source, outputs)) as engine:
             given_up = self._drive(source, outputs, engine)
         if given_up:
             raise gave_up(given_up)
 
     def _encode_head(self, source: ModelSource, head: OutputRun, until: Callable[[], bool]) -> None:
         """Work until its source is read; chunks that are given up are tried again with all others."""
-        self._convert(source, [head])
-        self._drive(source, [head], self._engines.lend(source), until)
-
-    def _convert(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
-        if outputs and outputs[0].job.model.converted is not None:
-            with self._turn():
-                self._model.convert(source, outputs[0].job.model)
+        self._prepare_model(source, [head.job.model])
+        self._drive(source, [head], self._means.engines.lend(head), until)
 
     def _drive(
         self,
@@ -198,11 +163,11 @@ class Work:
         settings = Settings(
             per_device=config.workers.per_device,
             standby=config.workers.standby,
-            budget=self._budget,
+            budget=self._means.budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
         patience = Patience.of(config)
-        lessons, need_bytes = self._model.lessons(source), gpu_need_bytes(config.model, source.path)
+        lessons, need_bytes = self._means.model.lessons(source), gpu_need_bytes(config.model, source.path)
         driver = Driver(
             outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes, until
         )
@@ -211,17 +176,15 @@ class Work:
             raise stopped(run.signals)
         return given_up
 
-    def _turn(self) -> AbstractContextManager[None]:
-        """What belongs to all slices is prepared, and joined, by one of them at a time."""
-        return turn(self._layout, self._pause, lambda who: self._emit(WaitingForTurn(who)))
-
-    def _pause(self, seconds: float) -> None:
-        deadline_s = time.monotonic() + seconds
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            self._run.signals.sleep(min(left_s, _PAUSE_S), [])
-            self._on_wait()
-
-    def _on_wait(self) -> None:
-        self._run.tick()
-        if self._run.signals.draining:
-            raise stopped(self._run.signals)
+    def _prepare_model(self, source: ModelSource, models: Sequence[ModelSpec]) -> None:
+        """Have the converted form be there that the workers of these outputs load; with torch there is none."""
+        if not models or models[0].converted is None:
+            return
+        means = self._means
+        with means.turn():
+            if self._config.model.dtype is Dtype.INT8:
+                if lacks_int8(processor_flags()):
+                    self._emit(SlowDtype(SLOW_INT8))
+                require_quantized(self._config, source, models, means.model.quantize, means.on_wait)
+            else:
+                means.model.convert(source, models[0])

@@ -10,8 +10,8 @@ import pytest
 
 from chunkvisor_worker import flop
 from chunkvisor_worker.batching import computed_lengths
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.layershapes import LayerShapes
-from chunkvisor_worker.contract.messages import LinearKernel
 from late import Late, needs
 
 torch: Any = Late("torch")

@@ -212,3 +212,23 @@ def test_the_measurement_times_each_shape_and_leaves_the_threads() -> None:
     assert 0 < time_ratio(timings) < math.inf
     assert torch.get_num_threads() == threads
     assert not any(layer.weight.is_mkldnn for layer in model)
+
+
+@pytest.mark.parametrize(("packed_s", "rounds"), [(1.2, 2), (0.95, 4), (0.85, 4), (0.5, 2)])
+def test_what_is_clear_at_once_is_timed_once(monkeypatch: pytest.MonkeyPatch, packed_s: float, rounds: int) -> None:
+    """After the round that makes the kernels one more is enough, unless both take about as long."""
+    ran = list[bool]()
+
+    class Trial:
+        layers, rows = 1, 1
+
+        def __init__(self, *_: object) -> None:
+            self.least_s = [1.0, packed_s]
+
+        def run(self, *, counts: bool) -> None:
+            ran.append(counts)
+
+    monkeypatch.setattr(linear, "_Trial", Trial)
+
+    assert linear._timed(torch, [(1, None)]) == [Timing(1, 1, 1.0, packed_s)]
+    assert ran == [False, *[True] * (rounds - 1)]

@@ -33,3 +33,15 @@ def test_a_beat_of_an_earlier_release_is_read() -> None:
     beat = from_json(Beat, '{"seq": 1, "pid": 2, "phase": "forward"}')
     assert beat is not None
     assert beat.opening_s == 0.0
+
+
+def test_a_phase_that_goes_on_is_not_written_again(tmp_path: Path) -> None:
+    """Its time adds up all the same; the next phase is written at once."""
+    progress = BeatWriter(tmp_path / "beat.json")
+    for phase in (Phase.IMPORT, Phase.IMPORT, Phase.TOKENIZE):
+        progress.phase(phase)
+
+    beat = read_message(Beat, tmp_path / "beat.json")
+    assert beat is not None
+    assert (beat.seq, beat.phase) == (2, Phase.TOKENIZE)
+    assert set(progress.phase_s) == {"start", "import"}

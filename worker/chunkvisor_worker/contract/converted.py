@@ -6,9 +6,10 @@ All of it stays valid for as long as `made_from` is what it would be made from n
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunkvisor_worker.contract.arithmetic import Quantized
 from chunkvisor_worker.contract.files import FileIn
 from chunkvisor_worker.contract.layershapes import LayerShapes
-from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +19,29 @@ class ConvertedFiles:
     folder: Path
 
     network = FileIn("model.xml")
-    """From token ids to the model's vector, pooling included; in float32, for batches of any shape."""
+    """From token ids to the model's vector, pooling included; for batches of any shape."""
     weights = FileIn("model.bin")
     tokenizer = FileIn("tokenizer.json")
     """As the package tokenizers reads it, without truncation and padding."""
     record = FileIn("converted.json")
     """Written last."""
+    compared = FileIn("compared.npy")
+    """Of a quantised model, until the supervisor has read it: the vectors of some texts in float32, then those in int8;
+    float32 of shape (2, texts, dimension)."""
 
     @property
     def content(self) -> tuple[Path, ...]:
         """What the record has a digest of."""
         return (self.network, self.weights, self.tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSample:
+    """Some texts of an output."""
+
+    encode: EncodeSpec
+    """How they are encoded."""
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,10 @@ class ConvertRequest:
     """Stands in the record: tells this conversion apart from all others."""
     target: str
     """Folder of the converted model; it is empty."""
+    texts: str = ""
+    """File with a JSON string a line: the texts by which the model is quantised to int8. Empty = it is not."""
+    samples: tuple[TextSample, ...] = ()
+    """Whose they are, in that order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +89,5 @@ class Converted:
     """Of the libraries that have converted it."""
     layers: LayerShapes = LayerShapes()  # noqa: RUF009 - frozen
     """Unknown of models that an earlier version has converted."""
+    quantized: Quantized | None = None
+    """None = its numbers are float32."""

@@ -226,8 +226,12 @@ def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
 def read_bounded(path: Path) -> bytes | None:
     """The file's bytes, or None where there is no regular file of a sensible size that can be read."""
     try:
-        with open_regular(path) as file:
-            data = file.read(READ_LIMIT_BYTES + 1)
+        with open(descriptor_of(path), "rb", buffering=0) as file:
+            # Room for what is there: to map and unmap that for the largest record costs more than to read a small one.
+            there_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(min(there_bytes, READ_LIMIT_BYTES) + 1)
+            if len(data) > there_bytes:  # it grows
+                data += file.read(max(0, READ_LIMIT_BYTES + 1 - len(data)))
     except OSError:
         return None
     return data if len(data) <= READ_LIMIT_BYTES else None

@@ -1,6 +1,5 @@
 """The handbook's entry of a rule, as Markdown: for `chunkvisor explain` and docs/reference/failure-rules.md."""
 
-import re
 from collections.abc import Iterator
 
 from chunkvisor_worker.contract.rule import NEW_PROCESS, ROW, SMALLER_BATCH, Rule
@@ -52,7 +51,7 @@ def _signs(rule: Rule) -> Iterator[str]:
         yield "return code of a worker without a record: " + ", ".join(map(str, map(int, rule.returncodes)))
 
 
-def _code(pattern: re.Pattern[str]) -> str:
+def _code(pattern: str) -> str:
     """A regular expression as inline code; double fences, since a pattern can hold a backtick."""
-    fence = "``" if "`" in pattern.pattern else "`"
-    return f"{fence}{pattern.pattern}{fence}"
+    fence = "``" if "`" in pattern else "`"
+    return f"{fence}{pattern}{fence}"

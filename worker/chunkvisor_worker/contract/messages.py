@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from chunkvisor_worker.contract.arithmetic import LinearKernel, Quantized
+
 
 class Phase(StrEnum):
     """What a worker is doing; the same fault means different things in different phases."""
@@ -177,16 +179,6 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearKernel:
-    """What computes the linear layers of a model on a CPU; the vectors are equal to 1e-6 (see `linear`)."""
-
-    name: str
-    """"torch" (its own products) or "onednn" (with packed weights)."""
-    time_ratio: float = 0.0
-    """Time that oneDNN takes, by that of torch's own, as the worker has measured; 0 = not measured."""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What the worker found out about the model, for the manifest."""
 
@@ -197,6 +189,8 @@ class Facts:
     versions: dict[str, str] = field(default_factory=dict)
     linear: LinearKernel | None = None
     """None on a GPU, and for what is no plain text model."""
+    quantized: Quantized | None = None
+    """None where the model is not in int8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,11 @@ class Sign:
     """cudaError_t, as in torch.AcceleratorError.error_code."""
     errnos: tuple[int, ...] = ()
     http_statuses: tuple[int, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    """Searched in the head of the message, advice lines dropped."""
+    pattern: str | None = None
+    """Searched in the head of the message, advice lines dropped.
+
+    Compiled by the first search, as `Rule.log`: every process of ours imports the rules, and few meet a fault.
+    """
 
     def matches(self, cause: Cause, head: str) -> bool:
         """Whether the exception shows the sign; `head` is its message as `taxonomy.head_of` leaves it.
@@ -91,7 +94,7 @@ class Sign:
             if wanted and found is not None:
                 return found in wanted
         if self.pattern is not None:
-            return self.pattern.search(head) is not None
+            return re.search(self.pattern, head) is not None
         return not any(wanted for wanted, _ in numbers)
 
 
@@ -110,7 +113,7 @@ class Rule:
     """Any of them suffices."""
     phases: tuple[Phase, ...] = ()
     """The rule holds in these only; empty = any."""
-    log: re.Pattern[str] | None = None
+    log: str | None = None
     """Searched in the end of the log of a worker that left no record, `^` and `$` line by line."""
     returncodes: tuple[int, ...] = ()
     """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
@@ -140,12 +143,12 @@ class Rule:
 
 def runtime_error(pattern: str, *codes: int) -> Sign:
     """The sign of most of torch's faults: RuntimeError, with a cudaError_t where the release gives one."""
-    return Sign(classes=("builtins.RuntimeError",), codes=codes, pattern=re.compile(pattern))
+    return Sign(classes=("builtins.RuntimeError",), codes=codes, pattern=pattern)
 
 
 def error(pattern: str, *classes: str) -> Sign:
     """A text, in exceptions of the given classes or, without any, in all."""
-    return Sign(classes=classes, pattern=re.compile(pattern))
+    return Sign(classes=classes, pattern=pattern)
 
 
 def of_class(*classes: str) -> Sign:
@@ -156,9 +159,8 @@ def of_class(*classes: str) -> Sign:
 def family(**usual: Any) -> Callable[..., Rule]:
     """What makes rules that have most in common: name, cause, remedy and signs, and by name what is not `usual`."""
 
-    def rule(name: str, cause: str, remedy: str, *signs: Sign, log: str | None = None, **unusual: Any) -> Rule:
-        pattern = re.compile(log, re.MULTILINE) if log else None
-        return Rule(name=name, cause=cause, remedy=remedy, signs=signs, log=pattern, **(usual | unusual))
+    def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
+        return Rule(name=name, cause=cause, remedy=remedy, signs=signs, **(usual | unusual))
 
     return rule
 

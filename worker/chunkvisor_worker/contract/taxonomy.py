@@ -67,7 +67,7 @@ def diagnose_log(tail: str, returncode: int) -> Diagnosis | None:
     end = tail[-TAIL_CHARS:]
     if -returncode not in _ASKED_TO_END:
         for rule in RULES:
-            found = rule.log.search(end) if rule.log else None
+            found = re.search(rule.log, end, re.MULTILINE) if rule.log else None
             if found:
                 return Diagnosis(rule, _plain(_line_around(end, found.start())))
     for rule in RULES:

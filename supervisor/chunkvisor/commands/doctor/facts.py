@@ -23,7 +23,7 @@ from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
 from chunkvisor.observe.extras import require_extras
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor_worker.contract.probe import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 

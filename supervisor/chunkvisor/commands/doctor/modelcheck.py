@@ -6,12 +6,12 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
-from chunkvisor.devices.processor import SLOW_BFLOAT16
+from chunkvisor.devices.processor import SLOW_BFLOAT16, SLOW_INT8
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import LinearKernel
 
 _ROUNDING = 1e-3
 """Two vectors of one text that differ by less, relative to their largest component, differ by rounding: half
@@ -32,6 +32,8 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     if readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN:
         if job.bfloat16 and not job.cpu_has_bfloat16:
             yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
+        if job.nncf is not None and job.cpu_lacks_int8:
+            yield Finding("dtype", State.WARNING, SLOW_INT8, "set model.dtype to float32")
         yield _check_openvino(job)
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
@@ -88,7 +90,8 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
 
 def _check_openvino(job: JobReading) -> Finding:
     if job.uses_openvino:  # a config that asks for it where it is missing is refused before
-        return Finding("openvino", State.OK, f"openvino {job.openvino} computes")
+        int8 = f"; nncf {job.nncf} quantises the model to int8, on texts of the run" if job.nncf is not None else ""
+        return Finding("openvino", State.OK, f"openvino {job.openvino} computes{int8}")
     if job.openvino is not None:
         tries = "`chunkvisor tune CONFIG` tells whether model.backend: openvino is faster here"
         return Finding("openvino", State.OK, f"openvino {job.openvino} is installed; {tries}")

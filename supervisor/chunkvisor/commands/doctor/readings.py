@@ -7,7 +7,7 @@ from enum import StrEnum
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.ingest.sourcesize import SourceSize
-from chunkvisor_worker.contract.messages import LinearKernel
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.probe import ProbeReport
 
 
@@ -201,6 +201,9 @@ class JobReading:
     bfloat16: bool = False
     """The model computes in it."""
     cpu_has_bfloat16: bool = True
+    nncf: str | None = None
+    """Version of the package, where the model computes in int8; else None."""
+    cpu_lacks_int8: bool = False
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
 

@@ -29,7 +29,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.status import read_status
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.request import Request

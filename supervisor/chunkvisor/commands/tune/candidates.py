@@ -1,6 +1,5 @@
 """What is tried: settings of the config's keys, in rounds that each begin with the best of the one before. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chunkvisor.config.choices import Backend, Dtype
@@ -51,15 +50,16 @@ _TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
 def dtypes(kind: str, fixed: str | None) -> list[Candidate]:
     """The first round; with `fixed`, only that dtype, since outputs that have begun keep theirs."""
     if fixed is not None:
-        return [replace(BASELINE, dtype=fixed)] if fixed != BASELINE.dtype else []
+        of_torch = fixed not in (BASELINE.dtype, Dtype.INT8)
+        return [replace(BASELINE, dtype=fixed)] if of_torch else []
     return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind]]
 
 
-def backends(kind: str, *, installed: bool, bfloat16: bool, fixed: str | None) -> list[Candidate]:
-    """The second round: openvino, which computes on a CPU, in float32 and where it has it in `bfloat16`."""
+def backends(kind: str, *, installed: bool, bfloat16: bool, int8: bool, fixed: str | None) -> list[Candidate]:
+    """The second round: openvino, which computes on a CPU, in float32, and in `bfloat16` and `int8` where told so."""
     if kind != "cpu" or not installed:
         return []
-    found = [str(Dtype.FLOAT32)] + [str(Dtype.BFLOAT16)] * bfloat16
+    found = [str(Dtype.FLOAT32)] + [str(Dtype.BFLOAT16)] * bfloat16 + [str(Dtype.INT8)] * int8
     return [replace(BASELINE, dtype=dtype, backend=str(Backend.OPENVINO)) for dtype in found if fixed in (None, dtype)]
 
 
@@ -71,12 +71,3 @@ def budgets(kind: str, best: Candidate) -> list[Candidate]:
 def crowds(best: Candidate, cores: int) -> list[Candidate]:
     """The fourth round: two workers on the device, where there are cores for both."""
     return [replace(best, per_device=2)] if cores >= 2 else []
-
-
-def pick(texts: Sequence[int], count: int) -> list[int]:
-    """Numbers of `count` of the texts, by their lengths: evenly spread from the shortest to the longest."""
-    order = sorted(range(len(texts)), key=lambda number: (texts[number], number))
-    if count >= len(order):
-        return sorted(order)
-    step = len(order) / count
-    return sorted(order[int((place + 0.5) * step)] for place in range(count))

@@ -9,33 +9,38 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.commands.planning.samples import sample_of
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes, pick
-from chunkvisor.commands.tune.compare import Measured, Vectors, best_of, likeness
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
+from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.commands.tune.tuning import Tuning
-from chunkvisor.config.choices import Backend
+from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.decide.likeness import Vectors, likeness
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.devices.processor import has_bfloat16
 from chunkvisor.engine.conversion import ensure_converted, openvino_version, with_place
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
+from chunkvisor.engine.quantization import Sample as Calibration
+from chunkvisor.engine.quantization import ensure_quantized, nncf_version
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.ingest.sampled import sampled
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_facts, read_fixed
 from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.quantizing import samples_of
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
+from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FIRST_TEXTS = 64
 """In the first look, which tells how many texts the others get."""
 _EACH_S = 6.0
 """So long float32 is to compute over the sample."""
 _MOST_TEXTS = 2000
-_LOOKED_AT = 20_000
-"""Texts of an output, evenly spread, among which the sample is chosen by length."""
 
 
 def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
@@ -49,17 +54,18 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
     devices = find_devices(config.device)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
         scratch = Path(name)
-        samples = [sample_of(config, output, None, scratch, say) for output in config.outputs]
+        tables = [sample_of(config, output, None, scratch, say).table for output in config.outputs]
         model = model_spec(config.model, source.path, source.revision)
         bench = _Bench(loaded, model, devices[0], scratch, say)
-        texts = _texts(samples, _FIRST_TEXTS)
+        bench.calibration = samples_of(config, dict(zip(config.outputs, tables, strict=True)))
+        texts = _texts(tables, _FIRST_TEXTS)
         configured = _configured(loaded, "auto")
         first = bench.run(replace(configured, dtype=str(config.model.dtype)), texts)
         if first.vectors is None:
             raise _failed(first.trial)
         configured = replace(configured, dtype=first.trial.dtype or BASELINE.dtype)
         count = max(_FIRST_TEXTS, min(_MOST_TEXTS, int(first.texts_per_s * _EACH_S)))
-        bench.texts = _texts(samples, count)
+        bench.texts = _texts(tables, count)
         begun = _begun(loaded)
         fixed = begun and begun[1]
         measured = list(bench.round(dict.fromkeys([BASELINE, configured])))
@@ -73,20 +79,25 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
 
         measured += bench.round(dtypes(devices[0].kind, fixed))
         if begun is None or begun[0] == Backend.OPENVINO:
-            bfloat16, installed = has_bfloat16(processor_flags()), openvino_version() is not None
-            more = backends(devices[0].kind, installed=installed, bfloat16=bfloat16, fixed=fixed)
-            measured += bench.round(each for each in more if each != configured)
+            measured += bench.round(each for each in _backends(devices[0].kind, fixed) if each != configured)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
         return Tuning(
             tuple(measured),
             best(),
             len(bench.texts),
-            sum(sample.plan.distinct for sample in samples),
+            sum(table.distinct for table in tables),
             len(devices),
             configured,
             f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it" if begun else "",
         )
+
+
+def _backends(kind: str, fixed: str | None) -> list[Candidate]:
+    """Those that this machine has: in int8 only where that is not known to be slow."""
+    flags, installed = processor_flags(), openvino_version() is not None
+    int8 = nncf_version() is not None and not lacks_int8(flags)
+    return backends(kind, installed=installed, bfloat16=has_bfloat16(flags), int8=int8, fixed=fixed)
 
 
 def _model_at_hand(config: Config) -> ModelSource:
@@ -122,6 +133,7 @@ class _Bench:
         self._folders = 0
         self._reference: Vectors | None = None
         self.texts: list[str] = []
+        self.calibration: list[Calibration] = []
 
     def round(self, candidates: Iterable[Candidate]) -> Iterable[Measured]:
         """Try each on the sample; the first that ever succeeds is what the others are compared with."""
@@ -137,16 +149,13 @@ class _Bench:
                 continue
             if self._reference is None:
                 self._reference = run.vectors
-            yield Measured(candidate, run.texts_per_s, likeness(run.vectors, self._reference))
+            rows = self._rows_of(candidate)
+            yield Measured(candidate, run.texts_per_s, likeness(run.vectors[rows], self._reference[rows]))
 
     def run(self, candidate: Candidate, texts: Sequence[str]) -> _Run:
         """One worker, or several at the same time that share texts and cores. Raises Halt as `ensure_converted`."""
         self._say(f"trying {candidate}")
-        model = replace(self._model, dtype=candidate.dtype, backend=candidate.backend)
-        model = with_place(model, self._scratch / "openvino")
-        if model.converted is not None:
-            environment = environment_of(os.environ, [self._device], self._loaded.config.env)
-            ensure_converted(model, environment, tell=lambda: self._say("converting the model for openvino"))
+        model = self._converted(replace(self._model, dtype=candidate.dtype, backend=candidate.backend))
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
@@ -159,6 +168,27 @@ class _Bench:
             vectors[number::workers] = share
         seconds = max(_computing_s(trial, self._device) for trial in trials)
         return _Run(trials[0], vectors, len(texts) / max(seconds, 1e-6))
+
+    def _converted(self, model: ModelSpec) -> ModelSpec:
+        """The model with its converted form, which is made where it is not there yet."""
+        if model.backend != Backend.OPENVINO:
+            return model
+        folder = self._scratch / "openvino"
+        environment = environment_of(os.environ, [self._device], self._loaded.config.env)
+        if model.dtype == Dtype.INT8:
+            words = "converting the model for openvino, and quantising it to int8"
+            digest = ensure_quantized(model, folder, self.calibration, environment, tell=lambda: self._say(words))
+            return with_place(model, folder, digest)
+        model = with_place(model, folder)
+        ensure_converted(model, environment, tell=lambda: self._say("converting the model for openvino"))
+        return model
+
+    def _rows_of(self, candidate: Candidate) -> list[int]:
+        """Of the sample, those that judge a candidate: in int8 not what it was quantised by, if there is more."""
+        seen = set[str]()
+        if candidate.dtype == Dtype.INT8:
+            seen.update(text for sample in self.calibration for text in sample.texts)
+        return [row for row, text in enumerate(self.texts) if text not in seen] or list(range(len(self.texts)))
 
     def _try(self, candidate: Candidate, model: ModelSpec, texts: Sequence[str]) -> Trial:
         config = self._loaded.config
@@ -191,15 +221,9 @@ def _computing_s(trial: Trial, device: Device) -> float:
     return sum(trial.phase_s.get(phase, 0.0) for phase in phases)
 
 
-def _texts(samples: Sequence[Sample], count: int) -> list[str]:
+def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
     """So many texts of all outputs together, by their shares and from short to long."""
-    total, chosen = sum(sample.plan.distinct for sample in samples), []
-    for sample in samples:
-        distinct = sample.plan.distinct
-        every = max(1, distinct // _LOOKED_AT)
-        texts = [sample.table.texts(number, number + 1)[0] for number in range(0, distinct, every)]
-        chosen += [texts[number] for number in pick(list(map(len, texts)), max(1, round(count * distinct / total)))]
-    return chosen
+    return [text for some in sampled(tables, count) for text in some]
 
 
 def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from chunkvisor.decide.remedies import last_remedy
 from chunkvisor.decide.verdict import Verdict, without_cause
 from chunkvisor.events.attempt import FailureEvent
 from chunkvisor.observe.report.history import Failure, History
-from chunkvisor.store.attempt import read_tail
+from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

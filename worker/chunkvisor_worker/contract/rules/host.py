@@ -4,7 +4,6 @@ The kernel's kills leave no text: the supervisor finds them in the counters of t
 """
 
 import errno
-import re
 
 from chunkvisor_worker.contract.rule import (
     NEW_PROCESS,
@@ -34,7 +33,7 @@ DISK_RULES: tuple[Rule, ...] = (
         Sign(
             classes=("builtins.OSError",),
             errnos=(errno.ENOSPC, errno.EDQUOT),
-            pattern=re.compile(rf"{_NO_SPACE}|Not enough free space to write|\d requested and \d{{1,20}} written"),
+            pattern=rf"{_NO_SPACE}|Not enough free space to write|\d requested and \d{{1,20}} written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
         # torch.save: the position in the zip file is not what was written.

@@ -1,0 +1,58 @@
+"""Finds the log that tells of an attempt, and reads the end of one."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular, read_bounded
+
+LOG_TAIL_BYTES = 64 << 10
+_SEARCHED = 100
+"""Failed attempts that are searched for one, at most."""
+
+
+def last_log(files: AttemptFiles) -> Path | None:
+    """The attempt's log; where it has none, the newest of the other attempts at its chunk; None where there is none.
+
+    The folder may also be that of all attempts at a chunk.
+    """
+    if files.log.is_file():
+        return files.log
+    return newest_log([*files.folder.glob(f"*/{files.log.name}"), *files.folder.parent.glob(f"*/{files.log.name}")])
+
+
+def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
+    """(rule, log) of the newest failed attempt of an output that ended so; else ("", the newest of all logs)."""
+    logs = sorted((_written(log), log) for log in attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"))
+    for _, log in reversed(logs[-_SEARCHED:]):
+        try:
+            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"")
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
+            return str(verdict.get("rule", "")), log
+    return "", logs[-1][1] if logs else None
+
+
+def newest_log(logs: Iterable[Path]) -> Path | None:
+    """The one that was written last; one that vanishes meanwhile is none."""
+    return max(logs, key=_written, default=None)
+
+
+def _written(path: Path) -> int:
+    """When, in nanoseconds; 0 where it has vanished."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last bytes of a log, as text; empty where there is none."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""What an earlier run has fixed of an output, and whether the config still asks for that."""
+
+from chunkvisor.assemble.before import finish_switch
+from chunkvisor.assemble.manifest import finish_publishing
+from chunkvisor.errors import config_error
+from chunkvisor.store.fixed import Fixed, read_fixed
+from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.candidates import dtype_of
+from chunkvisor.supervise.changed import refuse_changes
+from chunkvisor.supervise.opening import Opening
+
+
+def begun_before(layout: OutputLayout) -> Fixed | None:
+    """What an earlier run has fixed, once what a killed one has left half-way is finished. Raises Halt, OSError."""
+    finish_switch(layout)
+    finish_publishing(layout)
+    return _read_fixed(layout)
+
+
+def _read_fixed(layout: OutputLayout) -> Fixed | None:
+    try:
+        fixed, problem = read_fixed(layout), "missing"
+    except DamagedError:
+        fixed, problem = None, "damaged"
+    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
+        raise config_error(
+            f"{layout.identity} is {problem}, so it cannot be told what the files beside it belong to",
+            remedy="restore the file, or start this config over by adding --from-scratch",
+        )
+    return fixed
+
+
+def refuse_other_settings(opening: Opening, layout: OutputLayout, fixed: Fixed) -> None:
+    """Raises Halt (78) where the config asks for other vectors than those that are there, whatever the source is."""
+    as_before = identity_for(opening, layout.name, fixed.identity.source_digest, fixed.identity.rows, fixed)
+    refuse_changed(opening, layout, fixed, as_before)
+
+
+def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+    """Raises Halt (78) where the identity is another one; with --update, where vectors that are there do not serve."""
+    if fixed.identity.fingerprint == now.fingerprint:
+        return
+    # Of which those that are there serve: as they are, or cut.
+    serve = now.cut_from(fixed.identity, dtype_of(layout, opening.computes_in)) is not None
+    if serve and opening.update:
+        return
+    changes = differences(fixed.identity, now)
+    raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
+
+
+def identity_for(opening: Opening, name: str, digest: str, rows: int, before: Fixed | None) -> Identity:
+    """The identity that the config asks for, of a source of so many rows; secrets as `before` has them."""
+    revision, quantized = opening.source.revision or "", opening.quantized.get(name)
+    now = identity_of(opening.config, name, revision, digest, rows, opening.arithmetic, quantized)
+    return now.as_noted_in(before.identity) if before is not None else now
