@@ -76,16 +76,9 @@ class Driver:
         self._stations.learn_need(need_bytes)
         self._joiner = Joiner(outputs, signals, emit)
         self._storage = Storage(outputs, emit)
+        waits = WaitTeller(emit, settings.budget.wait_timeout_s)
         self._acts = Acts(
-            outputs,
-            engine,
-            self._stations,
-            self._storage,
-            self._joiner,
-            lessons,
-            settings.bad_rows,
-            WaitTeller(emit, settings.budget.wait_timeout_s),
-            emit,
+            outputs, engine, self._stations, self._storage, self._joiner, lessons, settings.bad_rows, waits, emit
         )
         self._scheduler: Scheduler
         self._todo: deque[do.Instruction] = deque()
