@@ -136,6 +136,12 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
     assert f"config.yaml:{problem}" in problems_of(LEAST + added)
 
 
+def test_problem_of_the_whole(folder: Path) -> None:
+    """What is wrong between sections follows the file's name at once."""
+    (problem,) = problems_of(LEAST.replace("org/model", "org/model, dtype: int8"))
+    assert problem.startswith("config.yaml: model.dtype is int8, in which only OpenVINO computes here")
+
+
 def test_unknown_key_lists_the_valid_ones(folder: Path) -> None:
     """Where nothing comes near, the keys that are valid in that place are listed."""
     assert problems_of(LEAST + "chunk: {zzz: 1}") == ["config.yaml:5: chunk.zzz: unknown key; valid here: size, keep"]

@@ -101,17 +101,17 @@ def test_what_cannot_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("returncode", "log", "code"),
+    ("returncode", "log", "code", "remedy"),
     [
-        (24, "", ExitCode.DISK),
-        (1, "OSError: [Errno 28] No space left on device", ExitCode.DISK),
-        (-9, "", ExitCode.MACHINE),
+        (24, "", ExitCode.DISK, "free some space on that disk"),
+        (1, "OSError: [Errno 28] No space left on device", ExitCode.DISK, "Free some space"),
+        (-9, "", ExitCode.MACHINE, "give it more memory, or set model.backend to torch"),
     ],
 )
 def test_a_child_that_could_not_say_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, log: str, code: ExitCode
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, log: str, code: ExitCode, remedy: str
 ) -> None:
-    """On a full disk there is no room for the record: exit code and log tell it, and the run ends with 74."""
+    """On a full disk there is no room for the record: exit code and log tell it; what to do is not that of a chunk."""
 
     def fail(command: Sequence[str], path: Path, on_wait: object, environment: object) -> int:
         path.write_text(log)
@@ -121,6 +121,7 @@ def test_a_child_that_could_not_say_why(
     with pytest.raises(Halt) as caught:
         ensure_converted(with_place(MODEL, tmp_path / "openvino"), {})
     assert caught.value.code is code
+    assert caught.value.remedy.startswith(remedy)
 
 
 def test_a_model_that_changed_meanwhile_is_not_kept(tmp_path: Path, children: list[ConvertRequest]) -> None:

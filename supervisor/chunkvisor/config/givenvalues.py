@@ -125,7 +125,8 @@ class GivenValues:
         place = next((self.places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.places), 0)
         shown = "this" if is_name else self._shown(key, item["input"])
         dotted = ".".join(_printable(str(part)) for part in key)
-        return place, f"{dotted}: {self._sentence(item['type'], key, shown, item['input'], context)}"
+        sentence = self._sentence(item["type"], key, shown, item["input"], context)
+        return place, f"{dotted}: {sentence}" if dotted else sentence  # of the config as a whole
 
     def _sentence(self, kind: str, key: Key, shown: str, value: Any, context: Mapping[str, Any]) -> str:
         if kind == "extra_forbidden":

@@ -152,13 +152,14 @@ def content_holds(files: ConvertedFiles, known: Converted, on_wait: Callable[[],
 def _failed(model: ModelSpec, scratch: AttemptFiles, returncode: int) -> Halt:
     verdict = verdict_of_child(returncode, scratch.fault, scratch.log)
     full = verdict.outcome is Outcome.DISK_FULL
+    of_chunks = verdict.outcome in (Outcome.HOST_OOM, Outcome.CRASHED)  # their remedies say what is done about a chunk
     into, other = ("quantised to int8", "model.dtype to float32") if model.dtype == Dtype.INT8 else (_PLAIN, _OTHER)
     last_remedy = "free some space on that disk" if full else f"give it more memory, or set {other}"
     return Halt(
         ExitCode(verdict.exit_code or ExitCode.MACHINE),
         f"the model {model.name} cannot be {into}",
         why=verdict.reason,
-        remedy=verdict.remedy or last_remedy,
+        remedy=(verdict.remedy if not of_chunks else "") or last_remedy,
         log=scratch.log,
         see=verdict.see,
     )
