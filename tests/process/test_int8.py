@@ -27,6 +27,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 from harness import Workplace, finish, lives, wait_for
+from smallbert import save_small_bert
 
 HAS_NNCF = importlib.util.find_spec("nncf") is not None
 pytestmark = [
@@ -43,22 +44,9 @@ CONFIG: dict[str, Any] = {"model__backend": "openvino", "model__dtype": "int8", 
 @pytest.fixture(scope="module")
 def tiny(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT with a mean pooling and one prompt; reads 64 tokens."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import AutoTokenizer, BertConfig, BertModel
 
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(1)
-    layers: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    BertModel(BertConfig(vocab_size=30522, **layers)).save_pretrained(folder / "backbone")
-    AutoTokenizer.from_pretrained(minilm_path).save_pretrained(folder / "backbone")
-    modules = [Transformer(str(folder / "backbone")), Pooling(32, "mean")]
-    model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "look for: "})
-    model.max_seq_length = 64
-    model.save(str(folder / "whole"))
-    return folder / "whole"
+    return save_small_bert(tmp_path_factory.mktemp("tiny"), minilm_path, Pooling(32, "mean"))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.quietopenvino import import_openvino
 from harness import Workplace
 from process.test_sentence_transformer import RecordedProgress
+from smallbert import save_small_bert
 
 pytestmark = [
     pytest.mark.model,
@@ -37,21 +38,11 @@ TEXTS = [
 def tiny(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with three poolings one behind the other, a dense layer, and vectors of length 1; reads 64 tokens."""
     import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
-    from transformers import AutoTokenizer, BertConfig, BertModel
 
-    folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(1)
-    layers: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    BertModel(BertConfig(vocab_size=30522, **layers)).save_pretrained(folder / "backbone")
-    AutoTokenizer.from_pretrained(minilm_path).save_pretrained(folder / "backbone")
-    modules = [Transformer(str(folder / "backbone")), Pooling(32, ("mean", "cls", "max")), Dense(96, 16), Normalize()]
-    model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "look for: "})
-    model.max_seq_length = 64
-    model.save(str(folder / "whole"))
-    return folder / "whole"
+    behind = [Pooling(32, ("mean", "cls", "max")), Dense(96, 16), Normalize()]
+    return save_small_bert(tmp_path_factory.mktemp("tiny"), minilm_path, *behind)
 
 
 @pytest.fixture(scope="module")

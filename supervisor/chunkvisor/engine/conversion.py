@@ -159,7 +159,7 @@ def _failed(model: ModelSpec, scratch: AttemptFiles, returncode: int) -> Halt:
         ExitCode(verdict.exit_code or ExitCode.MACHINE),
         f"the model {model.name} cannot be {into}",
         why=verdict.reason,
-        remedy=(verdict.remedy if not of_chunks else "") or last_remedy,
+        remedy=last_remedy if of_chunks else verdict.remedy or last_remedy,
         log=scratch.log,
         see=verdict.see,
     )

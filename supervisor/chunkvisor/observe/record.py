@@ -84,7 +84,6 @@ class Record(Observer):
 
     def _add_worker_versions(self, output: str) -> None:
         """What the first result has told of the worker's libraries."""
-        self._describe()
         if not self._surroundings["worker_versions"] and (facts := read_facts(self._layout.output(output))) is not None:
             self._surroundings["worker_versions"] = facts.versions or {"worker": "tells no versions"}
             self._write_json(self._files.environment, self._surroundings)

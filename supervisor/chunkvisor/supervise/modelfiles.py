@@ -54,12 +54,11 @@ class ModelFiles:
         model, layout = self._config.model, self._run.layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
-        near = folder_like(model.name, self._request.loaded.folder) if not model.is_folder else None
         try:
             if model.is_folder:
                 self._run.emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait)
-            with _naming(near):
+            with _naming(self._near):
                 at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
@@ -69,7 +68,8 @@ class ModelFiles:
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self._on_wait)
-        if at_hand is None and near is not None:
+        near = self._near() if at_hand is None else None
+        if near is not None:
             self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
         self._run.emit(Resolving(model.name, str(near or "")))
 
@@ -79,8 +79,12 @@ class ModelFiles:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
             self._pause(seconds)
 
-        with _naming(near):
+        with _naming(lambda: near):
             return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
+
+    def _near(self) -> Path | None:
+        """The folder that may have been meant by the model's name."""
+        return folder_like(self._config.model.name, self._request.loaded.folder)
 
     def convert(self, source: ModelSource, model: ModelSpec) -> None:
         """Have the model converted into its place. Raises Halt; OSError."""
@@ -127,12 +131,12 @@ class ModelFiles:
 
 
 @contextlib.contextmanager
-def _naming(near: Path | None) -> Iterator[None]:
-    """Where there is no model by its name, the folder that may have been meant is named."""
+def _naming(find: Callable[[], Path | None]) -> Iterator[None]:
+    """Where there is no model by its name, the folder that may have been meant is named, if one is found."""
     try:
         yield
     except Halt as halt:
-        if near is not None:
+        if (near := find()) is not None:
             halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
         raise
 

@@ -67,28 +67,34 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
         take_head(begun, ledger, table, reuse, opening.on_wait)
     # A slice does not count them as its own.
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
-    _tell_opened(opening, ledger, fresh_of(table, reuse), reuse, taken, begun)
-    return _output_run(opening, begun, ledger, table, reuse, taken)
+    return _output_run(opening, begun, ledger, table, reuse, taken, OutputOpened)
 
 
 def open_head(opening: Opening, begun: Begun, table: StagedTable) -> OutputRun:
     """The first rows of an output, ready to run: `begun` is what stands in its head. Raises OSError."""
     ledger = Ledger(begun.layout, *work_with(None, begun.fixed, begun.staged))
     ledger.load()
-    _tell_opened(opening, ledger, table, None, 0, begun, HeadBegun)
-    return replace(_output_run(opening, begun, ledger, table, None, 0), is_head=True)
+    return replace(_output_run(opening, begun, ledger, table, None, 0, HeadBegun), is_head=True)
 
 
 def _output_run(
-    opening: Opening, begun: Begun, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int
+    opening: Opening,
+    begun: Begun,
+    ledger: Ledger,
+    table: StagedTable,
+    reuse: Reuse | None,
+    taken: int,
+    told_as: type[OutputOpened],
 ) -> OutputRun:
     name, config, staged = begun.name, opening.config, begun.staged
+    fresh = fresh_of(table, reuse)
+    _tell_opened(opening, ledger, fresh, reuse, taken, begun, told_as)
     job = _job(opening, name, ledger.fingerprint)
     strict = config.identity is Strictness.STRICT
     taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
     return OutputRun(
         ledger,
-        fresh_of(table, reuse),
+        fresh,
         job,
         resolve_limits(config.effective_encode(name), opening.device_kind, plugin=config.model.is_plugin),
         Finish(opening, begun, ledger, table, reuse, job),
@@ -108,7 +114,7 @@ def _tell_opened(
     reuse: Reuse | None,
     taken: int,
     begun: Begun,
-    kind: type[OutputOpened] = OutputOpened,
+    kind: type[OutputOpened],
 ) -> None:
     """`table` has the texts of the ledger."""
     if reuse is not None:
