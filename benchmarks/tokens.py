@@ -34,9 +34,9 @@ def computed(workdir: Path) -> str:
     for each in events:
         if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]:
             times.add(WorkerEnded(**{field.name: each[field.name] for field in fields(WorkerEnded)}))
-    if not times.tokens_per_s or times.padding_share is None or times.peak_share is None:
+    if not times.tokens_per_s or times.padding_share is None:
         return "tokens are not known"
-    return (
-        f"{times.tokens_per_s:,.0f} tokens/s beside {100 * times.padding_share:.1f} % of padding, "
-        f"{100 * times.peak_share:.0f} % of {times.peak_flop / times.busy_s / 1e9:.0f} GFLOP/s"
-    )
+    counted = f"{times.tokens_per_s:,.0f} tokens/s beside {100 * times.padding_share:.1f} % of padding"
+    if times.peak_share is None:
+        return counted
+    return f"{counted}, {100 * times.peak_share:.0f} % of {times.peak_flop / times.busy_s / 1e9:.0f} GFLOP/s"
