@@ -46,6 +46,7 @@ from chunkvisor.store.lock import read_holder, taken_by_run
 from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, write_sealed
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier
 from chunkvisor_worker.contract.wire import read_message
@@ -366,6 +367,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
         records: dict[type[Any], Path] = {Spec: files.spec, Beat: files.beat, Fault: files.fault, Result: files.result}
         for kind, record in records.items():
             yield partial(read_message, kind, record)
+        yield partial(read_beat, files.beat)
 
 
 def _local(made: Made) -> ModelConfig:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
-from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05
@@ -103,4 +103,4 @@ class BeatWriter:
     def _write(self, now: float) -> None:
         self._written_s = now
         self.know(seq=self.beat.seq + 1)
-        write_message(self._path, self.beat, durable=False)
+        write_beat(self._path, self.beat)

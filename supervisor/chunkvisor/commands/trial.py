@@ -21,10 +21,11 @@ from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor_worker.contract.arithmetic import LinearKernel
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Go, Limits, ModelSpec
-from chunkvisor_worker.contract.wire import read_message, to_json
+from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec
+from chunkvisor_worker.contract.wire import to_json
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -82,7 +83,7 @@ def try_texts(
         nonlocal pulse
         on_wait()
         now_s = time.monotonic()
-        pulse = pulse.seen(read_message(Beat, files.beat), now_s)
+        pulse = pulse.seen(read_beat(files.beat), now_s)
         if why := pulse.overdue(now_s, conditions.patience, at_gate=False):
             raise TimeoutError(why)
 

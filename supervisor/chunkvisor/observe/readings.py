@@ -11,9 +11,9 @@ from chunkvisor.events.progress import AttemptKey
 from chunkvisor.events.state import RunState
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.slices import Slice
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.messages import Beat
-from chunkvisor_worker.contract.wire import read_message
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -82,7 +82,7 @@ def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> R
     beats = {}
     for key in (worker.key for worker in state.workers.values()):
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
-        if (beat := read_message(Beat, path)) is not None:
+        if (beat := read_beat(path)) is not None:
             try:
                 beats[key] = (beat, max(0.0, time.time() - path.stat().st_mtime))
             except OSError:

@@ -12,6 +12,7 @@ from chunkvisor.decide.outcome import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.disk import free_bytes
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles, open_new
 from chunkvisor_worker.contract.messages import (
     WIRE,
@@ -160,7 +161,7 @@ def drop_bulk(files: AttemptFiles) -> None:
 def _last_beat(files: AttemptFiles) -> Beat | None:
     """None where it cannot be read; where there is none, the worker died before its first line."""
     if not files.folder.exists() or os.path.lexists(files.beat):
-        return read_message(Beat, files.beat)
+        return read_beat(files.beat)
     return Beat(0, 0, Phase.START)
 
 

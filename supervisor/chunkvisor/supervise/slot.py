@@ -13,9 +13,9 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
 from chunkvisor.supervise.fleet import Gate
 from chunkvisor.supervise.task import Task
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles, open_kept
-from chunkvisor_worker.contract.messages import Beat, Limits, Phase, Spec
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.messages import Limits, Phase, Spec
 
 GRACE_S = 5.0
 """Between one signal and the next, stronger one."""
@@ -75,7 +75,7 @@ class Slot:
         if not self.worker.has_called() and (told or (not closely and now_s - self._looked_s < _LOOK_S)):
             return
         self._looked_s = now_s
-        self.pulse = self.pulse.seen(read_message(Beat, self.files.beat), now_s)
+        self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
         if self.gate is Gate.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:

@@ -23,9 +23,10 @@ from chunkvisor.supervise.stimuli import NotStored, PartsDamaged, Quarantined, S
 from chunkvisor.supervise.task import Task
 from chunkvisor.units import human_bytes, which_rows
 from chunkvisor_worker.contract.batchlog import read_batch_log
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Beat, Result
+from chunkvisor_worker.contract.messages import Result
 from chunkvisor_worker.contract.wire import read_message
 
 
@@ -202,7 +203,7 @@ def _part(output: str, task: Task, result: Result) -> PartCommitted:
 
 def _kept(output: str, task: Task, texts: int, files: AttemptFiles, *, interrupted: bool) -> BatchesKept:
     """What is told of so many texts of an attempt that left no result; its last beat knows their tokens, about."""
-    beat = read_message(Beat, files.beat)
+    beat = read_beat(files.beat)
     if beat is None or not beat.rows_done:
         return BatchesKept(output, task.chunk, texts, interrupted=interrupted)
     tokens, padded = (

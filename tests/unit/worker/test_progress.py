@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
-from chunkvisor_worker.contract.wire import from_json, read_message
+from chunkvisor_worker.contract.wire import from_json
 from chunkvisor_worker.progress import BeatWriter
 
 
@@ -14,7 +15,7 @@ def test_opening_is_the_time_from_go_to_the_first_batch(tmp_path: Path) -> None:
     progress = BeatWriter(tmp_path / "beat.json")
     for phase in (Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY):
         progress.phase(phase)
-        beat = read_message(Beat, tmp_path / "beat.json")
+        beat = read_beat(tmp_path / "beat.json")
         assert beat is not None
         assert beat.opening_s == 0.0
     progress._go_s = (progress._go_s or 0.0) - 10  # ten seconds ago
@@ -22,7 +23,7 @@ def test_opening_is_the_time_from_go_to_the_first_batch(tmp_path: Path) -> None:
     progress.batch(np.arange(1), 1)
     progress.phase(Phase.DONE)
 
-    beat = read_message(Beat, tmp_path / "beat.json")
+    beat = read_beat(tmp_path / "beat.json")
     assert beat is not None
     assert 10 <= beat.opening_s < 70
     assert set(progress.phase_s) >= {"cuda_init", "weights_copy", "forward"}
@@ -41,7 +42,7 @@ def test_a_phase_that_goes_on_is_not_written_again(tmp_path: Path) -> None:
     for phase in (Phase.IMPORT, Phase.IMPORT, Phase.TOKENIZE):
         progress.phase(phase)
 
-    beat = read_message(Beat, tmp_path / "beat.json")
+    beat = read_beat(tmp_path / "beat.json")
     assert beat is not None
     assert (beat.seq, beat.phase) == (2, Phase.TOKENIZE)
     assert set(progress.phase_s) == {"start", "import"}

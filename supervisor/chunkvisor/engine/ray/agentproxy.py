@@ -15,9 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Ended, Order, Report, Terms
+from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
-from chunkvisor_worker.contract.wire import from_json, to_json, write_message
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 _TRAVELLING = asyncio.Semaphore(4)
 """Held while the files of a worker travel: few at a time, over the whole cluster."""
@@ -90,7 +91,7 @@ class AgentProxy:
         folder = self._folders.get(report.worker)
         if folder is not None and report.beat is not None and not self._terms.shared:
             with contextlib.suppress(OSError):  # the next one may fit on the disk
-                write_message(AttemptFiles(folder).beat, report.beat, durable=False)
+                write_beat(AttemptFiles(folder).beat, report.beat)
         self._say(replace(report, beat=None))
 
     async def _hand_on(self, order: Order) -> None:

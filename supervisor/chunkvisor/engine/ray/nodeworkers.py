@@ -30,6 +30,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.refusal import of_start
+from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec
@@ -187,7 +188,7 @@ class NodeWorkers(threading.Thread):
         if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
             each.looked_s = now_s
             trim_log(each.files.log)
-            beat = read_message(Beat, each.files.beat)
+            beat = read_beat(each.files.beat)
             if called or (beat is not None and beat != each.beat):
                 each.beat = beat
                 self._report(each.number, heard=True, beat=beat)

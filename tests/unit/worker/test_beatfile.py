@@ -1,0 +1,102 @@
+"""The file of the beat: overwritten in its place, read as a whole or not at all."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chunkvisor_worker.contract.beatfile import read_beat, write_beat
+from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import to_json
+
+BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1999)
+
+
+def test_a_beat_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """The file stays the same one, so that the disk has nothing to do; its content is the last beat."""
+    path = tmp_path / "beat.json"
+    write_beat(path, replace(BEAT, flop=123456789.0))
+    inode = path.stat().st_ino
+    write_beat(path, BEAT)
+    assert read_beat(path) == BEAT
+    assert path.stat().st_ino == inode
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["beat.json"]
+
+
+@pytest.mark.parametrize(
+    "later", [replace(BEAT, rows_done=99), replace(BEAT, seq=12345678, flop=1e12), Beat(9, 1, Phase.DONE)]
+)
+def test_of_a_beat_half_written_nothing_is_believed(tmp_path: Path, later: Beat) -> None:
+    """Wherever the write has got to: the reader has the one, the other or none, and no mixture."""
+    path = tmp_path / "beat.json"
+    write_beat(path, later)
+    written = path.read_bytes()
+    write_beat(path, BEAT)
+    before = path.read_bytes()
+    found = set[Beat | None]()
+    for count in range(len(written) + 1):
+        path.write_bytes(written[:count] + before[count:])
+        found.add(read_beat(path))
+    assert found == {BEAT, later, None}
+
+
+def test_a_reader_beside_a_writer_meets_whole_beats(tmp_path: Path) -> None:
+    """A process that overwrites the file as fast as it can, and one that reads it meanwhile."""
+    path = tmp_path / "beat.json"
+    write_beat(path, replace(BEAT, seq=0, rows_done=0))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            seq = 0
+            while True:
+                seq += 1
+                write_beat(path, replace(BEAT, seq=seq, rows_done=3 * seq))
+        finally:
+            os._exit(1)
+    try:
+        seen = [beat for beat in (read_beat(path) for _ in range(5000)) if beat is not None]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert seen
+    assert all(beat.rows_done == 3 * beat.seq for beat in seen)
+    assert [beat.seq for beat in seen] == sorted(beat.seq for beat in seen)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A link, of either kind, or a pipe that bears the name is replaced; what it leads to stays as it is."""
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    links: tuple[Callable[[Path], object], ...] = (
+        lambda path: path.symlink_to(theirs),
+        lambda path: path.hardlink_to(theirs),
+        os.mkfifo,
+    )
+    for number, make in enumerate(links):
+        path = tmp_path / f"beat{number}.json"
+        make(path)
+        write_beat(path, BEAT)
+        assert read_beat(path) == BEAT
+        assert path.is_file()
+    assert theirs.read_text() == "theirs"
+
+
+def test_a_beat_without_checksum_is_read(tmp_path: Path) -> None:
+    """As runs of before had it."""
+    path = tmp_path / "beat.json"
+    path.write_bytes(to_json(BEAT))
+    assert read_beat(path) == BEAT
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000])
+def test_what_is_no_beat_is_none(tmp_path: Path, content: bytes) -> None:
+    """And the next beat is written over it."""
+    path = tmp_path / "beat.json"
+    path.write_bytes(content)
+    assert read_beat(path) is None
+    write_beat(path, BEAT)
+    assert read_beat(path) == BEAT
