@@ -31,7 +31,7 @@ from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FIRST_TEXTS = 64
 """In the first look, which tells how many texts the others get."""
-_EACH_S = 6.0
+_EACH_S = 4.0
 """So long the config as it is is to compute over the sample."""
 _MOST_TEXTS = 2000
 
