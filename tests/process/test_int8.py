@@ -156,6 +156,14 @@ def test_a_run_quantises_once_and_tells_the_cosine(place: Workplace, child: Stan
     assert len(child.made) == 1
 
 
+def test_a_run_tells_its_share_of_the_peak(place: Workplace) -> None:
+    """Of a product in int8, as of one in the other dtypes."""
+    ran(place)
+    (device,) = place.status()["devices"].values()
+    assert device["peak_flop"] > 0
+    assert device["peak_share"] is not None
+
+
 def child_model(place: Workplace) -> str:
     """The model of the config."""
     import yaml

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-import chunkvisor.commands.tune.measure as measure
 from chunkvisor.commands.trial import Conditions, Trial
-from chunkvisor.commands.tune import draw, to_json, tune
+from chunkvisor.commands.tune import bench, draw, measure, to_json, tune
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.config.edit import Place, with_values
@@ -24,11 +23,13 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
 def test_what_is_tried() -> None:
     """Each round begins with the best of the one before; outputs that have begun keep their dtype."""
-    assert [each.dtype for each in dtypes("cpu", None)] == ["bfloat16"]
-    assert [each.dtype for each in dtypes("cuda", None)] == ["bfloat16", "float16"]
-    assert dtypes("cuda", "float32") == []
-    assert [each.dtype for each in dtypes("cuda", "float16")] == ["float16"]
-    assert dtypes("cpu", "int8") == []
+    assert [each.dtype for each in dtypes("cpu", bfloat16=True, fixed=None)] == ["bfloat16"]
+    assert dtypes("cpu", bfloat16=False, fixed=None) == []
+    assert [each.dtype for each in dtypes("cpu", bfloat16=False, fixed="bfloat16")] == ["bfloat16"]
+    assert [each.dtype for each in dtypes("cuda", bfloat16=False, fixed=None)] == ["bfloat16", "float16"]
+    assert dtypes("cuda", bfloat16=True, fixed="float32") == []
+    assert [each.dtype for each in dtypes("cuda", bfloat16=True, fixed="float16")] == ["float16"]
+    assert dtypes("cpu", bfloat16=True, fixed="int8") == []
     every = {"installed": True, "bfloat16": True, "int8": True}
     assert backends("cuda", **every, fixed=None) == []
     assert backends("cpu", **every | {"installed": False}, fixed=None) == []
@@ -110,7 +111,7 @@ def test_a_config_is_edited(text: str, written: str) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config of 200 texts on the CPU, whose workers are made up: bfloat16 is twice as fast, 8,192 tokens fail."""
+    """A config of 200 texts and made-up workers: the CPU has bfloat16, twice as fast, and 8,192 tokens fail."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_text("")
@@ -142,11 +143,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tell()
         raise Halt(ExitCode.CONFIG, "the model cannot be converted for OpenVINO", why="it is made up")
 
-    monkeypatch.setattr(measure, "try_texts", made_up)
-    monkeypatch.setattr(measure, "ensure_converted", converted)
+    monkeypatch.setattr(bench, "try_texts", made_up)
+    monkeypatch.setattr(bench, "ensure_converted", converted)
+    monkeypatch.setattr(measure, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     monkeypatch.setattr(measure, "openvino_version", lambda: "1.0")
     monkeypatch.setattr(measure, "nncf_version", lambda: None)
-    monkeypatch.setattr(measure, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
+    monkeypatch.setattr(bench, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
     return path
 
 
@@ -174,6 +176,53 @@ def test_a_tuning(config: Path) -> None:
     assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
     assert "trying openvino, float32, batch_tokens auto" in said
     assert said[-1].startswith("trying torch, bfloat16")
+    assert tuning.note == ""
+
+
+_PLAIN_CPU = frozenset({"sse2", "avx2"})
+_NOTE = "Note: bfloat16 is not tried: this CPU has no instructions for it."
+
+
+def test_bfloat16_is_left_out_where_the_cpu_has_none(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch it would take most of the time, only to be the slowest; a line says that it was not tried."""
+    monkeypatch.setattr(measure, "processor_flags", lambda: _PLAIN_CPU)
+    said: list[str] = []
+    tuning = tune(load(config), 0.999, said.append)
+    assert not any("bfloat16" in line for line in said)
+    assert _NOTE in draw(tuning, 0.999, None)
+
+
+@pytest.mark.parametrize("key", ["model.dtype=bfloat16", "begun"])
+def test_bfloat16_is_tried_where_it_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """By the config, or by outputs that have begun in it; also with the plain budget, on whatever CPU."""
+    monkeypatch.setattr(measure, "processor_flags", lambda: _PLAIN_CPU)
+    if key == "begun":
+        monkeypatch.setattr(measure, "_begun", lambda _loaded: ("torch", "bfloat16"))
+    changes = [] if key == "begun" else [key]
+    tuning = tune(load(config, ["encode.batch_tokens=2000", *changes]), 0.999, lambda _step: None)
+    assert Candidate("bfloat16") in [each.candidate for each in tuning.measured]
+    assert _NOTE not in draw(tuning, 0.999, None)
+
+
+def test_outputs_begun_with_openvino_are_not_tried_with_torch(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for float32, which the others are compared with: its vectors could not be taken."""
+    monkeypatch.setattr(measure, "_begun", lambda _loaded: ("openvino", "bfloat16"))
+    tuning = tune(load(config), 0.999, lambda _step: None)
+    tried = {each.candidate.vectors for each in tuning.measured}
+    assert tried == {("torch", "float32"), ("openvino", "bfloat16")}
+
+
+def test_nothing_is_tried_twice(config: Path) -> None:
+    """Neither the config's own setting in a later round, nor what the first look has told of all the sample."""
+    said: list[str] = []
+    changes = ["model.dtype=bfloat16", "encode.batch_tokens=4096"]
+    tune(load(config, changes), 0.999, said.append)
+    assert said.count("trying torch, bfloat16, batch_tokens 4096") == 2  # the first look, and the whole sample
+    (config.parent / "rows.txt").write_text("".join(f"{number}\n" for number in range(50)))
+    said.clear()
+    tuning = tune(load(config, changes), 0.999, said.append)
+    assert said.count("trying torch, bfloat16, batch_tokens 4096") == 1
+    assert Candidate("bfloat16", 4096) in [each.candidate for each in tuning.measured]
 
 
 def test_a_plugin_has_settings_of_its_own(config: Path) -> None:

@@ -64,8 +64,8 @@ def cpu_rate(dtype: Any, kernel: LinearKernel) -> float:
     return rate / kernel.time_ratio if kernel.name == "onednn" and kernel.time_ratio else rate
 
 
-def core_rate(product: Callable[[], Any], size: int = CPU_SIZE) -> float:
-    """Operations a second of a product of two square matrices that this thread computes, as fast as it was seen."""
+def core_rate(product: Callable[[], Any], products: int = 1) -> float:
+    """Operations a second of so many products of two square matrices that this thread computes, at its fastest."""
     best_s, began_s = float("inf"), time.thread_time()
     product()  # makes the kernel
     for _ in range(_ROUNDS):
@@ -75,7 +75,7 @@ def core_rate(product: Callable[[], Any], size: int = CPU_SIZE) -> float:
         best_s = min(best_s, now_s - before_s)
         if now_s - began_s > _TIME_LIMIT_S:
             break
-    return 2 * size**3 / best_s if best_s > 0 else 0.0
+    return products * 2 * CPU_SIZE**3 / best_s if best_s > 0 else 0.0
 
 
 def gpu_rate(dtype: Any, device: str) -> float:

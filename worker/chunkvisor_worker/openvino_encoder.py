@@ -19,8 +19,9 @@ from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, collate, prompted
 from chunkvisor_worker.encoder import Indices, Progress, Vectors
-from chunkvisor_worker.flop import CPU_SIZE, core_rate, cores
+from chunkvisor_worker.flop import cores
 from chunkvisor_worker.model import refuse_length, refuse_truncation
+from chunkvisor_worker.openvino_rate import openvino_rate
 from chunkvisor_worker.quietopenvino import import_openvino
 from chunkvisor_worker.tokenizer_check import check_ids
 from chunkvisor_worker.unitlength import unit_length
@@ -108,8 +109,8 @@ class OpenvinoEncoder:
                 "ENABLE_CPU_PINNING": False,
             }
             self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
-            known = self._model.layers.weights and self._spec.dtype != _INT8  # of products in int8 no rate is measured
-            self._rate = self._core_rate(settings) if known else 0.0
+            if self._model.layers.weights:
+                self._rate = openvino_rate(self._core, settings, int8=self._spec.dtype == _INT8)
         progress.phase(Phase.TOKENIZE)
         assert self._tokenizer is not None
         texts = self._tokenizer.shortened(prompted(self._model, self._encode, texts))
@@ -164,16 +165,6 @@ class OpenvinoEncoder:
     def release(self) -> bool:
         """The CPU is free when this process computes no longer."""
         return True
-
-    def _core_rate(self, settings: dict[str, Any]) -> float:
-        """Operations a second of one core, of a product in the dtype that the network is computed in."""
-        openvino = import_openvino()
-        ops, square = openvino.opset13, np.full((CPU_SIZE, CPU_SIZE), 0.5, dtype=np.float32)
-        given = ops.parameter(square.shape, np.float32)
-        network = openvino.Model([ops.matmul(given, ops.constant(square), False, True)], [given])
-        compiled = self._core.compile_model(network, "CPU", settings | {"INFERENCE_NUM_THREADS": 1})
-        request = compiled.create_infer_request()
-        return core_rate(lambda: request.infer([square], share_inputs=True, share_outputs=True))
 
     @property
     def _model(self) -> Converted:

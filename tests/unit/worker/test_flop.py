@@ -1,6 +1,8 @@
 """How many operations a batch takes, by the shapes of a model's layers, and what they are compared with."""
 
+import itertools
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +90,13 @@ def test_the_rate_is_that_of_the_kernel_in_use(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(flop, "core_rate", lambda _product: 90.0)
     kernels = [LinearKernel("torch", 1.1), LinearKernel("onednn", 0.5), LinearKernel("onednn"), LinearKernel("torch")]
     assert [flop.cpu_rate(torch.float32, each) for each in kernels] == [90, 180, 90, 90]
+
+
+def test_several_products_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is a second later at each look: as many operations as they have together."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(seconds)))
+    assert [flop.core_rate(lambda: None, products) for products in (1, 3)] == [2 * 512**3, 3 * 2 * 512**3]
 
 
 @needs("torch")

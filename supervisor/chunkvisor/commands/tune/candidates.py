@@ -47,12 +47,16 @@ _TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
 """Around what `auto` is: 2,048 on a CPU; on a GPU 32,768, cut to what fits the memory."""
 
 
-def dtypes(kind: str, fixed: str | None) -> list[Candidate]:
-    """The first round; with `fixed`, only that dtype, since outputs that have begun keep theirs."""
+def dtypes(kind: str, *, bfloat16: bool, fixed: str | None) -> list[Candidate]:
+    """The first round, on a CPU with `bfloat16` only where told so.
+
+    With `fixed`, only that dtype, since outputs that have begun keep theirs.
+    """
     if fixed is not None:
         of_torch = fixed not in (BASELINE.dtype, Dtype.INT8)
         return [replace(BASELINE, dtype=fixed)] if of_torch else []
-    return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind]]
+    found = [dtype for dtype in _DTYPES[kind] if kind != "cpu" or bfloat16 or dtype != Dtype.BFLOAT16]
+    return [replace(BASELINE, dtype=str(dtype)) for dtype in found]
 
 
 def backends(kind: str, *, installed: bool, bfloat16: bool, int8: bool, fixed: str | None) -> list[Candidate]:
