@@ -209,11 +209,11 @@ def test_a_disk_without_room_for_the_converted_model(
 
 
 def test_a_run(workplace: Workplace, tiny: Path) -> None:
-    """The model is converted once, for all workers; they are forked from a template that has read it."""
+    """The model is converted once, and the CPU timed once, for all workers; they are forked from a template."""
     from sentence_transformers import SentenceTransformer
 
     workplace.write_source(TEXTS)
-    keys: dict[str, Any] = {"workers": {"start": "warm"}, "chunk__size": 8}
+    keys: dict[str, Any] = {"workers": {"start": "warm", "standby": 0}, "chunk__size": 8}
     workplace.write_config("sentence-transformers", model__name=str(tiny), model__backend="openvino", **keys)
 
     ended = workplace.run()
@@ -225,6 +225,8 @@ def test_a_run(workplace: Workplace, tiny: Path) -> None:
     assert (manifest["model"]["backend"], manifest["model"]["dtype"]) == ("openvino", "float32")
     started = [event["start"] for event in workplace.events() if event["event"] == "attempt_started"]
     assert started == ["warm", "warm"]
+    (peak,) = {event["peak_flop_per_s"] for event in workplace.events() if event["event"] == "worker_ended"}
+    assert peak > 0
     (folder,) = (workplace.workdir / "openvino").iterdir()
     known = read_message(Converted, ConvertedFiles(folder).record)
     assert known is not None

@@ -62,7 +62,7 @@ class RecordedProgress:
         """A batch began."""
         self.batches.append((rows or len(indices), tokens))
 
-    leaving = False
+    leaving, known_peak = False, 0.0
     """See `Progress`."""
     tokens = 0
 

@@ -19,6 +19,10 @@ class Progress(Protocol):
     def leaving(self) -> bool:
         """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
 
+    @property
+    def known_peak(self) -> float:
+        """Operations a second that the device can do at most, where it was timed before; 0 = it was not."""
+
     def phase(self, phase: Phase) -> None:
         """A new phase begins."""
 

@@ -93,7 +93,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
 
 
 def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
-    progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
+    progress.know(rows_total=spec.stop - spec.start - len(spec.skip), peak_flop_per_s=spec.peak_flop_per_s)
     progress.phase(Phase.IMPORT)
     encoder = build(spec)
     encoder.load(progress)

@@ -59,8 +59,8 @@ class OpenvinoEncoder:
         self._tensor: Any = None
         self._network: Any = None
         self._request: Any = None
-        self._rate = 0.0
-        """Operations a second, of a core; 0 = unknown."""
+        self._peak = 0.0
+        """Operations a second, of the cores that it uses; 0 = unknown."""
         self._known: Converted | None = None
         self._tokenizer: ConvertedTokenizer | None = None
         self._rows: list[Row] = []
@@ -110,7 +110,7 @@ class OpenvinoEncoder:
             }
             self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
             if self._model.layers.weights:
-                self._rate = openvino_rate(self._core, settings, int8=self._spec.dtype == _INT8)
+                self._peak = progress.known_peak or self._timed_peak(settings)
         progress.phase(Phase.TOKENIZE)
         assert self._tokenizer is not None
         texts = self._tokenizer.shortened(prompted(self._model, self._encode, texts))
@@ -128,7 +128,7 @@ class OpenvinoEncoder:
 
         Raises MemoryError, and RuntimeError of OpenVINO.
         """
-        progress.expect(int(self._lengths.sum()), self._rate * cores(threads()))
+        progress.expect(int(self._lengths.sum()), self._peak)
         for indices in cut(self._lengths, limits):
             if progress.leaving:
                 return
@@ -165,6 +165,9 @@ class OpenvinoEncoder:
     def release(self) -> bool:
         """The CPU is free when this process computes no longer."""
         return True
+
+    def _timed_peak(self, settings: dict[str, Any]) -> float:
+        return openvino_rate(self._core, settings, int8=self._spec.dtype == _INT8) * cores(threads())
 
     @property
     def _model(self) -> Converted:

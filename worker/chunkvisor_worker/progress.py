@@ -45,6 +45,11 @@ class BeatWriter:
         """See `Progress.leaving`."""
         return self._told_to_leave()
 
+    @property
+    def known_peak(self) -> float:
+        """See `Progress.known_peak`."""
+        return self.beat.peak_flop_per_s
+
     def know(self, **news: Any) -> None:
         """Take fields of the beat, to be written with the next."""
         self.beat = replace(self.beat, **news)

@@ -1,5 +1,6 @@
 """The file of the beat: overwritten in its place, read as a whole or not at all."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def test_a_beat_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     inode = path.stat().st_ino
     write_beat(path, BEAT)
     assert read_beat(path) == BEAT
+    assert json.loads(path.read_text())["rows_done"] == 32
     assert path.stat().st_ino == inode
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["beat.json"]
@@ -92,9 +94,9 @@ def test_a_beat_without_checksum_is_read(tmp_path: Path) -> None:
     assert read_beat(path) == BEAT
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(9 << 20)])
 def test_what_is_no_beat_is_none(tmp_path: Path, content: bytes) -> None:
-    """And the next beat is written over it."""
+    """And the next beat replaces it."""
     path = tmp_path / "beat.json"
     path.write_bytes(content)
     assert read_beat(path) is None

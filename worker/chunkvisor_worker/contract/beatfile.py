@@ -2,7 +2,7 @@
 
 A rename for each beat would be simpler. But ext4 writes to the disk before it lets one file replace another
 (`auto_da_alloc`, ext4(5)): 0.2 to 0.6 ms and 4 KB for each of up to twenty beats a second. So a reader may meet a beat
-half written: the checksum in the second line tells.
+half written: a checksum tells.
 """
 
 import os
@@ -10,33 +10,32 @@ import stat
 import zlib
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import descriptor_of, write_atomic
+from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.messages import Beat
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 _SIZE_BYTES = 1024
 """Of the file: a beat takes half of it."""
+_KEY = b',"crc32":"'
+"""Comes last, over all before it."""
 
 
 def write_beat(path: Path, beat: Beat) -> None:
     """Put the beat in the place of the one before. Raises OSError."""
-    line = to_json(beat)
-    data = (line + _checksum(line) + b"\n").ljust(_SIZE_BYTES, b"\n")
+    fields = to_json(beat).rstrip()[:-1]
+    data = (fields + _KEY + _checksum(fields) + b'"}').ljust(_SIZE_BYTES, b"\n")
     if not _overwritten(path, data):
         write_atomic(path, data, durable=False)
 
 
 def read_beat(path: Path) -> Beat | None:
     """The beat in the file, None where there is none to be had; it may be written at this moment."""
-    try:
-        with open(descriptor_of(path), "rb", buffering=0) as file:
-            line, _, rest = file.read(_SIZE_BYTES).partition(b"\n")
-    except OSError:
-        return None
-    checksum = rest.partition(b"\n")[0]
-    whole = checksum == _checksum(line + b"\n")
+    data = read_bounded(path)
+    line = data.partition(b"\n")[0] if data else b""
+    fields, key, checksum = line.rpartition(_KEY)
     # Before 2026-11-23 there was no checksum, and files came by a rename.
-    return from_json(Beat, line) if whole or not checksum else None
+    whole = checksum == _checksum(fields) + b'"}' if key else True
+    return from_json(Beat, line) if whole else None
 
 
 def _checksum(line: bytes) -> bytes:
@@ -44,13 +43,14 @@ def _checksum(line: bytes) -> bytes:
 
 
 def _overwritten(path: Path, data: bytes) -> bool:
-    """False where there is no such file yet; nor is anything written through a link, or into a pipe."""
+    """False where there is no such file yet; nor is one that we have not written touched, be it a link or a pipe."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         there = os.fstat(fd)
-        return stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and os.pwrite(fd, data, 0) == len(data)
+        ours = stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and there.st_size == len(data)
+        return ours and os.pwrite(fd, data, 0) == len(data)
     finally:
         os.close(fd)

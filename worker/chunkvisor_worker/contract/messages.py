@@ -129,6 +129,8 @@ class Spec:
     """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
     wire: int = 1
     """See WIRE; where it is missing, the first."""
+    peak_flop_per_s: float = 0.0
+    """As a worker on the same device has timed it, see `Beat`; 0 = it is still to be timed."""
 
     def __post_init__(self) -> None:
         if self.wire != WIRE:
