@@ -101,21 +101,20 @@ static void fill(void **args) {
 }
 
 /* at::native::reduce_kernel<…, ReduceOp<float, sum, …>>(ReduceOp): begins with the functor, the identity and the
- * ReduceConfig {element size, inputs, outputs, …}; the first two pointers to device memory in it are source and
- * destination (ATen/native/cuda/Reduce.cuh). Only for a sum of everything into one number. */
+ * ReduceConfig {element size, inputs, outputs, …}; the first two pointers to device memory that stand side by side in it
+ * are source and destination (ATen/native/cuda/Reduce.cuh). One may stand alone before them: arrays in it are not filled
+ * to their end, and what was in memory is still there. Only for a sum of everything into one number. */
 static void sum(void **args) {
     const int *words = args[0];
-    float *places[2] = {NULL, NULL};
     for (int at = 2; at < 8; at++)
         if (words[at] == (int)sizeof(float) && words[at + 1] > 0 && words[at + 1] <= 1 << 16 && words[at + 2] == 1) {
-            int count = words[at + 1], found = 0;
-            void **pointers = args[0];
-            for (int i = 0; i < 200 && found < 2; i++)
-                if (is_on_device(pointers[i], sizeof(float))) places[found++] = pointers[i];
-            if (found < 2 || !is_on_device(places[0], (size_t)count * sizeof(float))) return;
+            int count = words[at + 1], i = 0;
+            float **pointers = args[0];
+            while (i < 200 && !(is_on_device(pointers[i], sizeof(float)) && is_on_device(pointers[i + 1], sizeof(float)))) i++;
+            if (i == 200 || !is_on_device(pointers[i], (size_t)count * sizeof(float))) return;
             double total = 0;
-            for (int i = 0; i < count; i++) total += places[0][i];
-            *places[1] = (float)total;
+            for (int j = 0; j < count; j++) total += pointers[i][j];
+            *pointers[i + 1] = (float)total;
             return;
         }
 }
