@@ -110,8 +110,9 @@ static void sum(void **args) {
         if (words[at] == (int)sizeof(float) && words[at + 1] > 0 && words[at + 1] <= 1 << 16 && words[at + 2] == 1) {
             int count = words[at + 1], i = 0;
             float **pointers = args[0];
-            while (i < 200 && !(is_on_device(pointers[i], sizeof(float)) && is_on_device(pointers[i + 1], sizeof(float)))) i++;
-            if (i == 200 || !is_on_device(pointers[i], (size_t)count * sizeof(float))) return;
+            size_t size = (size_t)count * sizeof(float);
+            while (i < 200 && !(is_on_device(pointers[i], size) && is_on_device(pointers[i + 1], sizeof(float)))) i++;
+            if (i == 200) return;
             double total = 0;
             for (int j = 0; j < count; j++) total += pointers[i][j];
             *pointers[i + 1] = (float)total;

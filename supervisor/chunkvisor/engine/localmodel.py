@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from chunkvisor.engine.modelname import NAME_REMEDY
-from chunkvisor.errors import config_error
-from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.store.stamp import Stamp, stamp_file, state_of
 
 _TELLING = frozenset({"config.json", "modules.json"})
 """Files that tell what a folder's model is."""
@@ -29,19 +29,34 @@ class LocalModel:
     """Of each file, by its path in the folder."""
 
     @classmethod
-    def read(cls, folder: Path, known: dict[str, Stamp], on_wait: Callable[[], None] = lambda: None) -> Self:
+    def read(
+        cls,
+        folder: Path,
+        known: dict[str, Stamp],
+        on_wait: Callable[[], None] = lambda: None,
+        begin: Callable[[], None] | None = None,
+    ) -> Self:
         """Stamp all files; those that are untouched since `known`, by full path, are not read again.
 
-        Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError.
+        Calls `begin` once, so that somebody may load the model meanwhile, and `on_wait` before each file. Raises Halt
+        (78) where the folder holds no model, or where a file is touched between `begin` and the end; OSError.
         """
         files = model_files(folder)
         require_model(folder, {path.name for path in files})
+        states = {path: state_of(path) for path in files}
+        if begin is not None:
+            begin()
         stamps = {}
         for path in files:
             on_wait()
             old = known.get(str(path))
             fresh = old if old is not None and old.untouched(path) else stamp_file(path)
             stamps[path.relative_to(folder).as_posix()] = fresh
+        if begin is not None:
+            # Whoever loads it may have read another content than the digest is of, even if that was put back.
+            after = {path: state_of(path) for path in model_files(folder)}
+            if touched := [path for path in states | after if states.get(path) != after.get(path)]:
+                raise _touched(folder, touched[0])
         return cls(folder, stamps)
 
     @property
@@ -110,6 +125,14 @@ def require_model(folder: Path | str, names: Set[str]) -> None:
     """Raises Halt (78) where no file by these names tells what the folder's model is."""
     if names.isdisjoint(_TELLING):
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
+
+
+def _touched(folder: Path, path: Path) -> Halt:
+    return config_error(
+        f"the model folder {folder} was changed while the run began",
+        why=f"{path.relative_to(folder)} was written to meanwhile: nobody could say which model had been loaded",
+        remedy="wait until nothing writes to that folder, and run the same command again",
+    )
 
 
 def model_files(folder: Path) -> list[Path]:

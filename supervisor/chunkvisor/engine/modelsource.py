@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from chunkvisor.child import run_child
@@ -47,12 +48,20 @@ class ModelSource:
     """The folder as it was resolved; None for a snapshot of the hub, whose files are named by their content."""
 
 
-def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
+def resolve_local(
+    model: ModelConfig,
+    cache: Path,
+    on_wait: Callable[[], None] = lambda: None,
+    begin: Callable[[ModelSource], None] | None = None,
+) -> ModelSource:
     """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
 
-    Calls `on_wait` before each file. Raises Halt (78) where the folder holds no model, OSError where it cannot be read.
+    Calls `begin` with what is known before, see `LocalModel.read`, and `on_wait` before each file. Raises Halt (78)
+    where the folder holds no model, or is changed meanwhile; OSError where it cannot be read.
     """
-    found = LocalModel.read(Path(model.name), read_stamps(cache), on_wait)
+    folder = Path(model.name)
+    tell = partial(begin, ModelSource(str(folder), None)) if begin is not None else None
+    found = LocalModel.read(folder, read_stamps(cache), on_wait, tell)
     write_stamps(cache, found.by_path())
     return ModelSource(str(found.folder), found.revision, found)
 

@@ -8,9 +8,13 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import open_regular
+
+State: TypeAlias = tuple[int, int, int, int]
+"""Of a file: size in bytes, modification time and change time in ns, inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,14 @@ class Stamp:
     def untouched(self, path: Path) -> bool:
         """Whether the file is still in the state in which it was stamped."""
         try:
-            now = path.stat()
+            return self.state == state_of(path)
         except OSError:
             return False
-        return (self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode) == _state(now)
+
+    @property
+    def state(self) -> State:
+        """That in which it was stamped."""
+        return self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode
 
     def holds(self, path: Path) -> bool:
         """Whether the file has the stamped content; reads it only when it was touched.
@@ -49,13 +57,13 @@ class Stamp:
 
 def stamp_file(path: Path) -> Stamp:
     """Digest and stamp the file. Raises OSError."""
-    before = path.stat()
-    return Stamp(digest_file(path), *_state(before))
+    before = state_of(path)
+    return Stamp(digest_file(path), *before)
 
 
 def stamp_as(path: Path, digest: str) -> Stamp:
     """Stamp a file whose digest has just been computed. Raises OSError."""
-    return Stamp(digest, *_state(path.stat()))
+    return Stamp(digest, *state_of(path))
 
 
 def digest_file(path: Path) -> str:
@@ -64,5 +72,10 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _state(stat: os.stat_result) -> tuple[int, int, int, int]:
+def state_of(path: Path) -> State:
+    """As it is now. Raises OSError."""
+    return _state(path.stat())
+
+
+def _state(stat: os.stat_result) -> State:
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino

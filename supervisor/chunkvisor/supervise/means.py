@@ -72,8 +72,9 @@ class Means:
             )
         )
         if of_slice is None and not all(layout.output(name).state.exists() for name in config.outputs):
-            self._resolved = self.model.resolve(anew=self._request.from_scratch)
-            self.engines.load_ahead(self._resolved)
+            load = self.engines.load_ahead
+            self._resolved = self.model.resolve(load, anew=self._request.from_scratch)
+            load(self._resolved)
 
     def source(self) -> ModelSource:
         """Where the model's files are now. Raises Halt; OSError."""

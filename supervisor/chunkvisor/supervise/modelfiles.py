@@ -49,15 +49,18 @@ class ModelFiles:
         self._pause = pause
         self._on_wait = on_wait
 
-    def resolve(self, *, anew: bool) -> ModelSource:
-        """Where they are; with `anew` the hub is asked in any case. Raises Halt; OSError."""
+    def resolve(self, begin: Callable[[ModelSource], None] | None = None, *, anew: bool) -> ModelSource:
+        """Where they are; with `anew` the hub is asked in any case.
+
+        Of a folder `begin` is told before its files are read, so that the model loads meanwhile. Raises Halt; OSError.
+        """
         model, layout = self._config.model, self._run.layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
         try:
             if model.is_folder:
                 self._run.emit(CheckingModel(model.name))
-                return resolve_local(model, layout.model, self._on_wait)
+                return resolve_local(model, layout.model, self._on_wait, begin)
             with _naming(self._near):
                 at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
         except OSError as error:

@@ -76,8 +76,8 @@ class Slot:
             return
         self._looked_s = now_s
         self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
-        if self.pulse.beat is not None and self.pulse.beat.peak_flop_per_s:
-            self.station.peak_flop_per_s = self.pulse.beat.peak_flop_per_s
+        if self.pulse.beat is not None:
+            self.station.peak_flop_per_s = max(self.station.peak_flop_per_s, self.pulse.beat.peak_flop_per_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
         if self.gate is Gate.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:

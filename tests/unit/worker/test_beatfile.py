@@ -13,6 +13,7 @@ from chunkvisor_worker.contract.beatfile import read_beat, write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import to_json
 
+OTHER = Beat(1, 2, Phase.START)
 BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1999)
 
 
@@ -29,21 +30,33 @@ def test_a_beat_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["beat.json"]
 
 
-@pytest.mark.parametrize(
-    "later", [replace(BEAT, rows_done=99), replace(BEAT, seq=12345678, flop=1e12), Beat(9, 1, Phase.DONE)]
-)
-def test_of_a_beat_half_written_nothing_is_believed(tmp_path: Path, later: Beat) -> None:
-    """Wherever the write has got to: the reader has the one, the other or none, and no mixture."""
+LATER = [
+    replace(BEAT, rows_done=99),
+    Beat(9, 1, Phase.DONE),
+    *(replace(BEAT, seq=8, tokens_total=10**digits) for digits in range(30)),
+]
+"""Of all lengths, so that any two of their fields may meet where one ends and the other begins."""
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_of_a_beat_half_written_nothing_is_believed(tmp_path: Path, forward: bool) -> None:
+    """Wherever the write has got to, from either end: the reader has the one, the other or none, and no mixture."""
     path = tmp_path / "beat.json"
-    write_beat(path, later)
-    written = path.read_bytes()
-    write_beat(path, BEAT)
-    before = path.read_bytes()
-    found = set[Beat | None]()
-    for count in range(len(written) + 1):
-        path.write_bytes(written[:count] + before[count:])
-        found.add(read_beat(path))
-    assert found == {BEAT, later, None}
+    for later in LATER:
+        pair = (BEAT, later) if forward else (later, BEAT)
+        before, written = (beats_bytes(path, beat) for beat in pair)
+        found = set[Beat | None]()
+        for count in range(len(written)):
+            with path.open("r+b") as file:
+                file.write(written[:count] + before[count:])
+            found.add(read_beat(path))
+        assert found == {*pair, None}
+
+
+def beats_bytes(path: Path, beat: Beat) -> bytes:
+    """What is in the file of that beat."""
+    write_beat(path, beat)
+    return path.read_bytes()
 
 
 def test_a_reader_beside_a_writer_meets_whole_beats(tmp_path: Path) -> None:
@@ -72,7 +85,7 @@ def test_a_reader_beside_a_writer_meets_whole_beats(tmp_path: Path) -> None:
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     """A link, of either kind, or a pipe that bears the name is replaced; what it leads to stays as it is."""
     theirs = tmp_path / "theirs"
-    theirs.write_text("theirs")
+    write_beat(theirs, OTHER)
     links: tuple[Callable[[Path], object], ...] = (
         lambda path: path.symlink_to(theirs),
         lambda path: path.hardlink_to(theirs),
@@ -84,7 +97,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         write_beat(path, BEAT)
         assert read_beat(path) == BEAT
         assert path.is_file()
-    assert theirs.read_text() == "theirs"
+    assert read_beat(theirs) == OTHER
 
 
 def test_a_beat_without_checksum_is_read(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ _SIZE_BYTES = 1024
 """Of the file: a beat takes half of it."""
 _KEY = b',"crc32":"'
 """Comes last, over all before it."""
+_PADDING = b"\n"
 
 
 def write_beat(path: Path, beat: Beat) -> None:
     """Put the beat in the place of the one before. Raises OSError."""
     fields = to_json(beat).rstrip()[:-1]
-    data = (fields + _KEY + _checksum(fields) + b'"}').ljust(_SIZE_BYTES, b"\n")
+    data = (fields + _KEY + _checksum(fields) + b'"}').ljust(_SIZE_BYTES, _PADDING)
     if not _overwritten(path, data):
         write_atomic(path, data, durable=False)
 
@@ -33,8 +34,8 @@ def read_beat(path: Path) -> Beat | None:
     data = read_bounded(path)
     line = data.partition(b"\n")[0] if data else b""
     fields, key, checksum = line.rpartition(_KEY)
-    # Before 2026-11-23 there was no checksum, and files came by a rename.
-    whole = checksum == _checksum(fields) + b'"}' if key else True
+    # Before 2026-11-23 there was neither checksum nor padding, and the file came by a rename.
+    whole = checksum == _checksum(fields) + b'"}' if key else data is not None and not data.endswith(_PADDING * 2)
     return from_json(Beat, line) if whole else None
 
 
@@ -43,7 +44,7 @@ def _checksum(line: bytes) -> bytes:
 
 
 def _overwritten(path: Path, data: bytes) -> bool:
-    """False where there is no such file yet; nor is one that we have not written touched, be it a link or a pipe."""
+    """Whether it was; only a file of ours is, not what else bears the name, such as a link or a pipe."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -32,7 +32,7 @@ from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 _FIRST_TEXTS = 64
 """In the first look, which tells how many texts the others get."""
 _EACH_S = 4.0
-"""So long the config as it is is to compute over the sample."""
+"""So long the sample is to take with the config as it is."""
 _MOST_TEXTS = 2000
 
 _NO_BFLOAT16 = "bfloat16 is not tried: this CPU has no instructions for it"
