@@ -33,7 +33,7 @@ def test_a_beat_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 LATER = [
     replace(BEAT, rows_done=99),
     Beat(9, 1, Phase.DONE),
-    *(replace(BEAT, seq=8, tokens_total=10**digits) for digits in range(30)),
+    *(replace(BEAT, seq=8, tokens_total=10**digits, flop=1.5, peak_flop_per_s=2.5) for digits in range(30)),
 ]
 """Of all lengths, so that any two of their fields may meet where one ends and the other begins."""
 
