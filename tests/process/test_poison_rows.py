@@ -304,6 +304,19 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert Path(log.partition("log: ")[2].partition(" (")[0]).name == "worker.log"
 
 
+def test_a_short_text_shows_that_the_machine_is_sound(tmp_path: Path) -> None:
+    """Where eight texts crash alone and none was ever encoded, the shortest is tried before the run is given up."""
+    texts = [f"text {number}" for number in range(24)]
+    texts[20] = "x"
+    place = few(tmp_path / "place", texts, chunk__size=24)
+    for text in texts:
+        if text != "x":
+            place.lay(text, "crash!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, texts, [row for row in range(24) if row != 20])
+
+
 # ------------------------------------------------------------------------------------------------ killed, damaged
 
 

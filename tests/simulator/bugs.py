@@ -71,6 +71,10 @@ def _keep_lost_controls(self: Any) -> None:
     return None
 
 
+def _try_no_short_text(self: Any, output: int) -> None:
+    return None
+
+
 def _count_splits(self: Any, end: Any, step: Any) -> None:
     self._fruitless += isinstance(step, Split)
     _failed(self, end, step)
@@ -90,6 +94,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "wait_timeout is summed over workers": (Retries, "wait", _wait_by_the_sum),
     "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
+    "no short text is tried": (Blame, "_short_text", _try_no_short_text),
     "nobody is asked to leave, nor ended in time": (Draining, "turn", _keep_no_grace),
     "splits count as fruitless": (RunHistory, "failed", _count_splits),
 }

@@ -1,7 +1,7 @@
 """A modelled disk: what the driver has written of each output, and what of it is lost when the supervisor dies."""
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from chunkvisor.decide.lessons import Lesson
 from chunkvisor_worker.contract.messages import Limits
@@ -13,7 +13,8 @@ MISSING, VECTOR, BAD = 0, 1, 2
 class Output:
     """One output on the disk; it is the scheduler's `Progress`."""
 
-    def __init__(self, name: str, limits: Limits, bounds: list[tuple[int, int]]) -> None:
+    def __init__(self, name: str, limits: Limits, bounds: list[tuple[int, int]], lengths: Sequence[int] = ()) -> None:
+        """`lengths` are the tokens of each text; by default they are alike."""
         self.name = name
         self.limits = limits
         self.chunks = len(bounds)
@@ -27,6 +28,7 @@ class Output:
         """Whether its final file stands."""
         self.state = bytearray(self.texts)
         self._bounds = bounds
+        self._lengths = lengths or [1] * self.texts
         self._committed = bytearray(self.chunks)
         self._begun: set[int] = set()
         """Chunks of which anything is known but that they are missing."""
@@ -80,6 +82,11 @@ class Output:
     def rows_of(self, text: int) -> int:
         """See Progress."""
         return 1
+
+    def shortest(self, chunk: int, without: Collection[int]) -> int | None:
+        """See Progress."""
+        texts = (text for gap in self.missing(chunk) for text in range(*gap) if text not in without)
+        return min(texts, key=lambda text: self._lengths[text], default=None)
 
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""

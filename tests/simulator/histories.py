@@ -1608,6 +1608,52 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "all hangs before a text is encoded: a short one is tried, and shows that the device can do it",
+        {"chunks": 2, "size": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..2
+        ready 1                | go 1: 32
+        hung 1 2x10            | start 2 on 0: 2..4
+        ready 2                | go 2: 32
+        hung 2 2x10            |
+        wait 0.5               | start 3 on 0: 0..2
+        ready 3                | go 3: 32
+        hung 3 2x10            | cut at 1, start 4 on 0: 0..1
+        ready 4                | go 4: 32
+        hung 4 1x10            | start 5 on 0: 0..1
+        ready 5                | go 5: 32
+        hung 5 1x10            | start 6 on 0: 1..2 control
+        ready 6                | go 6: 32
+        ok 6                   | quarantine 0, start 7 on 0: 1..2
+        """,
+    ),
+    (
+        "three short texts hang as well, and none was ever encoded: the run ends",
+        {"chunks": 2, "size": 5},
+        """
+        join 0 look none       | start 1 on 0: 0..5
+        ready 1                | go 1: 32
+        hung 1 5x10            | start 2 on 0: 5..10
+        ready 2                | go 2: 32
+        hung 2 5x10            |
+        wait 0.5               | start 3 on 0: 0..5
+        ready 3                | go 3: 32
+        hung 3 5x10            | cut at 2, start 4 on 0: 0..2
+        ready 4                | go 4: 32
+        hung 4 2x10            | cut at 1, start 5 on 0: 0..1
+        ready 5                | go 5: 32
+        hung 5 1x10            | start 6 on 0: 0..1
+        ready 6                | go 6: 32
+        hung 6 1x10            | start 7 on 0: 1..2 control
+        ready 7                | go 7: 32
+        hung 7 1x10            | start 8 on 0: 2..3 control
+        ready 8                | go 8: 32
+        hung 8 1x10            | start 9 on 0: 3..4 control
+        ready 9                | go 9: 32
+        hung 9 1x10            | halt 69
+        """,
+    ),
+    (
         "a control that meets a full disk is made again when there is space",
         {"chunks": 2, "size": 1, "attempts": 1},
         """

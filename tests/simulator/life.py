@@ -762,7 +762,7 @@ class _Run:
 def _output(world: World, number: int) -> Output:
     texts = len(world.lengths[number])
     bounds = [(first, min(first + world.chunk_size, texts)) for first in range(0, texts, world.chunk_size)]
-    return Output(f"out{number}", world.limits, bounds)
+    return Output(f"out{number}", world.limits, bounds, world.lengths[number])
 
 
 def simulate(seed: int, size: str = "small", *, world: World | None = None, trace: bool = False) -> Life:

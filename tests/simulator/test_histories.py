@@ -97,6 +97,19 @@ def test_bad_texts_are_found_in_one_run(bad: dict[int, Failure], attempts: int) 
     ends(world(bad=bad, texts=128), ExitCode.QUARANTINED, attempts=attempts)
 
 
+@pytest.mark.parametrize("failure", [Failure.HANG, Failure.RAISES, Failure.SEGFAULT, Failure.OOM])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("bad", [1, 2, 8])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_long_texts_that_fail_in_every_chunk_end_no_run(failure: Failure, gpus: int, bad: int, rows: int) -> None:
+    """The longest come first: though not one text is encoded before many have failed alone, the others are."""
+    poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(bad)}
+    long = world(bad=poison, texts=16 * 64, gpus=gpus, rows=rows, max_bad_rows=1000)
+    for text in poison:
+        long.lengths[0][text] = 100
+    ends(long, ExitCode.QUARANTINED, attempts=600)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

@@ -11,7 +11,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.sections import RecoveryConfig
 from chunkvisor.decide import policy, suspicion
 from chunkvisor.devices import gate, gpu
-from chunkvisor.supervise import draining, joins, slot
+from chunkvisor.supervise import blame, draining, joins, slot
 
 from .histories import HISTORIES
 
@@ -65,6 +65,9 @@ LIMITS = {
     "chunks set aside in a row": Limit(str(policy.BARREN_CHUNKS), ("three chunks given up in a row",)),
     "failed attempts in a row": Limit(
         str(policy.FRUITLESS_ATTEMPTS), ("twenty attempts in a row that repeat", "B1: 36 failures in a row")
+    ),
+    "short texts before the first vector": Limit(
+        str(blame.PROBES_MAX), ("all hangs before a text", "three short texts")
     ),
     "machines lost under a chunk": Limit(str(policy.LOST_MACHINES), ("a chunk under which ten machines",)),
     "chunks failed at one place": Limit(

@@ -2,10 +2,13 @@
 
 Pure. A text that fails alone is blamed only once another text has been encoded after it on the same device: until then
 it may be the device or the model. Such texts are undecided. Where nothing else is left to try, a text that is known to
-be good is encoded once more, alone and on that device, as a control: if that fails as well, it is not the texts.
+be good is encoded once more, alone and on that device, as a control: if that fails as well, it is not the texts. Where
+none is known yet, a short text is tried in its place, a probe: the longest come first in each chunk, so that all that
+was tried may be too long.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +24,8 @@ from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 8
 """So many texts that fail alone, and none that does not: no further one is tried before a control."""
+PROBES_MAX = 3
+"""Where no text has ever been encoded, so many short ones that fail alone, too, end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,11 @@ class Blame:
         self._leaving = leaving
         self._undecided: list[Accused] = []
         self._control: Task | None = None
+        """Of a text that is known to be good, or a probe."""
+        self._probing = False
+        """Whether it is a probe."""
+        self._probed: list[Task] = []
+        """Probes that failed, since a text was encoded."""
         self._told: list[int] = []
         """Rows of each text whose quarantine the driver has not confirmed yet."""
 
@@ -69,6 +79,7 @@ class Blame:
         Texts that had failed alone there by then did so by themselves. An earlier worker may have had the device while
         it was still sound, and only written its vectors since.
         """
+        self._probed.clear()
         known = [each for each in self._undecided if each.device == device and each.since_s <= go_s]
         if known:
             self._undecided = [each for each in self._undecided if each not in known]
@@ -99,14 +110,33 @@ class Blame:
         # The next text that hangs would cost more than a control.
         if not many and last.verdict.outcome is not Outcome.HUNG:
             return
-        for number, output in enumerate(self._outputs):
-            if (good := output.known_good()) is not None:
-                chunk, text = good
-                self._control = Task(NOW, number, chunk, text, text + 1, fresh=True, control=True, only=last.device)
-                self._backlog.put_back(self._control)
-                return
-        if not many:
-            return
+        good = next(filter(None, map(self._known_good, range(len(self._outputs)))), None)
+        if (text := good or self._short_text(last.task.output)) is not None:
+            self._probing = good is None
+            self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=True, only=last.device)
+            self._backlog.put_back(self._control)
+        elif many or len(self._probed) >= PROBES_MAX:
+            self._end(last, nothing_else=nothing_else, gave_up=gave_up)
+
+    def _known_good(self, output: int) -> tuple[int, int, int] | None:
+        """(output, chunk, text)."""
+        good = self._outputs[output].known_good()
+        return (output, *good) if good is not None else None
+
+    def _short_text(self, output: int) -> tuple[int, int, int] | None:
+        """(output, chunk, text) of the next probe, from a chunk in which the fewest have failed; None = no more."""
+        if len(self._probed) >= PROBES_MAX:
+            return None
+        tried = [task for task in (*self._probed, *(each.task for each in self._undecided)) if task.output == output]
+        known = {task.start for task in tried}
+        probed = Counter(task.chunk for task in self._probed if task.output == output)
+        for chunk in sorted({task.chunk for task in tried}, key=lambda each: (probed[each], each)):
+            if (text := self._outputs[output].shortest(chunk, known)) is not None:
+                return output, chunk, text
+        return None
+
+    def _end(self, last: Accused, *, nothing_else: bool, gave_up: bool) -> None:
+        """No text was ever encoded, and none is left that could show whose fault it is."""
         output = self._outputs[last.task.output]
         bad = output.bad_count + sum(each.task.output == last.task.output for each in self._undecided)
         refused = all(each.verdict.refused_by_encoder for each in self._undecided)
@@ -118,7 +148,7 @@ class Blame:
         elif gave_up and nothing_else:
             self._undecided = []
         else:
-            tried = len(self._undecided)
+            tried = len(self._undecided) + len(self._probed)
             halt = lastwords.nothing_encoded(output.name, output.texts, tried, last.task.chunk, last.verdict)
             self._say(do.HaltRun(halt, last.worker))
 
@@ -144,7 +174,11 @@ class Blame:
         device = self._fleet.devices.get(task.only) if task.only is not None else None
         good = verdict.outcome is Outcome.COMMITTED
         if device is not None and not device.left and not good and not verdict.blameless:
-            self._control_failed(worker, task, verdict, device)
+            if self._probing:
+                self._probed.append(task)
+                self._say(do.Record(worker, task, verdict, "a short text fails alone as well"))
+            else:
+                self._control_failed(worker, task, verdict, device)
             return
         self._say(do.Discard(worker, task, verdict))
         if device is None or device.left:

@@ -1,6 +1,6 @@
 """One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,12 @@ class OutputRun:
     def cuts(self, chunk: int) -> Sequence[int]:
         """See Progress."""
         return self.ledger.parts(chunk).cuts
+
+    def shortest(self, chunk: int, without: Collection[int]) -> int | None:
+        """See Progress. Raises DamagedError."""
+        texts = (each for gap in self.missing(chunk) for each in zip(range(*gap), self.table.texts(*gap), strict=True))
+        sizes = ((not words.strip(), len(words), text) for text, words in texts if text not in without)
+        return min(sizes, default=(False, 0, None))[2]
 
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""

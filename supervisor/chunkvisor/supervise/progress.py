@@ -67,5 +67,11 @@ class Progress(Protocol):
     def cuts(self, chunk: int) -> Collection[int]:
         """Texts before which the chunk was taken apart."""
 
+    def shortest(self, chunk: int, without: Collection[int]) -> int | None:
+        """Of the chunk's texts that have neither vectors nor a verdict, the shortest; blank ones count as long.
+
+        None where all of these are in `without`.
+        """
+
     def known_good(self) -> tuple[int, int] | None:
         """(chunk, text) of a text that has a vector; None where there is none yet."""

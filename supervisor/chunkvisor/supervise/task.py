@@ -41,7 +41,8 @@ class Task:
     avoid: Seat | None = None
     """Where it has failed last."""
     control: bool = False
-    """Whether the text is known to be good, and encoded again only to see whether the device can do it."""
+    """Whether the text is encoded only to see whether the device can do it: one that is known to be good, or a probe
+    where none is."""
     hole: bool = False
     """Whether the others of its batches have their vectors."""
     only: int | None = None
