@@ -1648,7 +1648,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 7                | go 7: 32
         hung 7 1x10            | start 8 on 0: 2..3 control
         ready 8                | go 8: 32
-        hung 8 1x10            | start 9 on 0: 3..4 control
+        hung 8 1x10            | start 9 on 0: 5..6 control
         ready 9                | go 9: 32
         hung 9 1x10            | halt 69
         """,

@@ -110,6 +110,26 @@ def test_long_texts_that_fail_in_every_chunk_end_no_run(failure: Failure, gpus: 
     ends(long, ExitCode.QUARANTINED, attempts=600)
 
 
+@pytest.mark.parametrize("failure", [Failure.HANG, Failure.RAISES, Failure.SEGFAULT])
+def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -> None:
+    """What is broken from the beginning is left out, whatever is tried on it; the sound one does the rest."""
+    poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(2)}
+    sick = world(bad=poison, texts=1024, gpus=2, rows=64, fails_from_s=0.0, fails_as=Failure.HANG, max_bad_rows=1000)
+    for text in poison:
+        sick.lengths[0][text] = 100
+    ends(sick, ExitCode.QUARANTINED, attempts=300)
+
+
+@pytest.mark.parametrize("failure", [Failure.HANG, Failure.SEGFAULT])
+def test_a_first_chunk_that_is_all_bad_ends_no_run(failure: Failure) -> None:
+    """Short texts are tried in other chunks as well."""
+    poison = dict.fromkeys([*range(64), *(chunk * 64 + text for chunk in range(1, 5) for text in range(8))], failure)
+    first = world(bad=poison, texts=16 * 64, max_bad_rows=1000)
+    for text in poison:
+        first.lengths[0][text] = 100
+    ends(first, ExitCode.QUARANTINED, attempts=600)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

@@ -138,6 +138,17 @@ def failing_control(device: str, verdict: Verdict) -> Halt:
     )
 
 
+def failing_probe(device: str, verdict: Verdict) -> Halt:
+    """The end of a device on which nothing was ever encoded, short texts neither."""
+    return Halt(
+        ExitCode.MACHINE,
+        f"{device} has encoded no text so far, not even short ones",
+        why=verdict.why,
+        see=verdict.see,
+        remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
+    )
+
+
 def _code_of(verdict: Verdict, default: ExitCode) -> ExitCode:
     if verdict.exit_code is not None:
         return ExitCode(verdict.exit_code)

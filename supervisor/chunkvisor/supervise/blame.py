@@ -8,7 +8,6 @@ was tried may be too long.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ from chunkvisor_worker.contract.exits import Outcome
 UNDECIDED_MAX = 8
 """So many texts that fail alone, and none that does not: no further one is tried before a control."""
 PROBES_MAX = 3
-"""Where no text has ever been encoded, so many short ones that fail alone, too, end the run."""
+"""Where no text has ever been encoded, so many short ones that fail alone as well end the work on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,11 @@ class Blame:
         """Rows of each text whose quarantine the driver has not confirmed yet."""
 
     @property
+    def open(self) -> bool:
+        """Whether there is something to settle."""
+        return self.undecided or self._control is not None
+
+    @property
     def undecided(self) -> bool:
         """Whether there are texts that fail alone, and nothing to compare them with."""
         return bool(self._undecided)
@@ -100,8 +104,6 @@ class Blame:
 
         `gave_up` says whether chunks were set aside: then the run has no control, and leaves those texts to the next.
         """
-        if not self._undecided:
-            return
         self._acquit_on_lost_devices()
         if not self._undecided or self._control is not None:
             return
@@ -111,11 +113,11 @@ class Blame:
         if not many and last.verdict.outcome is not Outcome.HUNG:
             return
         good = next(filter(None, map(self._known_good, range(len(self._outputs)))), None)
-        if (text := good or self._short_text(last.task.output)) is not None:
-            self._probing = good is None
-            self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=True, only=last.device)
+        if (text := good or self._short_text(last)) is not None:
+            self._probing = probing = good is None
+            self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=True, only=last.device, part=probing)
             self._backlog.put_back(self._control)
-        elif many or len(self._probed) >= PROBES_MAX:
+        elif many or self._probes_on(last.device) >= PROBES_MAX:
             self._end(last, nothing_else=nothing_else, gave_up=gave_up)
 
     def _known_good(self, output: int) -> tuple[int, int, int] | None:
@@ -123,17 +125,27 @@ class Blame:
         good = self._outputs[output].known_good()
         return (output, *good) if good is not None else None
 
-    def _short_text(self, output: int) -> tuple[int, int, int] | None:
-        """(output, chunk, text) of the next probe, from a chunk in which the fewest have failed; None = no more."""
-        if len(self._probed) >= PROBES_MAX:
+    def _short_text(self, last: Accused) -> tuple[int, int, int] | None:
+        """(output, chunk, text) of the next probe; None = no more, or a neighbour holds the memory that long ones lack.
+
+        The first is from a chunk whose texts have failed, the others from far away: one chunk may be all bad.
+        """
+        number, output = last.task.output, self._outputs[last.task.output]
+        probes = self._probes_on(last.device)
+        if probes >= PROBES_MAX or any(each.verdict.others_hold_memory for each in self._undecided):
             return None
-        tried = [task for task in (*self._probed, *(each.task for each in self._undecided)) if task.output == output]
-        known = {task.start for task in tried}
-        probed = Counter(task.chunk for task in self._probed if task.output == output)
-        for chunk in sorted({task.chunk for task in tried}, key=lambda each: (probed[each], each)):
-            if (text := self._outputs[output].shortest(chunk, known)) is not None:
-                return output, chunk, text
+        tried = [*self._probed, *(each.task for each in self._undecided)]
+        known = {task.start for task in tried if task.output == number}
+        far = output.next_pending(probes * (output.chunks - 1) // (PROBES_MAX - 1)) if probes else None
+        near = sorted({task.chunk for task in tried if task.output == number})
+        for chunk in [*([far] if far is not None else []), *near]:
+            if (text := output.shortest(chunk, known)) is not None:
+                return number, chunk, text
         return None
+
+    def _probes_on(self, device: int) -> int:
+        """How many have failed there."""
+        return sum(task.only == device for task in self._probed)
 
     def _end(self, last: Accused, *, nothing_else: bool, gave_up: bool) -> None:
         """No text was ever encoded, and none is left that could show whose fault it is."""
@@ -143,6 +155,7 @@ class Blame:
         if refused and (not output.whole or bad >= output.texts):
             # Another slice may have good ones; or there are no others.
             undecided, self._undecided = self._undecided, []
+            self._probed.clear()
             for each in undecided:
                 self._quarantine(each)
         elif gave_up and nothing_else:
@@ -175,8 +188,7 @@ class Blame:
         good = verdict.outcome is Outcome.COMMITTED
         if device is not None and not device.left and not good and not verdict.blameless:
             if self._probing:
-                self._probed.append(task)
-                self._say(do.Record(worker, task, verdict, "a short text fails alone as well"))
+                self._probe_failed(worker, task, verdict, device)
             else:
                 self._control_failed(worker, task, verdict, device)
             return
@@ -196,6 +208,13 @@ class Blame:
             return
         name = self._outputs[task.output].name
         self._say(do.HaltRun(lastwords.control_failed(name, task.chunk, verdict), worker))
+
+    def _probe_failed(self, worker: int, task: Task, verdict: Verdict, device: Device) -> None:
+        """Where there are other devices, they are to tell whether it is this one."""
+        self._probed.append(task)
+        self._say(do.Record(worker, task, verdict, "a short text fails alone as well"))
+        if self._probes_on(device.number) >= PROBES_MAX and len(self._fleet.alive) > 1:
+            self._leaving.drop(device, lastwords.failing_probe(device.name, verdict), worker)
 
     def confirmed(self) -> None:
         """The driver has noted a quarantine, or could not: the progress counts it from now on."""

@@ -11,6 +11,8 @@ from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor_worker.contract.messages import Limits, Spec
 
@@ -135,10 +137,14 @@ class OutputRun:
         return self.ledger.parts(chunk).cuts
 
     def shortest(self, chunk: int, without: Collection[int]) -> int | None:
-        """See Progress. Raises DamagedError."""
-        texts = (each for gap in self.missing(chunk) for each in zip(range(*gap), self.table.texts(*gap), strict=True))
+        """See Progress. Raises Halt where the texts are damaged."""
+        gaps = self.missing(chunk)
+        texts = (each for gap in gaps for each in zip(range(*gap), self.table.each_text(*gap), strict=True))
         sizes = ((not words.strip(), len(words), text) for text, words in texts if text not in without)
-        return min(sizes, default=(False, 0, None))[2]
+        try:
+            return min(sizes, default=(False, 0, None))[2]
+        except DamagedError as error:
+            raise texts_damaged(error) from error
 
     def known_good(self) -> tuple[int, int] | None:
         """See Progress."""

@@ -1,0 +1,33 @@
+"""A control that nobody needs any more, on a device that is gone, is not waited for."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from chunkvisor.decide.lastwords import BadRows
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.supervise.backlog import Backlog
+from chunkvisor.supervise.blame import Accused, Blame
+from chunkvisor.supervise.task import NOW, Task
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Limits
+from simulator.disk import Output
+
+
+def test_a_control_of_a_device_that_is_left_out_is_withdrawn() -> None:
+    """Though no text is undecided any more: another has been encoded meanwhile."""
+    output = Output("out", Limits(1), [(0, 4)])
+    backlog, fleet = Backlog([output]), SimpleNamespace(alive=[SimpleNamespace(number=0), SimpleNamespace(number=1)])
+    first = backlog.take(0.0)
+    assert first is not None
+    blame = Blame([output], BadRows(), backlog, cast("Any", fleet), lambda _: None, cast("Any", None))
+    blame.accuse(Accused(Task(NOW, 0, 0, 0, 1), Verdict(Outcome.HUNG, "it hung"), 1, 1, 0.0))
+    blame.settle(nothing_else=False, gave_up=False)
+    assert not backlog.empty
+
+    blame.encoded(1, 5.0)
+    assert not blame.undecided
+    assert blame.open
+    del fleet.alive[1]
+    blame.settle(nothing_else=False, gave_up=False)
+    assert backlog.empty
+    assert not blame.open
