@@ -1,4 +1,4 @@
-"""A control that nobody needs any more, on a device that is gone, is not waited for."""
+"""Controls that nobody needs any more are not waited for."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,8 +26,23 @@ def test_a_control_of_a_device_that_is_left_out_is_withdrawn() -> None:
 
     blame.encoded(1, 5.0)
     assert not blame.undecided
-    assert blame.open
     del fleet.alive[1]
     blame.settle(nothing_else=False, gave_up=False)
     assert backlog.empty
-    assert not blame.open
+
+
+def test_a_probe_that_has_not_begun_gives_way_to_a_text_that_is_known_to_be_good() -> None:
+    """A better control; and the text may have failed by itself meanwhile."""
+    output = Output("out", Limits(1), [(0, 4), (4, 8)])
+    backlog, fleet = Backlog([output]), SimpleNamespace(alive=[SimpleNamespace(number=0), SimpleNamespace(number=1)])
+    assert backlog.take(0.0) is not None
+    assert backlog.take(0.0) is not None
+    blame = Blame([output], BadRows(), backlog, cast("Any", fleet), lambda _: None, cast("Any", None))
+    blame.accuse(Accused(Task(NOW, 0, 0, 0, 1), Verdict(Outcome.HUNG, "it hung"), 1, 1, 0.0))
+    blame.settle(nothing_else=False, gave_up=False)
+    output.keep(1, 4, 8, ())
+    blame.settle(nothing_else=False, gave_up=False)
+    control = backlog.take(0.0)
+    assert control is not None
+    assert (control.control, control.start) == (True, 4)
+    assert backlog.empty

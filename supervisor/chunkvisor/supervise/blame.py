@@ -68,11 +68,6 @@ class Blame:
         """Rows of each text whose quarantine the driver has not confirmed yet."""
 
     @property
-    def open(self) -> bool:
-        """Whether there is something to settle."""
-        return self.undecided or self._control is not None
-
-    @property
     def undecided(self) -> bool:
         """Whether there are texts that fail alone, and nothing to compare them with."""
         return bool(self._undecided)
@@ -105,6 +100,7 @@ class Blame:
         `gave_up` says whether chunks were set aside: then the run has no control, and leaves those texts to the next.
         """
         self._acquit_on_lost_devices()
+        self._reconsider_probe()
         if not self._undecided or self._control is not None:
             return
         last = self._undecided[-1]
@@ -112,7 +108,7 @@ class Blame:
         # The next text that hangs would cost more than a control.
         if not many and last.verdict.outcome is not Outcome.HUNG:
             return
-        good = next(filter(None, map(self._known_good, range(len(self._outputs)))), None)
+        good = self._known_good()
         if (text := good or self._short_text(last)) is not None:
             self._probing = probing = good is None
             self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=True, only=last.device, part=probing)
@@ -120,10 +116,22 @@ class Blame:
         elif many or self._probes_on(last.device) >= PROBES_MAX:
             self._end(last, nothing_else=nothing_else, gave_up=gave_up)
 
-    def _known_good(self, output: int) -> tuple[int, int, int] | None:
+    def _known_good(self) -> tuple[int, int, int] | None:
         """(output, chunk, text)."""
-        good = self._outputs[output].known_good()
-        return (output, *good) if good is not None else None
+        found = ((number, output.known_good()) for number, output in enumerate(self._outputs))
+        return next(((number, *good) for number, good in found if good is not None), None)
+
+    def _reconsider_probe(self) -> None:
+        """One that has not begun gives way to a text that is known to be good, and goes if its text has its verdict."""
+        if (probe := self._control) is None or not self._probing:
+            return
+        missing = self._outputs[probe.output].missing(probe.chunk)
+        if self._known_good() is not None or not any(first <= probe.start < stop for first, stop in missing):
+            self._withdraw(probe)
+
+    def _withdraw(self, control: Task) -> None:
+        if self._backlog.withdraw(control):
+            self._control = None
 
     def _short_text(self, last: Accused) -> tuple[int, int, int] | None:
         """(output, chunk, text) of the next probe; None = no more, or a neighbour holds the memory that long ones lack.
@@ -173,8 +181,8 @@ class Blame:
             self._undecided = [each for each in self._undecided if each.device in alive]
         for each in lost:
             self._backlog.put_back(replace(each.task, due_s=NOW))
-        if self._control is not None and self._control.only not in alive and self._backlog.withdraw(self._control):
-            self._control = None
+        if self._control is not None and self._control.only not in alive:
+            self._withdraw(self._control)
 
     def control_waits(self, task: Task) -> None:
         """The control could not be made: it is to be made again."""

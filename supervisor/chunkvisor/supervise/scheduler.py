@@ -132,9 +132,8 @@ class Scheduler:
         # First of all a device gets the worker that was prepared for it.
         for device in working:
             self._assignment.open_gates(device, now_s)
-        if self._blame.open:
-            nothing_else = self._backlog.empty and not self.fleet.workers
-            self._blame.settle(nothing_else=nothing_else, gave_up=self._history.gave_up)
+        nothing_else = self._backlog.empty and not self.fleet.workers
+        self._blame.settle(nothing_else=nothing_else, gave_up=self._history.gave_up)
         if self._backlog.due(now_s):
             standby = max(0, self._standby - self._history.host_ooms)
             self._assignment.fill(working, standby, now_s, far=self._blame.undecided)
