@@ -62,7 +62,7 @@ class RecordedProgress:
         """A batch began."""
         self.batches.append((rows or len(indices), tokens))
 
-    leaving, known_peak = False, 0.0
+    leaving, known_peak_flop_per_s = False, 0.0
     """See `Progress`."""
     tokens = 0
 

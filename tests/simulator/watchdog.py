@@ -117,8 +117,8 @@ class Watchdog:
                 near = same and other.task.start < task.stop and task.start < other.task.stop
                 if near and not frozenset(task.wanted).isdisjoint(other.task.wanted):
                     raise Broken("no two workers at a text", f"{task} while worker {other.number} is at it")
-        elif state[task.start] == BAD:
-            raise Broken("a control is no bad text", f"{task}")
+        elif state[task.start] != VECTOR and not (task.part and state[task.start] == MISSING):
+            raise Broken("a control is a good text, a probe no bad one", f"{task}")
         self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
 
     def goes(self, run: "_Run", process: "Process") -> None:

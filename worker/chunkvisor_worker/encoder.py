@@ -20,7 +20,7 @@ class Progress(Protocol):
         """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
 
     @property
-    def known_peak(self) -> float:
+    def known_peak_flop_per_s(self) -> float:
         """Operations a second that the device can do at most, where it was timed before; 0 = it was not."""
 
     def phase(self, phase: Phase) -> None:

@@ -110,7 +110,7 @@ class OpenvinoEncoder:
             }
             self._request = self._core.compile_model(self._network, "CPU", settings).create_infer_request()
             if self._model.layers.weights:
-                self._peak = progress.known_peak or self._timed_peak(settings)
+                self._peak = progress.known_peak_flop_per_s or self._timed_peak(settings)
         progress.phase(Phase.TOKENIZE)
         assert self._tokenizer is not None
         texts = self._tokenizer.shortened(prompted(self._model, self._encode, texts))

@@ -46,8 +46,8 @@ class BeatWriter:
         return self._told_to_leave()
 
     @property
-    def known_peak(self) -> float:
-        """See `Progress.known_peak`."""
+    def known_peak_flop_per_s(self) -> float:
+        """See `Progress.known_peak_flop_per_s`."""
         return self.beat.peak_flop_per_s
 
     def know(self, **news: Any) -> None:

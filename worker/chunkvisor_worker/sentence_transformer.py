@@ -104,7 +104,7 @@ class SentenceTransformerEncoder:
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
             if self._layers.weights:
-                self._rate = progress.known_peak or gpu_rate(self._model.dtype, self._device)
+                self._rate = progress.known_peak_flop_per_s or gpu_rate(self._model.dtype, self._device)
         if self._model is None:
             self._load(self._device, progress)
             self._tokenize(progress)

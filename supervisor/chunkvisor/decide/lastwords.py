@@ -129,20 +129,19 @@ def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
 
 def failing_control(device: str, verdict: Verdict) -> Halt:
     """The end of a device on which even a text fails that has its vector already."""
-    return Halt(
-        ExitCode.MACHINE,
-        f"{device} cannot encode a text any more that was encoded before",
-        why=verdict.why,
-        see=verdict.see,
-        remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
-    )
+    return _failing(f"{device} cannot encode a text any more that was encoded before", verdict)
 
 
 def failing_probe(device: str, verdict: Verdict) -> Halt:
     """The end of a device on which nothing was ever encoded, short texts neither."""
+    return _failing(f"{device} has encoded no text so far, not even short ones", verdict)
+
+
+def _failing(what: str, verdict: Verdict) -> Halt:
+    """The end of a device that shows by itself that it is no text's fault."""
     return Halt(
         ExitCode.MACHINE,
-        f"{device} has encoded no text so far, not even short ones",
+        what,
         why=verdict.why,
         see=verdict.see,
         remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",

@@ -182,10 +182,17 @@ class Acts:
         task, station, output = start.task, self._stations[start.device], self._outputs[start.task.output]
         try:
             number, files = output.ledger.new_attempt(task.chunk)
-            site, kind = station.site, station.device.kind
-            skip = tuple(text - task.start for text in task.skip)
-            machine = (kind, site.threads, site.model_path)
-            place = Place(task.chunk, number, task.start, *machine, skip, station.peak_flop_per_s)
+            site = station.site
+            place = Place(
+                task.chunk,
+                number,
+                task.start,
+                station.device.kind,
+                site.threads,
+                site.model_path,
+                tuple(text - task.start for text in task.skip),
+                station.peak_flop_per_s,
+            )
             spec = write_attempt(files, output.job, place, _texts_of(task, output), start.limits)
             fresh, blocking = task.fresh, task.blocking_launches
             worker = self._engine.start(station, files, spec, fresh=fresh, blocking_launches=blocking)

@@ -91,9 +91,13 @@ class Backlog:
         """Have the texts tried, or tried again."""
         insort(self._again, task, key=_order)
 
+    def holds(self, task: Task) -> bool:
+        """Whether what was put back has not been handed out yet."""
+        return any(each is task for each in self._again)
+
     def withdraw(self, task: Task) -> bool:
         """Take back what was put back; False where it has been handed out meanwhile."""
-        found = any(each is task for each in self._again)
+        found = self.holds(task)
         self._again = [each for each in self._again if each is not task]
         return found
 

@@ -123,7 +123,7 @@ class Blame:
 
     def _reconsider_probe(self) -> None:
         """One that has not begun gives way to a text that is known to be good, and goes if its text has its verdict."""
-        if (probe := self._control) is None or not self._probing:
+        if (probe := self._control) is None or not self._probing or not self._backlog.holds(probe):
             return
         missing = self._outputs[probe.output].missing(probe.chunk)
         if self._known_good() is not None or not any(first <= probe.start < stop for first, stop in missing):

@@ -6,11 +6,10 @@ half written: a checksum tells.
 """
 
 import os
-import stat
 import zlib
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import read_bounded, write_atomic
+from chunkvisor_worker.contract.files import descriptor_of, read_bounded, write_atomic
 from chunkvisor_worker.contract.messages import Beat
 from chunkvisor_worker.contract.wire import from_json, to_json
 
@@ -46,12 +45,11 @@ def _checksum(line: bytes) -> bytes:
 def _overwritten(path: Path, data: bytes) -> bool:
     """Whether it was; only a file of ours is, not what else bears the name, such as a link or a pipe."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = descriptor_of(path, os.O_WRONLY)
     except OSError:
         return False
     try:
         there = os.fstat(fd)
-        ours = stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and there.st_size == len(data)
-        return ours and os.pwrite(fd, data, 0) == len(data)
+        return there.st_nlink == 1 and there.st_size == len(data) and os.pwrite(fd, data, 0) == len(data)
     finally:
         os.close(fd)

@@ -55,8 +55,7 @@ def dtypes(kind: str, *, bfloat16: bool, fixed: str | None) -> list[Candidate]:
     if fixed is not None:
         of_torch = fixed not in (BASELINE.dtype, Dtype.INT8)
         return [replace(BASELINE, dtype=fixed)] if of_torch else []
-    found = [dtype for dtype in _DTYPES[kind] if kind != "cpu" or bfloat16 or dtype != Dtype.BFLOAT16]
-    return [replace(BASELINE, dtype=str(dtype)) for dtype in found]
+    return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind] if bfloat16 or kind != "cpu"]
 
 
 def backends(kind: str, *, installed: bool, bfloat16: bool, int8: bool, fixed: str | None) -> list[Candidate]:
