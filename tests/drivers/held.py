@@ -1,6 +1,7 @@
 """Runs a command of chunkvisor whose large source is read only when the test has it so: `held.py FILE ARGUMENT…`.
 
-The reading that goes on beside the head waits until FILE exists. As a module, `hold` does the same for this process.
+The reading that goes on beside the head waits until FILE exists. Where there is a file `no_room` beside it, the disk
+has no room for vectors. As a module, `hold` does the same for this process.
 """
 
 import math
@@ -14,6 +15,7 @@ from chunkvisor.ingest import reading
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.supervise import storage
 
 
 def hold(until: Callable[[Path], bool], most_s: float = math.inf) -> None:
@@ -34,8 +36,15 @@ def has_chunk(state: Path) -> bool:
     return next(state.glob("head/chunks/*/*.npy"), None) is not None
 
 
+def no_room(folder: Path) -> int:
+    """Bytes that are free on its disk."""
+    return 0
+
+
 if __name__ == "__main__":
     file = Path(sys.argv[1])
     sys.argv[1:] = sys.argv[2:]
     hold(lambda _: file.exists())
+    if file.with_name("no_room").exists():
+        storage.free_bytes = no_room  # type: ignore[attr-defined]  # it is there, for the module itself
     main()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import ROOT, expected, finish, kill, local_engine_only, sweep, wait_for
+from harness import ROOT, Ended, expected, finish, kill, local_engine_only, sweep, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 pytestmark = local_engine_only
@@ -55,6 +55,16 @@ def told(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
 def is_done(place: ScriptedWorkplace) -> bool:
     """Whether the head is encoded, and the rest is waited for."""
     return bool(told(place, "head_done"))
+
+
+def ran(place: ScriptedWorkplace) -> Ended:
+    """A run whose head is encoded before the rest of the source is read."""
+    (place.folder / "read").unlink(missing_ok=True)
+    heads = len(told(place, "head_done"))
+    run = start(place)
+    wait_for(lambda: run.poll() is not None or len(told(place, "head_done")) > heads)
+    go_on(place)
+    return finish(run)
 
 
 def assert_as_without(place: ScriptedWorkplace, tmp_path: Path, texts: list[str] = TEXTS) -> None:
@@ -174,10 +184,7 @@ def test_bad_row_further_on(tmp_path: Path) -> None:
     place = make(tmp_path / "place")
     whole = place.source.read_text()
     place.source.write_text(whole + "{\n")
-    run = start(place)
-    wait_for(lambda: is_done(place))
-    go_on(place)
-    ended = finish(run)
+    ended = ran(place)
     assert ended.returncode == 78, ended.stderr
     assert f"rows.jsonl, line {len(TEXTS) + 1}" in ended.stderr
     place.source.write_text(whole)
@@ -233,10 +240,7 @@ def test_faults_in_the_head(tmp_path: Path) -> None:
     place = make(tmp_path / "place", recovery__attempts=1)
     place.lay("t1", "crash")
     place.lay("t5", "value_error!")
-    run = start(place)
-    wait_for(lambda: is_done(place))
-    go_on(place)
-    ended = finish(run)
+    ended = ran(place)
     assert ended.returncode == 3, ended.stderr
     row = TEXTS.index("t5")
     assert [(event["row"], event["rows"]) for event in told(place, "quarantined")] == [(row, 1)]
@@ -311,10 +315,7 @@ def test_read_while_a_chunk_is_under_way(tmp_path: Path) -> None:
 def test_warm_workers(tmp_path: Path) -> None:
     """One template serves the head and what follows."""
     place = make(tmp_path / "place", workers__start="warm")
-    run = start(place)
-    wait_for(lambda: is_done(place))
-    go_on(place)
-    ended = finish(run)
+    ended = ran(place)
     assert ended.returncode == 0, ended.stderr
     assert len(told(place, "template_started")) == 1
     assert_as_without(place, tmp_path)
@@ -380,3 +381,102 @@ def test_journal_of_the_head(tmp_path: Path) -> None:
     assert state["state"] == "complete"
     # A worker that was still starting when all was read is ended, and started again.
     assert {**state["attempts"], "interrupted": 0} == {"committed": 5, "interrupted": 0}
+
+
+def test_all_texts_of_the_head_are_bad(tmp_path: Path) -> None:
+    """The others may be good: the run goes on, as it does without a head, and tries each bad text once."""
+    texts = ["b0", "b1", "b2", "b3", *(f"g{number}" for number in range(8))]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size=4, ingest__head=4, recovery__attempts=1)
+    for text in texts[:4]:
+        place.lay(text, "value_error!")
+    ended = ran(place)
+    assert ended.returncode == 3, ended.stderr
+    tried = asked_for(place)
+    right = expected(texts)
+    right[:4] = np.nan
+    np.testing.assert_array_equal(place.vectors(), right)
+    assert [bad["row"] for bad in place.manifest()["quarantined"]] == [0, 1, 2, 3]
+    assert {event["row"] for event in told(place, "quarantined")} == {0, 1, 2, 3}
+    assert len(told(place, "quarantined")) == 4
+    assert all(tried[text] == 1 for text in texts[4:])
+    for text in texts[:4]:
+        place.lift(text)
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+
+
+def test_a_bad_text_of_the_head_stands_in_many_rows_further_on(tmp_path: Path) -> None:
+    """They count as all bad rows do, at this run and the next; `retry` makes the text pending again."""
+    texts = ["x", *(f"g{number}" for number in range(11)), *["x"] * 50]
+    changes = {"chunk__size": 4, "ingest__head": 8, "recovery__attempts": 1, "recovery__max_bad_rows": 10}
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, **changes)
+    place.lay("x", "value_error!")
+    for ended in (ran(place), ran(place)):
+        assert ended.returncode == 78, ended.stderr
+        assert "51 rows cannot be encoded, and recovery.max_bad_rows is 10" in ended.stderr
+        assert "chunkvisor retry" in ended.stderr
+    assert asked_for(place)["x"] <= 3  # not tried again by the second run
+    place.lift("x")
+    retried = place.here("retry", str(place.workdir))
+    assert (retried.returncode, "1 text" in retried.stdout + retried.stderr) == (0, True), retried.stdout
+    ended = ran(place)
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    assert not (place.workdir / "outputs" / "out" / "head").exists()
+
+
+def test_retry_while_there_is_but_a_head(tmp_path: Path) -> None:
+    """A text that was bad in it is tried again."""
+    texts = [f"g{number}" for number in range(12)]
+    changes = {"chunk__size": 4, "ingest__head": 8, "recovery__attempts": 1, "recovery__max_bad_rows": 1}
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, **changes)
+    for text in ("g1", "g2"):
+        place.lay(text, "value_error!")
+    assert ran(place).returncode == 78
+    assert (place.workdir / "outputs" / "out" / "head").exists()
+    for text in ("g1", "g2"):
+        place.lift(text)
+    retried = place.here("retry", str(place.workdir))
+    assert (retried.returncode, "1 text" in retried.stdout + retried.stderr) == (0, True), retried.stdout
+    ended = ran(place)
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+
+
+def test_no_room_while_the_head_is_encoded(tmp_path: Path) -> None:
+    """It is left, and the source is read on, once; the end is the one that a run without a head has."""
+    place = make(tmp_path / "place", recovery__wait_timeout=5)
+    (place.folder / "no_room").touch()
+    run = start(place)
+    wait_for(lambda: run.poll() is not None or [each for each in told(place, "note") if "no more" in each["text"]])
+    go_on(place)
+    ended = finish(run)
+    assert ended.returncode == 74, ended.stderr
+    assert "does not fit" in ended.stderr
+    assert "while the source of out is read" not in ended.stderr
+    assert len(told(place, "head_begun")) == 1
+    assert len(told(place, "staged")) == 1
+
+
+def test_a_head_of_other_settings_does_not_choose_the_chunks(tmp_path: Path) -> None:
+    """A size that an earlier head was cut by, for another speed, is not taken for a new one."""
+    place = make(tmp_path / "place")
+    run = start(place)
+    wait_for(lambda: is_done(place))
+    kill(run)
+    go_on(place)
+    ended = place.run("--set", "chunk.size=auto", "--set", "encode.truncate_dim=3")
+    assert ended.returncode == 0, ended.stderr
+    assert told(place, "output_opened")[-1]["chunk_size"] > 4
+
+
+def test_a_chunk_of_the_head_that_was_set_aside_is_done_by_the_same_run(tmp_path: Path) -> None:
+    """Its end does not say that something was left to the next run."""
+    place = make(tmp_path / "place", recovery__attempts=1)
+    place.lay("t5", "terminate")
+    ended = ran(place)
+    assert told(place, "chunk_set_aside"), ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert "set aside" not in ended.stderr.splitlines()[-1]
+    assert not [line for line in ended.stderr.splitlines() if "encoded in" in line and "set aside" in line]

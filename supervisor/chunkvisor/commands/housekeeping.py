@@ -8,6 +8,7 @@ from chunkvisor.assemble.badrows import count_of, forget
 from chunkvisor.assemble.badtexts import bad_texts
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
 from chunkvisor.assemble.sides import remove_sides
+from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
@@ -29,7 +30,8 @@ def retry(workdir: Path) -> int:
     work there, 74 where its records are damaged; OSError.
     """
     with _held(workdir) as outputs:
-        return sum(map(_reopen, outputs))
+        # What is taken over of a head is in both until it is removed.
+        return sum(max(_reopen(output), _reopen_head(output.head)) for output in outputs)
 
 
 def clean(workdir: Path) -> tuple[int, int]:
@@ -96,23 +98,42 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _reopen(layout: OutputLayout) -> int:
+def _reopen_head(head: OutputLayout) -> int:
+    """The same of first rows that were encoded before the rest of their source was read; they have no final file."""
+    with _damage_told():
+        ledger = ledger_of(head)
+    if ledger is None:
+        return 0
+    ledger.load()
+    pending = _with_bad_texts(ledger)
+    count = len(ledger.bad) + sum(map(len, pending.values()))
+    _forgive(ledger, pending, list(ledger.bad))
+    return count
+
+
+@contextlib.contextmanager
+def _damage_told() -> Iterator[None]:
     try:
+        yield
+    except DamagedError as error:
+        raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
+
+
+def _reopen(layout: OutputLayout) -> int:
+    with _damage_told():
         ledger, manifest = ledger_of(layout), read_finished(layout)
         if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
             # Its chunks have a part of it only: the next run takes all good rows over from its final file.
             write_atomic(layout.again, b"")
             return len(bad_texts(layout, manifest)) or count_of(manifest)
-    except DamagedError as error:
-        raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
     if ledger is None:
         return 0
     known = bad_texts(layout, manifest) if manifest is not None else {}
     ledger.load()
-    pending = [chunk for chunk in ledger.taken_apart() if ledger.parts(chunk).bad]
+    pending = _with_bad_texts(ledger)
     # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
     bad = known.keys() | ledger.bad.keys()
-    count = len(bad) + sum(len(ledger.parts(chunk).bad) for chunk in pending)
+    count = len(bad) + sum(map(len, pending.values()))
     if not count:
         return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
@@ -126,10 +147,20 @@ def _reopen(layout: OutputLayout) -> int:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
         for folder in (layout.state, layout.workdir):
             sync_folder(folder)
-    for chunk in pending:
+    _forgive(ledger, pending, bad)
+    return count
+
+
+def _with_bad_texts(ledger: Ledger) -> dict[int, list[BadText]]:
+    """Chunks that are taken apart, with their bad texts."""
+    return {chunk: bad for chunk in ledger.taken_apart() if (bad := ledger.parts(chunk).bad)}
+
+
+def _forgive(ledger: Ledger, taken_apart: Iterable[int], bad: Iterable[int]) -> None:
+    """Make bad texts pending: all of these chunks, and these texts of committed ones."""
+    for chunk in taken_apart:
         ledger.parts(chunk).forgive()
     _reopen_committed(ledger, bad)
-    return count
 
 
 def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:

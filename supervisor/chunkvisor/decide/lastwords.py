@@ -28,6 +28,9 @@ class BadRows:
     """More of them, all outputs together, end the run."""
 
 
+_RARELY_TEXTS = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model."
+
+
 def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
     """The end of a run by this verdict."""
     if step.too_large:
@@ -75,9 +78,21 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
     else:
         what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
         what += f"{bad_rows.limit:,}; the search for more ended with {place}"
-        remedy = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. "
-        remedy += "If it is the texts, correct them, or raise recovery.max_bad_rows."
+        remedy = f"{_RARELY_TEXTS} If it is the texts, correct them, or raise recovery.max_bad_rows."
     return Halt(ExitCode.CONFIG, what, why=verdict.why, remedy=remedy, log=log, see=verdict.see)
+
+
+def too_many_bad(output: str, rows: int, limit: int, last: BadText) -> Halt:
+    """The end of a run whose first rows have bad texts that turn out to stand in so many rows."""
+    return Halt(
+        ExitCode.CONFIG,
+        f"halted at {output}: {counted(rows, 'row')} cannot be encoded, and recovery.max_bad_rows is {limit:,}; texts "
+        "that failed among the first rows stand in others, too",
+        why=last.reason,
+        remedy=f"{_RARELY_TEXTS} Once that is mended: chunkvisor retry, and run again. If it is the texts, correct "
+        "them, or raise recovery.max_bad_rows.",
+        see=str(last.outcome),
+    )
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:

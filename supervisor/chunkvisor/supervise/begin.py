@@ -52,7 +52,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is not None:
         refuse_changed(opening, layout, fixed, identity)
     else:
-        fixed = Fixed(identity, chunk_size(opening, layout))
+        fixed = Fixed(identity, chunk_size(opening, layout, identity))
         write_fixed(layout, fixed)
     form = asked_form(config.outputs[name], staged.carried)
     if lacks_rows_table(layout, form):  # `clean` has removed it
@@ -105,7 +105,7 @@ def move_on(begun: Begun) -> None:
 
 
 def _next_generation(opening: Opening, layout: OutputLayout, before: Fixed, now: Identity, staged: Staged) -> Begun:
-    fixed = Fixed(now, chunk_size(opening, layout), before.generation + 1)
+    fixed = Fixed(now, chunk_size(opening, layout, now), before.generation + 1)
     opening.emit(of_output.GenerationBegun(layout.name, fixed.generation, before.identity.rows, now.rows))
     return Begun(layout, fixed, staged)
 
@@ -127,13 +127,14 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
             raise not_ours(place, "choose another workdir or another name for the output")
 
 
-def chunk_size(opening: Opening, layout: OutputLayout) -> int:
-    """Texts in a chunk of an output that is begun now."""
+def chunk_size(opening: Opening, layout: OutputLayout, identity: Identity) -> int:
+    """Texts in a chunk of an output that is begun now: those of its first rows, if the same settings have made them."""
     config, name = opening.config, layout.name
     size = config.effective_chunk_size(name)
     if size != "auto":
         return size
-    if (head := read_head(layout)) is not None:
+    head = read_head(layout)
+    if head is not None and head.identity.is_of_settings(identity):
         return head.chunk_size
     events = read_with_trials(config.workdir, Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)

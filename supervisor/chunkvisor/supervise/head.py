@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chunkvisor.config.choices import Dtype
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.output import HeadDone, HeadLeft
+from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.headsize import begins_cheaply, head_rows
 from chunkvisor.ingest.reading import Reading
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_head, write_fixed, write_staged
 from chunkvisor.store.identity import UNREAD
 from chunkvisor.store.layout import Layout
@@ -66,10 +69,25 @@ class Head:
                 self.opening.emit(HeadLeft(head.name))
             return over
 
-        if head.left:
-            self.encode(head, is_over)
-        if not reading.over:
+        if head.left and (problem := self._encode(head, is_over)):
+            why = f"no more of the first rows is encoded while the rest is read ({problem})"
+            self.opening.emit(Note(f"{head.name}: {why}"))
+        elif not reading.over:
             self.opening.emit(HeadDone(head.name, head.rows))
+
+    def _encode(self, head: OutputRun, until: Callable[[], bool]) -> str:
+        """What of a full or failing disk ended it, if that did: the work on all rows meets it again, and judges it."""
+        try:
+            self.encode(head, until)
+        except Halt as halt:
+            if halt.code is not ExitCode.DISK:
+                raise
+            return halt.what
+        except OSError as error:
+            if error.errno not in DISK_ERRNOS:
+                raise
+            return str(error)
+        return ""
 
     def _rows(self, layout: OutputLayout, request: IngestRequest) -> int | None:
         """How many rows the head has; None where there is to be none."""
@@ -104,7 +122,7 @@ class Head:
         opening, head, fresh = self.opening, layout.head, layout.head_table
         table = stage_table(request, fresh, opening.on_wait)
         identity, fixed = identity_for(opening, layout.name, table.digest, table.rows, None), read_head(layout)
-        size = chunk_size(opening, layout)
+        size = chunk_size(opening, layout, identity)
         if fixed is None or (fixed.identity.fingerprint, fixed.chunk_size) != (identity.fingerprint, size):
             remove_folder(head.state)
             fixed = Fixed(identity, size)

@@ -81,7 +81,7 @@ class OutputRun:
     @property
     def whole(self) -> bool:
         """See Progress."""
-        return len(self.ledger.share) == self.ledger.plan.count
+        return not self.is_head and len(self.ledger.share) == self.ledger.plan.count
 
     @property
     def has_facts(self) -> bool:

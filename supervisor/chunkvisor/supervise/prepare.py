@@ -64,7 +64,7 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
     ledger.load()
     if opening.slice is None:
-        take_head(begun, ledger, table, reuse, opening.on_wait)
+        take_head(begun, ledger, table, reuse, config.recovery.max_bad_rows, opening.on_wait)
     # A slice does not count them as its own.
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
     return _output_run(opening, begun, ledger, table, reuse, taken, OutputOpened)

@@ -31,7 +31,7 @@ class Progress(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether all chunks are ours; of a slice they are not."""
+        """Whether all texts are ours; of a slice they are not, nor of the first rows alone."""
 
     @property
     def has_facts(self) -> bool:
