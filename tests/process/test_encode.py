@@ -168,6 +168,9 @@ def test_killed_between_the_two_renames(desk: Desk) -> None:
     assert (refused.returncode, "is a finished file" in refused.stderr) == (78, True)
     final = desk.state / "embeddings.npy"
     desk.out.rename(final)
+    screen = desk.call("status", str(desk.state)).stdout
+    assert screen.startswith("stopped"), screen
+    assert "chunkvisor encode" in screen
     ended = desk.encode("--column", "text")
     assert ended.returncode == 0, ended.stderr
     assert "complete already" in ended.stderr

@@ -145,6 +145,11 @@ def note_move(layout: OutputLayout, final: Path) -> None:
     write_sealed(layout.moved, {"final": os.path.relpath(final, layout.workdir)})
 
 
+def awaits_move(layout: OutputLayout) -> bool:
+    """Whether `chunkvisor encode` was ended before it had moved the final file: the same command does it."""
+    return layout.moved.exists() and layout.final.exists()
+
+
 def read_moved(layout: OutputLayout) -> OutputLayout | None:
     """Where `chunkvisor encode` has put final file and manifest, if that manifest is there. Raises OSError."""
     there, done = _moved_to(layout), _unless_damaged(_read_done, layout)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from chunkvisor.assemble.badreasons import BadReason, reasons_of
 from chunkvisor.assemble.badrows import count_of, where_listed
-from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
+from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
 from chunkvisor.observe.snapshot import OutputState
 from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import Plan, read_fixed, read_staged
@@ -30,7 +30,7 @@ class OutputStatus:
     quarantined: int = 0
     """Rows without a vector; until the output is complete, those found so far."""
     complete: bool = False
-    """It has its final file."""
+    """It has its final file, in its place."""
     distinct_texts: int = 0
     """Texts that differ: each is encoded once, for all its rows."""
     reasons: tuple[BadReason, ...] = ()
@@ -77,7 +77,9 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         reasons = reasons_of(manifest["quarantined"])
         file = "" if moved_to is None else str(moved_to.final)
         listed_in = str(where_listed(moved_to or layout, manifest)) if count else ""
-        return OutputStatus(rows, rows, plan.count, plan.count, count, True, distinct, reasons, file, listed_in)
+        return OutputStatus(
+            rows, rows, plan.count, plan.count, count, not awaits_move(layout), distinct, reasons, file, listed_in
+        )
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
     done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)
