@@ -10,7 +10,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.task import Task
+from chunkvisor.supervise.task import Control, Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 
@@ -117,7 +117,7 @@ class Watchdog:
                 near = same and other.task.start < task.stop and task.start < other.task.stop
                 if near and not frozenset(task.wanted).isdisjoint(other.task.wanted):
                     raise Broken("no two workers at a text", f"{task} while worker {other.number} is at it")
-        elif state[task.start] != VECTOR and not (task.part and state[task.start] == MISSING):
+        elif state[task.start] != (MISSING if task.control is Control.PROBE else VECTOR):
             raise Broken("a control is a good text, a probe no bad one", f"{task}")
         self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
 

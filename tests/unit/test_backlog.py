@@ -3,7 +3,7 @@
 import pytest
 
 from chunkvisor.supervise.backlog import Backlog
-from chunkvisor.supervise.task import NOW, Seat, Task
+from chunkvisor.supervise.task import NOW, Control, Seat, Task
 from chunkvisor_worker.contract.messages import Limits
 from simulator.disk import Output
 
@@ -126,7 +126,7 @@ def test_what_failed_somewhere_is_for_another(by_node: bool, seat: Seat) -> None
 def test_a_control_is_for_its_device() -> None:
     """Whoever is alone: only that device can tell about itself; one that is not handed out yet can be taken back."""
     backlog = backlog_of((1, {0}))
-    control = Task(NOW, 0, 0, 3, 4, control=True, only=1)
+    control = Task(NOW, 0, 0, 3, 4, control=Control.KNOWN_GOOD, only=1)
     backlog.put_back(control)
     assert backlog.take(1, HERE, alone=True) is None
     assert backlog.take(1, BESIDE) == control

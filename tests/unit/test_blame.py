@@ -7,7 +7,7 @@ from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.supervise.backlog import Backlog
 from chunkvisor.supervise.blame import Accused, Blame
-from chunkvisor.supervise.task import NOW, Task
+from chunkvisor.supervise.task import NOW, Control, Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 from simulator.disk import Output
@@ -44,5 +44,5 @@ def test_a_probe_that_has_not_begun_gives_way_to_a_text_that_is_known_to_be_good
     blame.settle(nothing_else=False, gave_up=False)
     control = backlog.take(0.0)
     assert control is not None
-    assert (control.control, control.start) == (True, 4)
+    assert (control.control, control.start) == (Control.KNOWN_GOOD, 4)
     assert backlog.empty

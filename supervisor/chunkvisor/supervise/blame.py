@@ -18,7 +18,7 @@ from chunkvisor.supervise.backlog import Backlog
 from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor.supervise.leaving import Leaving
 from chunkvisor.supervise.progress import Progress
-from chunkvisor.supervise.task import NOW, Task
+from chunkvisor.supervise.task import NOW, Control, Task
 from chunkvisor_worker.contract.exits import Outcome
 
 UNDECIDED_MAX = 8
@@ -59,9 +59,6 @@ class Blame:
         self._leaving = leaving
         self._undecided: list[Accused] = []
         self._control: Task | None = None
-        """Of a text that is known to be good, or a probe."""
-        self._probing = False
-        """Whether it is a probe."""
         self._probed: list[Task] = []
         """Probes that failed, since a text was encoded."""
         self._told: list[int] = []
@@ -110,8 +107,9 @@ class Blame:
             return
         good = self._known_good()
         if (text := good or self._short_text(last)) is not None:
-            self._probing = probing = good is None
-            self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=True, only=last.device, part=probing)
+            kind = Control.KNOWN_GOOD if good else Control.PROBE
+            part = kind is Control.PROBE  # its chunk has no vector yet
+            self._control = Task(NOW, *text, text[-1] + 1, fresh=True, control=kind, only=last.device, part=part)
             self._backlog.put_back(self._control)
         elif many or self._probes_on(last.device) >= PROBES_MAX:
             self._end(last, nothing_else=nothing_else, gave_up=gave_up)
@@ -123,7 +121,8 @@ class Blame:
 
     def _reconsider_probe(self) -> None:
         """One that has not begun gives way to a text that is known to be good, and goes if its text has its verdict."""
-        if (probe := self._control) is None or not self._probing or not self._backlog.holds(probe):
+        probe = self._control
+        if probe is None or probe.control is not Control.PROBE or not self._backlog.holds(probe):
             return
         missing = self._outputs[probe.output].missing(probe.chunk)
         if self._known_good() is not None or not any(first <= probe.start < stop for first, stop in missing):
@@ -161,7 +160,7 @@ class Blame:
         bad = output.bad_count + sum(each.task.output == last.task.output for each in self._undecided)
         refused = all(each.verdict.refused_by_encoder for each in self._undecided)
         if refused and (not output.whole or bad >= output.texts):
-            # Another slice may have good ones; or there are no others.
+            # Another slice, or the rest of the source, may have good ones; or there are no others.
             undecided, self._undecided = self._undecided, []
             self._probed.clear()
             for each in undecided:
@@ -195,7 +194,7 @@ class Blame:
         device = self._fleet.devices.get(task.only) if task.only is not None else None
         good = verdict.outcome is Outcome.COMMITTED
         if device is not None and not device.left and not good and not verdict.blameless:
-            if self._probing:
+            if task.control is Control.PROBE:
                 self._probe_failed(worker, task, verdict, device)
             else:
                 self._control_failed(worker, task, verdict, device)

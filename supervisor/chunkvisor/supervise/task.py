@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from chunkvisor_worker.contract.messages import Tier
@@ -18,6 +19,15 @@ class Seat(NamedTuple):
 
     device: int
     node: str = ""
+
+
+class Control(Enum):
+    """A text that is encoded only to see whether the device can do it."""
+
+    KNOWN_GOOD = "known good"
+    """It has its vector already."""
+    PROBE = "probe"
+    """A short one, where none is known to be good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +50,8 @@ class Task:
     """Whether the worker has to be a new interpreter: something has failed before."""
     avoid: Seat | None = None
     """Where it has failed last."""
-    control: bool = False
-    """Whether the text is encoded only to see whether the device can do it: one that is known to be good, or a probe
-    where none is."""
+    control: Control | None = None
+    """None = its vectors are wanted."""
     hole: bool = False
     """Whether the others of its batches have their vectors."""
     only: int | None = None
