@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.devices.processor import has_bfloat16
+from chunkvisor.engine.quantization import LEAST_COSINE
 from chunkvisor_worker.contract.processor import processor_flags
 from harness import Workplace
 
@@ -24,6 +25,10 @@ def test_the_real_model(workplace: Workplace, minilm_path: Path) -> None:
     assert len(found) >= 5 + has_bfloat16(processor_flags())
     assert found[0]["settings"]["model.dtype"] == "float32"
     assert found[0]["least_cosine"] == pytest.approx(1.0, abs=1e-6)
-    assert all(each["texts_per_s"] > 0 and each["least_cosine"] > 0.99 for each in found)
+    for each in found:
+        assert each["texts_per_s"] > 0
+        # What a run in int8 is not warned of.
+        least = LEAST_COSINE if each["settings"]["model.dtype"] == "int8" else 0.99
+        assert each["least_cosine"] > least
     assert not workplace.workdir.exists()
     assert workplace.run().returncode == 0

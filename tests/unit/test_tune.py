@@ -1,8 +1,12 @@
 """`chunkvisor tune`: what is tried, how it is compared, and how a config is edited."""
 
+import signal
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +129,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         encode: EncodeSpec,
         conditions: Conditions,
         folder: Path,
-        *,
+        on_wait: Callable[[], None],
         limits: Limits,
     ) -> Trial:
         if limits.tokens == 8192:
@@ -210,6 +214,78 @@ def test_outputs_begun_with_openvino_are_not_tried_with_torch(config: Path, monk
     tuning = tune(load(config), 0.999, lambda _step: None)
     tried = {each.candidate.vectors for each in tuning.measured}
     assert tried == {("torch", "float32"), ("openvino", "bfloat16")}
+
+
+def test_what_has_begun_is_tuned_however_near_its_vectors_are(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay as they are; so their budgets and workers are tried, not those of float32."""
+    monkeypatch.setattr(measure, "_begun", lambda _loaded: ("torch", "bfloat16"))
+    tuning = tune(load(config, ["model.dtype=bfloat16"]), 0.9999999999, lambda _step: None)
+    assert {each.candidate.dtype for each in tuning.measured[1:]} == {"bfloat16"}
+    assert {each.candidate.batch_tokens for each in tuning.measured} > {"auto", 1024, 4096}
+    assert tuning.best is not None
+    assert "* is recommended: the fastest that makes the vectors of the workdir." in draw(tuning, 0.9999999999, None)
+
+
+def test_float32_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others are compared with is told: it is not float32 then."""
+    made_up: Callable[..., Trial] = bench.try_texts  # type: ignore[attr-defined]  # as `config` has left it
+
+    def failing(texts: list[str], model: ModelSpec, *rest: Any, **more: Any) -> Trial:
+        if model.dtype == "float32":
+            return Trial(Verdict(Outcome.GPU_OOM, "no memory"), None, "out of memory")
+        return made_up(texts, model, *rest, **more)
+
+    monkeypatch.setattr(bench, "try_texts", failing)
+    lines = draw(tune(load(config, ["model.dtype=bfloat16"]), 0.999, lambda _step: None), 0.999, None)
+    assert "tried on 80 texts of 200." in lines
+    assert any(line.startswith("Note: float32 failed: cosines are to the vectors of torch, bfloat16") for line in lines)
+
+
+def test_the_log_of_a_failed_conversion_is_quoted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is gone when the message is read."""
+
+    def converted(model: ModelSpec, environment: object, tell: Callable[[], None]) -> None:
+        log = Path(str(model.converted)) / "worker.log"
+        log.parent.mkdir()
+        log.write_text("begun\nIllegal instruction\n\n")
+        raise Halt(ExitCode.MACHINE, "the model cannot be converted", why="it crashed", log=log)
+
+    monkeypatch.setattr(bench, "ensure_converted", converted)
+    with pytest.raises(Halt) as caught:
+        tune(load(config, ["model.backend=openvino"]), 0.999, lambda _step: None)
+    assert caught.value.why == "it crashed; the last line of its log: Illegal instruction"
+    assert caught.value.log is None
+
+
+def test_an_output_may_have_any_name(config: Path) -> None:
+    """Such as that of a folder in which something is tried."""
+    config.write_text(config.read_text().replace("{out:", "{try1:"))
+    assert tune(load(config), 0.999, lambda _step: None).best is not None
+
+
+def test_a_signal_ends_what_is_tried(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes to the main thread; the worker is waited for in another one, and does not end by itself."""
+    begun = threading.Event()
+
+    def stuck(*given: Any, **_more: Any) -> Trial:
+        begun.set()
+        on_wait: Callable[[], None] = given[5]
+        while True:
+            on_wait()
+            time.sleep(0.01)
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(bench, "try_texts", stuck)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            tune(load(config), 0.999, lambda _step: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_nothing_is_tried_twice(config: Path) -> None:

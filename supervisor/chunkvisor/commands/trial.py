@@ -20,6 +20,7 @@ from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.fresh import worker_command
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
+from chunkvisor.store.attemptlogs import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
@@ -112,7 +113,7 @@ def _trial_of(evidence: Evidence, files: AttemptFiles) -> Trial:
     """What it says. Raises OSError."""
     verdict = judge(evidence)
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
-    last = next((line.strip() for line in reversed(evidence.log_tail.splitlines()) if line.strip()), "")
+    last = last_line(evidence.log_tail)
     if evidence.result is None:
         return Trial(verdict, vectors, last[:300])
     facts = evidence.result.facts

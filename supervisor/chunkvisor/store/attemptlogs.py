@@ -48,6 +48,11 @@ def _written(path: Path) -> int:
         return 0
 
 
+def last_line(text: str) -> str:
+    """The last one of a log that is not blank; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
     """The last bytes of a log, as text; empty where there is none."""
     try:

@@ -11,6 +11,7 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.gpus import severity
 from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted, Whereabouts
 from chunkvisor.decide.outcome import describe_exit
+from chunkvisor.store.attemptlogs import last_line
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbeReport
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
@@ -162,7 +163,7 @@ def _why(probe: ProbeReading) -> tuple[str, str]:
     if fault is None and probe.returncode is None:
         return "it hangs", "if the GPU's driver is stuck, reboot; nvidia-smi would hang, too"
     if (diagnosis := _diagnosis(probe)) is None:
-        last = next((line.strip() for line in reversed(probe.log_tail.splitlines()) if line.strip()), "")
+        last = last_line(probe.log_tail)
         return f"it ended with {describe_exit(probe.returncode or 0)}" + (f": {last}" if last else ""), ""
     return f"{diagnosis.rule.cause.rstrip('.')}: {diagnosis.headline}", before_a_run(diagnosis.rule.remedy)
 

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Bench:
         self._folders = 0
         self._reference: Vectors | None = None
         self._tried = set[Candidate]()
+        self._stopped = Event()
         self.texts: list[str] = []
         self.known: dict[Candidate, Run] = {}
         """What has been run already on these texts."""
@@ -82,7 +84,11 @@ class Bench:
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
-            trials = list(pool.map(lambda share: self._try(candidate, model, share), shares))
+            try:
+                trials = list(pool.map(lambda share: self._try(candidate, model, share), shares))
+            except BaseException:  # a signal above all, which only this thread gets
+                self._stopped.set()
+                raise
         found = [trial.vectors for trial in trials if trial.vectors is not None]
         if len(found) < workers:
             return Run(next(trial for trial in trials if trial.vectors is None), None, 0.0)
@@ -116,7 +122,7 @@ class Bench:
     def _try(self, candidate: Candidate, model: ModelSpec, texts: Sequence[str]) -> Trial:
         config = self._loaded.config
         self._folders += 1
-        folder = self._scratch / f"try{self._folders}"
+        folder = self._scratch / f".try{self._folders}"  # no output has such a name
         folder.mkdir(mode=0o700)
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
         place = (str(self._loaded.folder),)
@@ -124,7 +130,11 @@ class Bench:
         conditions = Conditions(self._device.kind, environment, place, patience)
         encode = first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
         limits = resolve_limits(encode, self._device.kind, plugin=False)
-        return try_texts(texts, model, encode_spec(encode), conditions, folder, limits=limits)
+        return try_texts(texts, model, encode_spec(encode), conditions, folder, self._unless_stopped, limits=limits)
+
+    def _unless_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise CancelledError
 
 
 def first_encode(loaded: LoadedConfig) -> EncodeConfig:

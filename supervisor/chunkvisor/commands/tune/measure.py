@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chunkvisor.commands.planning.samples import sample_of
 from chunkvisor.commands.trial import Trial
-from chunkvisor.commands.tune.bench import Bench, first_encode
+from chunkvisor.commands.tune.bench import Bench, Run, first_encode
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.commands.tune.tuning import Tuning
@@ -24,6 +24,7 @@ from chunkvisor.engine.quantization import nncf_version
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sampled import sampled
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.store.attemptlogs import last_line, read_tail
 from chunkvisor.store.fixed import read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.quantizing import samples_of
@@ -55,9 +56,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         bench.calibration = samples_of(config, dict(zip(config.outputs, tables, strict=True)))
         texts = _texts(tables, _FIRST_TEXTS)
         configured = _configured(loaded, "auto")
-        first = bench.run(replace(configured, dtype=str(config.model.dtype)), texts)
-        if first.vectors is None:
-            raise _failed(first.trial)
+        first = _first_look(bench, replace(configured, dtype=str(config.model.dtype)), texts)
         configured = replace(configured, dtype=first.trial.dtype or BASELINE.dtype)
         count = max(_FIRST_TEXTS, min(_MOST_TEXTS, int(first.texts_per_s * _EACH_S)))
         bench.texts = _texts(tables, count)
@@ -66,8 +65,11 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         begun = _begun(loaded)
         measured = list(bench.round([BASELINE, configured]))
 
+        # The vectors of what has begun stay as they are, however near they are.
+        limit = least_cosine if begun is None else -1.0
+
         def best() -> Measured | None:
-            return best_of([each for each in measured if begun in (None, each.candidate.vectors)], least_cosine)
+            return best_of([each for each in measured if begun in (None, each.candidate.vectors)], limit)
 
         def setting() -> Candidate:
             found = best()
@@ -84,6 +86,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             len(devices),
             configured,
             _note(measured, begun),
+            vectors_fixed=begun is not None,
         )
 
 
@@ -102,9 +105,15 @@ def _others(kind: str, configured: Candidate, begun: tuple[str, str] | None) -> 
 
 
 def _note(measured: Sequence[Measured], begun: tuple[str, str] | None) -> str:
+    notes = []
+    reference = next((each for each in measured if not each.problem), measured[0])
+    if reference is not measured[0]:
+        notes.append(f"float32 failed: cosines are to the vectors of {reference.candidate}")
     if begun is not None:
-        return f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it"
-    return "" if any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured) else _NO_BFLOAT16
+        notes.append(f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it")
+    elif not any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured):
+        notes.append(_NO_BFLOAT16)
+    return "; ".join(notes)
 
 
 def _model_at_hand(config: Config) -> ModelSource:
@@ -143,6 +152,25 @@ def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:
         if facts is not None and fixed is not None:
             return str(fixed.identity.values.get("model.backend", Backend.TORCH)), facts.dtype
     return None
+
+
+def _first_look(bench: Bench, configured: Candidate, texts: Sequence[str]) -> Run:
+    """The config as it is. Raises Halt where that fails."""
+    try:
+        first = bench.run(configured, texts)
+    except Halt as halt:
+        raise _with_end_of_log(halt) from halt
+    if first.vectors is None:
+        raise _failed(first.trial)
+    return first
+
+
+def _with_end_of_log(halt: Halt) -> Halt:
+    """The same, with the last line of its log, which is gone by the time that it is read."""
+    if halt.log is None:
+        return halt
+    why = f"{halt.why}; the last line of its log: {last_line(read_tail(halt.log))[:300] or 'nothing'}"
+    return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, see=halt.see)
 
 
 def _failed(trial: Trial) -> Halt:

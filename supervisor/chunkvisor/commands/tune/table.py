@@ -23,13 +23,16 @@ def draw(tuning: Tuning, least_cosine: float, price_per_hour: float | None) -> l
         )
         if each is not None and each.problem:
             lines.append(f"    failed: {each.problem}")
-    lines += ["", f"tried on {counted(tuning.sample, 'text')} of {tuning.texts:,}; cosines are to float32."]
+    to = "" if tuning.measured[0].problem else "; cosines are to float32"
+    lines += ["", f"tried on {counted(tuning.sample, 'text')} of {tuning.texts:,}{to}."]
     if tuning.note:
         lines.append(f"Note: {tuning.note}.")
+    near = f"a least cosine of {least_cosine:g} or more"
     if tuning.best is None:
-        lines.append(f"Nothing has a least cosine of {least_cosine:g} or more.")
+        lines.append(f"Nothing has {near}." if not tuning.vectors_fixed else "Nothing makes the workdir's vectors.")
     else:
-        lines.append(f"* is recommended: the fastest with a least cosine of {least_cosine:g} or more.")
+        which = "that makes the vectors of the workdir" if tuning.vectors_fixed else f"with {near}"
+        lines.append(f"* is recommended: the fastest {which}.")
         lines.append("Of two that differ by less than 5 %, it is the one that was tried first.")
         changes = [f"{section}.{key}: {value}" for (section, key), value in tuning.changes.items()]
         lines.append(

@@ -21,6 +21,8 @@ class Tuning:
     configured: Candidate
     """What the config asks for now."""
     note: str = ""
+    vectors_fixed: bool = False
+    """Outputs have begun: the recommended setting is one that makes their vectors, however near to float32."""
 
     @property
     def changes(self) -> dict[tuple[str, str], int | str]:
