@@ -90,14 +90,14 @@ def test_same_bytes_as_on_this_machine(place: Workplace, cluster: LocalCluster, 
     local.write_config("good:make", **changes, engine={"kind": "local"})
     assert local.run().returncode == 0
     assert (place.workdir / "out.npy").read_bytes() == (local.workdir / "out.npy").read_bytes()
-    assert not agents()
+    wait_for(lambda: not agents())  # the daemon of a busy node reaps them later
 
 
 @pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
 def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     """A crash, a fault of memory, a hang and a NaN on a node get the outcomes and the mending that they get here."""
     plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "sleep@encode", "out/3": "nan@encode"}
-    changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 3}
+    changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 10}  # a busy node is slower than 3 s
     configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, **changes)
 
     ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
