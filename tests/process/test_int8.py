@@ -280,6 +280,18 @@ def test_outputs_of_another_workdir(place: Workplace, child: StandIn, tiny: Path
     assert (place.folder / "second" / "openvino" / digest_in(place) / "model.bin").exists()
 
 
+def test_a_model_that_is_gone_is_taken_from_another_workdir(place: Workplace, child: StandIn, tiny: Path) -> None:
+    """From which it was copied before: quantised again, by other texts, it would be another."""
+    place.write_source(MORE)
+    ran(place)
+    place.write_source(TEXTS)
+    configure(place, tiny, workdir="second", reuse_from=["work"])
+    stop_after_first_chunk(place)
+    shutil.rmtree(place.folder / "second" / "openvino")
+    ran(place)
+    assert len(child.made) == 1
+
+
 def test_float32_vectors_are_not_taken_for_int8(place: Workplace, child: StandIn, tiny: Path) -> None:
     """An output that was begun in float32 is refused before anything is quantised."""
     configure(place, tiny, model__dtype="float32", model__backend="torch")
@@ -325,13 +337,16 @@ def test_without_nncf(workplace: Workplace, tiny: Path, monkeypatch: pytest.Monk
 
 @needs_nncf
 def test_the_real_child(tiny: Path, tmp_path: Path) -> None:
-    """Two conversions of the same texts give the same files; the vectors are near those of float32."""
+    """Two conversions of the same texts give the same files, one of them from float32; the vectors are near those."""
+    from chunkvisor.engine.conversion import ensure_converted, with_place
     from chunkvisor.engine.quantization import Sample, ensure_quantized, read_quantized
 
     model = ModelSpec("tiny", str(tiny), dtype="int8", backend="openvino")
     samples = [Sample(EncodeSpec(), TEXTS), Sample(EncodeSpec(prompt_name="query"), MORE)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     folders = [tmp_path / "one", tmp_path / "two"]
+    in_float32 = with_place(replace(model, dtype="float32"), folders[1])
+    ensure_converted(in_float32, environment)
     one, two = (ensure_quantized(model, folder, samples, environment) for folder in folders)
     assert one == two
     told = read_quantized(tmp_path / "one", one)
@@ -339,6 +354,10 @@ def test_the_real_child(tiny: Path, tmp_path: Path) -> None:
     assert (told.calibrated, told.compared) == (32, 11)
     assert 0.9 < told.least_cosine <= told.mean_cosine <= 1
     assert [path.name for path in (tmp_path / "one").iterdir()] == [one]
+    assert in_float32.converted is not None
+    assert {path.name for path in folders[1].iterdir()} == {two, Path(in_float32.converted).name}
+    of_one, of_two = (read_message(Converted, ConvertedFiles(folder / one).record) for folder in folders)
+    assert of_one == of_two
     names = {"model.xml", "model.bin", "tokenizer.json", "converted.json"}
     assert {path.name for path in (tmp_path / "one" / one).iterdir()} == names
 

@@ -124,6 +124,33 @@ def test_a_child_that_could_not_say_why(
     assert caught.value.remedy.startswith(remedy)
 
 
+@pytest.mark.parametrize("when", ["while it is made", "when it is made"])
+def test_what_was_begun_does_not_stay(
+    tmp_path: Path, children: list[ConvertRequest], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It is as large as the model, and nothing goes on with it; the log stays."""
+    convert: Callable[..., int] = conversion.run_child  # type: ignore[attr-defined]  # as `children` has left it
+
+    def stopped(command: Sequence[str], log: Path, on_wait: Callable[[], None], environment: object) -> int:
+        log.write_text("some words")
+        plain = log.parent / "plain"
+        plain.mkdir()
+        (plain / "model.bin").write_text("large")
+        convert(command, log, on_wait, environment)
+        if when == "while it is made":
+            raise KeyboardInterrupt
+        return 0
+
+    def check() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "run_child", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_converted(with_place(MODEL, tmp_path), {}, check=check)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["converting/spec.json", "converting/worker.log"]
+
+
 def test_a_model_that_changed_meanwhile_is_not_kept(tmp_path: Path, children: list[ConvertRequest]) -> None:
     """What `check` raises after the conversion leaves its place empty."""
     model = with_place(MODEL, tmp_path / "openvino")

@@ -16,6 +16,7 @@ from chunkvisor.events import journal, state
 from chunkvisor.observe import defaults, invocation, messenger, metrics, notices, pace, sensors
 from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
+from chunkvisor_worker.quantize import CALIBRATED_TEXTS
 from docpages import text_of
 from harness import ROOT
 
@@ -71,7 +72,7 @@ NUMBERS = [
     ("docs/how-to/check-vectors.md", f"| bfloat16 | {audit._ALLOWED['bfloat16']} |"),
     ("docs/how-to/check-vectors.md", f"| int8 (`model.dtype`) | {audit._ALLOWED['int8']} |"),
     ("docs/how-to/openvino.md", f"Below a least cosine of {quantization.LEAST_COSINE} the run warns"),
-    ("docs/how-to/openvino.md", f"up to {quantization.MOST_TEXTS * 3 // 4} texts of the run itself"),
+    ("docs/how-to/openvino.md", f"up to {CALIBRATED_TEXTS} texts of the run itself"),
     ("docs/how-to/openvino.md", f"Up to {quantization.MOST_TEXTS // 4} other texts"),
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (compare._MATTERS - 1):.0f} %"),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from chunkvisor.engine import conversion
-from chunkvisor.engine.conversion import with_place
+from chunkvisor.engine.conversion import ensure_converted, with_place
 from chunkvisor.engine.quantization import Sample, adopt, ensure_quantized, is_whole, read_quantized
 from chunkvisor.errors import Halt
+from chunkvisor.store.seal import digest_of
 from chunkvisor_worker.contract.arithmetic import Quantized
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -68,6 +69,64 @@ def test_its_place_is_known_once_it_is_made(tmp_path: Path, made: list[str]) -> 
     digest = ensure_quantized(MODEL, tmp_path, SAMPLES, {})
     assert with_place(MODEL, tmp_path).converted is None
     assert with_place(MODEL, tmp_path, digest).converted == str(tmp_path / digest)
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_it_is_made_of_what_is_converted_already(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """Where the folder has the model in float32, the child is told so, if that is whole."""
+    told: list[str] = []
+    quantize: Callable[..., int] = conversion.run_child  # type: ignore[attr-defined]  # as `made` has left it
+
+    def child(command: Sequence[str], log: Path, on_wait: Callable[[], None], environment: dict[str, str]) -> int:
+        request = read_message(ConvertRequest, AttemptFiles(Path(command[-1])).spec)
+        assert request is not None
+        told.append(request.plain)
+        if request.samples:
+            return quantize(command, log, on_wait, environment)
+        files = ConvertedFiles(Path(request.target))
+        for path in files.content:
+            path.write_text("float32")
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.content}
+        write_message(files.record, replace(KNOWN, made_from=request.made_from, digests=digests, quantized=None))
+        return 0
+
+    monkeypatch.setattr(conversion, "run_child", child)
+    plain = with_place(replace(MODEL, dtype="float32"), tmp_path)
+    assert plain.converted is not None
+    ensure_converted(plain, {})
+    if damaged:
+        (Path(plain.converted) / "model.bin").write_text("?")
+    ensure_quantized(MODEL, tmp_path, SAMPLES, {})
+    assert told == ["", "" if damaged else plain.converted]
+
+
+def test_what_a_worker_is_told_beside_the_files_tells_models_apart(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same network, cut at another length: neither takes the place of the other."""
+    one = ensure_quantized(MODEL, tmp_path, SAMPLES, {})
+    monkeypatch.setitem(globals(), "KNOWN", replace(KNOWN, max_length=512))
+    two = ensure_quantized(replace(MODEL, revision="sha256:2"), tmp_path, SAMPLES, {})
+    assert one != two
+    records = [read_message(Converted, ConvertedFiles(tmp_path / each).record) for each in (one, two)]
+    assert [record.max_length for record in records if record is not None] == [None, 512]
+
+
+def test_a_folder_with_the_name_of_an_earlier_version_serves(tmp_path: Path, made: list[str]) -> None:
+    """That was the digest of its files alone; made again, it has the name that is wanted."""
+    digest = ensure_quantized(MODEL, tmp_path, SAMPLES, {})
+    known = read_message(Converted, ConvertedFiles(tmp_path / digest).record)
+    assert known is not None
+    before = digest_of(known.digests)[:32]
+    (tmp_path / digest).rename(tmp_path / before)
+    assert is_whole(tmp_path, before)
+    assert ensure_quantized(MODEL, tmp_path, SAMPLES, {}, wanted=before) == before
+    assert len(made) == 1
+    ConvertedFiles(tmp_path / before).weights.write_text("?")
+    assert ensure_quantized(MODEL, tmp_path, SAMPLES, {}, wanted=before) == before
+    assert (len(made), is_whole(tmp_path, before)) == (2, True)
 
 
 def test_how_near_it_is(tmp_path: Path, made: list[str]) -> None:

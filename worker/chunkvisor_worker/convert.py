@@ -3,13 +3,15 @@
 The network is traced from the model as sentence-transformers runs it, from token ids to the vector, so that pooling and
 whatever follows it are the model's own. Its vectors are then compared with the model's, on batches of several shapes: a
 model that cannot be traced, since its code looks at values or shapes, is refused here and spoils nothing. For int8 it
-is then quantised (see `quantize`).
+is then quantised (see `quantize`); where it has been converted before, that is all.
 """
 
+import contextlib
 import hashlib
 import os
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from chunkvisor_worker.flop import layer_shapes
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import is_plain_text_model, load_model, max_length, position_limit, table_rows
-from chunkvisor_worker.quantize import MOST_TOKENS, plain_network, quantize
+from chunkvisor_worker.quantize import MOST_TOKENS, plain_files, quantize
 from chunkvisor_worker.quietopenvino import import_openvino
 from chunkvisor_worker.tokenizer_check import SAMPLES
 
@@ -50,14 +52,32 @@ class CannotConvertError(ValueError):
 
 
 def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
-    """Write the files. Raises CannotConvertError, OSError, and what `load_model` and OpenVINO raise."""
+    """Write the files. Raises CannotConvertError, OSError, and what `load_model`, `quantize` and OpenVINO raise."""
+    known = _quantize(request, files) if request.samples else _convert(request, files, files.network)
+    # Nothing is synced: whoever uses the files compares the digests first, and has them made anew.
+    digests = {path.name: _digest_of(path) for path in files.content}
+    write_message(files.record, replace(known, made_from=request.made_from, digests=digests))
+
+
+def _quantize(request: ConvertRequest, files: ConvertedFiles) -> Converted:
+    plain = ConvertedFiles(Path(request.plain)) if request.plain else plain_files(files)
+    known = read_message(Converted, plain.record)
+    if known is None:
+        known = _convert(request, files, plain.network)
+    else:
+        shutil.copyfile(plain.tokenizer, files.tokenizer)
+    with _telling_full_disk(files, plain.weights.stat().st_size):
+        return replace(known, quantized=quantize(plain.network, files, known, request))
+
+
+def _convert(request: ConvertRequest, files: ConvertedFiles, network_file: Path) -> Converted:
+    """Write the tokenizer and, where told, the network in float32 with its weights; the record has no digests yet."""
     with LateImports():
         import sentence_transformers
         import transformers
     import torch
 
     openvino = import_openvino()
-    network_file = files.network if not request.samples else plain_network(files)
     model = load_model(replace(request.model, dtype="float32", max_length=None), "cpu")
     refuse_others(model)
     backend = model.tokenizer.backend_tokenizer
@@ -69,23 +89,14 @@ def convert(request: ConvertRequest, files: ConvertedFiles) -> None:
     rows = _tokens(model, known, files)
     with torch.inference_mode():
         network = _traced(model, known.inputs, collate(known, rows))
-        try:
+        with _telling_full_disk(files, sum(each.numel() * each.element_size() for each in model.parameters())):
             openvino.save_model(network, network_file, compress_to_fp16=False)
             difference, dimension = _compare(model, known, rows, _longest(known, files), network_file)
-            if not difference <= _TOLERANCE:
-                differ = f"the converted model's vectors differ from its own by {difference:.1e} of their size"
-                raise CannotConvertError(differ)
-            known = replace(known, difference=difference, dimension=dimension)
-            if request.samples:
-                known = replace(known, quantized=quantize(network_file, files, known, request))
-        except RuntimeError:
-            _refuse_full_disk(files, sum(each.numel() * each.element_size() for each in model.parameters()))
-            raise
+    if not difference <= _TOLERANCE:
+        raise CannotConvertError(f"the converted model's vectors differ from its own by {difference:.1e} of their size")
     libraries = (torch, sentence_transformers, transformers)
     versions = {library.__name__.replace("_", "-"): str(library.__version__) for library in libraries}
-    # Nothing is synced: whoever uses the files compares the digests first, and has them made anew.
-    digests = {path.name: _digest_of(path) for path in files.content}
-    write_message(files.record, replace(known, digests=digests, versions=versions))
+    return replace(known, difference=difference, dimension=dimension, versions=versions)
 
 
 def refuse_others(model: Any) -> None:
@@ -190,16 +201,21 @@ def _compare(
     return largest, dimension
 
 
-def _refuse_full_disk(files: ConvertedFiles, size_bytes: int) -> None:
-    """Raises OSError where the disk has no room for the weights.
+@contextlib.contextmanager
+def _telling_full_disk(files: ConvertedFiles, size_bytes: int) -> Iterator[None]:
+    """Raises OSError in place of RuntimeError where the disk has no room for the weights, of so many bytes at most.
 
     Of a write that fails OpenVINO says "iostream error" and nothing of why, and it removes what it has written.
     """
     try:
-        with open(files.weights, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes + _REST_BYTES)
-    finally:
-        files.weights.unlink(missing_ok=True)
+        yield
+    except RuntimeError:
+        try:
+            with open(files.weights, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes + _REST_BYTES)
+        finally:
+            files.weights.unlink(missing_ok=True)
+        raise
 
 
 def _digest_of(path: Path) -> str:

@@ -111,7 +111,8 @@ def made_in(
 ) -> Iterator[ConvertedFiles]:
     """Have a child convert the model, beside its place in the folder; who enters gives it its name, or it goes.
 
-    With `samples` it is quantised on their texts. Raises as `ensure_converted`.
+    With `samples` it is quantised on their texts, from its form in float32 if the folder has that. Raises as
+    `ensure_converted`.
     """
     # Nothing is synced: what a power cut takes or spoils is made anew, or missed.
     make_folder(folder, durable=False)
@@ -120,19 +121,28 @@ def made_in(
     make_folder(scratch.folder, durable=False)
     made = ConvertedFiles(scratch.folder / "model")
     make_folder(made.folder, durable=False)
+    request = ConvertRequest(model, made_from, str(made.folder))
     if samples:
         write_texts(scratch.texts, texts)
-    request = ConvertRequest(model, made_from, str(made.folder), str(scratch.texts) if samples else "", tuple(samples))
+        plain = ConvertedFiles(place_of(folder, digest_of(ingredients(model))))
+        there = str(plain.folder) if _is_whole(plain, on_wait) else ""
+        request = replace(request, texts=str(scratch.texts), samples=tuple(samples), plain=there)
     write_message(scratch.spec, request, durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.convert", str(scratch.folder)]
-    returncode = run_child(command, scratch.log, on_wait, environment)
-    if not made.record.exists():
-        raise _failed(model, scratch, returncode)
-    yield made
+    try:
+        returncode = run_child(command, scratch.log, on_wait, environment)
+        if not made.record.exists():
+            raise _failed(model, scratch, returncode)
+        yield made
+    except BaseException:
+        for each in scratch.folder.glob("*/"):  # as large as the model; the log stays
+            remove_folder(each)
+        raise
     remove_folder(scratch.folder)
 
 
 def _is_whole(files: ConvertedFiles, on_wait: Callable[[], None]) -> bool:
+    """Whether the model in float32 is there as it was made, from what the name of its folder stands for."""
     known = read_message(Converted, files.record)
     return known is not None and known.made_from == files.folder.name and content_holds(files, known, on_wait)
 

@@ -1,7 +1,7 @@
 """The model in int8 (`model.dtype: int8`): quantised once, on texts of the run, and kept in the workdir.
 
-Two calibrations give other vectors. So what tells such a model apart is the digest of its files: it is in the identity
-of the outputs that it makes, and in the name of its folder.
+Two calibrations give other vectors. So what tells such a model apart is the digest of its files, and of what a worker
+is told beside them: it is in the identity of the outputs that it makes, and in the name of its folder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,12 @@ from chunkvisor.store.seal import digest_of
 from chunkvisor_worker.contract.arithmetic import Quantized
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, TextSample
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, open_regular, remove_folder
+from chunkvisor_worker.contract.layershapes import LayerShapes
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 MOST_TEXTS = 400
-"""Of a run, from which the child takes those to calibrate with (300, as NNCF has it by default) and to compare."""
+"""Of a run, from which the child takes those to calibrate with and those to compare."""
 
 LEAST_COSINE = 0.98
 """To float32: of vectors that are farther from it, the person is warned."""
@@ -65,16 +66,17 @@ def ensure_quantized(
     of_texts = [[asdict(sample.encode), digest_of(list(sample.texts))] for sample in samples]
     made_from = digest_of([*ingredients(model), nncf_version(), model.max_length, of_texts])
     for path in sorted(folder.glob(f"*/{ConvertedFiles(folder).record.name}")):
-        known = read_message(Converted, path)
-        found = _digest(known) if known is not None and known.made_from == made_from else None
-        if found is not None and wanted in (None, found) and is_whole(folder, found, on_wait):
+        known, found = read_message(Converted, path), path.parent.name
+        same = known is not None and known.made_from == made_from and wanted in (None, found)
+        if same and is_whole(folder, found, on_wait):
             return found
     tell()
     texts = chain.from_iterable(sample.texts for sample in samples)
     counts = [TextSample(sample.encode, len(sample.texts)) for sample in samples]
     with made_in(folder, model, made_from, environment, on_wait, texts, counts) as made:
         check()
-        digest = _finish(made)
+        names = _names(_finish(made))
+        digest = wanted if wanted in names else names[0]
         target = place_of(folder, digest)
         remove_folder(target)
         made.folder.rename(target)
@@ -85,7 +87,7 @@ def is_whole(folder: Path, digest: str, on_wait: Callable[[], None] = lambda: No
     """Whether the model with that digest is in the folder of all."""
     files = ConvertedFiles(place_of(folder, digest))
     known = read_message(Converted, files.record)
-    return known is not None and _digest(known) == digest and content_holds(files, known, on_wait)
+    return known is not None and digest in _names(known) and content_holds(files, known, on_wait)
 
 
 def read_quantized(folder: Path, digest: str) -> Quantized | None:
@@ -110,12 +112,14 @@ def adopt(theirs: Path, folder: Path, digest: str, on_wait: Callable[[], None]) 
     return True
 
 
-def _digest(known: Converted) -> str:
-    return digest_of(known.digests)[:NAME_LENGTH]
+def _names(known: Converted) -> tuple[str, str]:
+    """Its digest, of all that its vectors depend on; and that of its files alone, by which it was known before."""
+    told = replace(known, made_from="", difference=0.0, versions={}, layers=LayerShapes(), quantized=None)
+    return digest_of(asdict(told))[:NAME_LENGTH], digest_of(known.digests)[:NAME_LENGTH]
 
 
-def _finish(made: ConvertedFiles) -> str:
-    """Note how near its vectors are to those of float32; returns its digest. Raises OSError."""
+def _finish(made: ConvertedFiles) -> Converted:
+    """Note how near its vectors are to those of float32. Raises OSError."""
     known = read_message(Converted, made.record)
     assert known is not None
     assert known.quantized is not None
@@ -124,4 +128,4 @@ def _finish(made: ConvertedFiles) -> str:
     alike = likeness(vectors, reference)
     write_message(made.record, replace(known, quantized=replace(known.quantized, **asdict(alike))), durable=False)
     made.compared.unlink()
-    return _digest(known)
+    return known

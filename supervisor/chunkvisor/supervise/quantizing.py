@@ -69,6 +69,9 @@ def require_quantized(
         )
     if is_whole(layout.converted, digest, on_wait):
         return
+    others_have = (workdir_of(folder).converted for folder in config.reuse_from)
+    if any(adopt(theirs, layout.converted, digest, on_wait) for theirs in others_have):
+        return
     found = quantize(source, samples_of(config, _tables(layout, config.outputs)), digest)
     if found != digest:
         raise config_error(

@@ -32,6 +32,14 @@ def test_a_quarter_is_held_out(given: list[int], calibrated: list[int], compared
     assert tuple(map(lengths, split(rows(*given)))) == (calibrated, compared)
 
 
+def test_many_texts_are_fewer() -> None:
+    """More of them make the vectors no nearer, and take longer; those that are compared are all."""
+    calibrated, compared = split(rows(*(1 + number // 10 for number in range(400))))
+    assert (len(calibrated), len(compared)) == (150, 100)
+    assert lengths(calibrated)[0] == 1
+    assert lengths(calibrated)[-1] == 40
+
+
 def test_long_texts_are_fewer() -> None:
     """The tokens of all together are bounded, the lengths are still spread."""
     calibrated, compared = split(rows(*([2000] * 100 + [10] * 300)))

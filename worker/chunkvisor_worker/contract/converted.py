@@ -57,6 +57,9 @@ class ConvertRequest:
     """File with a JSON string a line: the texts by which the model is quantised to int8. Empty = it is not."""
     samples: tuple[TextSample, ...] = ()
     """Whose they are, in that order."""
+    plain: str = ""
+    """Folder of the same model converted in float32, of which the quantised one is made. Empty = it is converted first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
