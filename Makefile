@@ -40,8 +40,10 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
 	$(BIN)/python quickstart/neighbours.py
 
+# A process of xdist that dies ends the tests, which name the one that it ran: a new one in its place would let them hang
+# at their end (pytest-xdist 3.8, issue 1378).
 test: $(READY) ## run the tests of tests/unit, process and simulator; where nvidia-smi lists a GPU, those of test-gpu as well
-	$(BIN)/pytest $(MAKE_TEST) -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/pytest $(MAKE_TEST) -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_ARGS)
 	@if [ -n "$$PYTEST_ARGS" ]; then echo "tests/gpu is left out: PYTEST_ARGS chooses the tests (make test-gpu)"; \
 	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \
 	else echo "tests/gpu is left out: nvidia-smi lists no GPU"; fi
@@ -64,7 +66,7 @@ define ON_NULLGPU
 @set -e; python="$$($(PYTHON) tests/nullgpu/environment.py $(1))"; folder="$$(mktemp -d)"; trap 'rm -rf "$$folder"' EXIT; \
 export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; \
 CHUNKVISOR_TEST_GPU="$$("$$python" tests/gpu/describe_nullgpu.py "$$folder")"; export CHUNKVISOR_TEST_GPU; set -x; \
-"$$python" -m pytest $(2) -n 2 --dist loadfile $(PYTEST_ARGS)
+"$$python" -m pytest $(2) -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 endef
 
 test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none; the first call installs 5 GB outside the checkout

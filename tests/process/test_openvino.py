@@ -3,6 +3,8 @@
 import errno
 import functools
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from chunkvisor_worker.contract.converted import Converted, ConvertedFiles, ConvertRequest
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 from chunkvisor_worker.contract.wire import read_message
-from chunkvisor_worker.quietopenvino import import_openvino
+from chunkvisor_worker.quietopenvino import import_openvino, openvino_core
 from harness import Workplace
 from process.test_sentence_transformer import RecordedProgress
 from smallbert import save_small_bert
@@ -121,7 +123,7 @@ def test_what_the_model_cannot_do(
 def test_bfloat16_where_the_cpu_has_none(converted: ModelSpec) -> None:
     """It is refused, where OpenVINO would compute in float32 and say nothing; elsewhere the vectors are near."""
     half = replace(converted, dtype="bfloat16")
-    if "BF16" not in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if "BF16" not in openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         with pytest.raises(ValueError, match=r"^model\.dtype is bfloat16, but OpenVINO has no bfloat16 on this CPU"):
             run(half, EncodeSpec())
         return
@@ -129,6 +131,24 @@ def test_bfloat16_where_the_cpu_has_none(converted: ModelSpec) -> None:
     plain, _ = run(converted, EncodeSpec())
     assert encoder.facts().dtype == "bfloat16"
     assert np.einsum("ij,ij->i", vectors, plain).min() > 0.99
+
+
+def test_signals_are_handled_after_two_encoders(converted: ModelSpec) -> None:
+    """One that has a handler does not end a process in which the first of two encoders is gone before the second."""
+    program = f"""
+import faulthandler, gc, signal
+faulthandler.enable()
+from process.test_openvino import EncodeSpec, ModelSpec, run
+signal.signal(signal.SIGINT, lambda *_: print("handled"))
+encoders = [run({converted!r}, EncodeSpec())[1] for _ in range(2)]
+while encoders:
+    del encoders[0]
+    gc.collect()
+signal.raise_signal(signal.SIGINT)
+"""
+    folder = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_a_batch_that_was_not_computed_is_noticed(converted: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import is_plain_text_model, load_model, max_length, position_limit, table_rows
 from chunkvisor_worker.quantize import MOST_TOKENS, plain_files, quantize
-from chunkvisor_worker.quietopenvino import import_openvino
+from chunkvisor_worker.quietopenvino import import_openvino, openvino_core
 from chunkvisor_worker.tokenizer_check import SAMPLES
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -188,7 +188,7 @@ def _compare(
     """(largest difference relative to the largest component, dimension), of the network as it was saved."""
     import torch
 
-    compiled = import_openvino().Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino_core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     largest, dimension = 0.0, 0
     for chosen in (rows[:1], rows[1:2], rows, rows[2:4], longest):
         batch = collate(known, chosen)

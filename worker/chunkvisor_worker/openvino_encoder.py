@@ -22,7 +22,7 @@ from chunkvisor_worker.encoder import Indices, Progress, Vectors
 from chunkvisor_worker.flop import cores
 from chunkvisor_worker.model import refuse_length, refuse_truncation
 from chunkvisor_worker.openvino_rate import openvino_rate
-from chunkvisor_worker.quietopenvino import import_openvino
+from chunkvisor_worker.quietopenvino import import_openvino, openvino_core
 from chunkvisor_worker.tokenizer_check import check_ids
 from chunkvisor_worker.unitlength import unit_length
 
@@ -85,7 +85,7 @@ class OpenvinoEncoder:
             # A longer text would be read beyond the table of positions: OpenVINO checks no index.
             refuse_length(limit, self._known.positions)
             self._tokenizer = ConvertedTokenizer(self._known, files.tokenizer, limit)
-            self._core, self._tensor = openvino.Core(), openvino.Tensor
+            self._core, self._tensor = openvino_core(), openvino.Tensor
             self._refuse_dtype()
             self._network = self._core.read_model(files.network)
         refuse_truncation(self._encode.truncate_dim, self._model.dimension)

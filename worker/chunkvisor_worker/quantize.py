@@ -17,7 +17,7 @@ from chunkvisor_worker.converted_tokenizer import IDS, ConvertedTokenizer, Row, 
 from chunkvisor_worker.encoder import Indices, Vectors
 from chunkvisor_worker.model import refuse_length
 from chunkvisor_worker.openvino_encoder import threads, vectors_of
-from chunkvisor_worker.quietopenvino import import_openvino
+from chunkvisor_worker.quietopenvino import import_openvino, openvino_core
 from chunkvisor_worker.tokenizer_check import check_ids
 
 MOST_TOKENS = 2560
@@ -52,7 +52,7 @@ def quantize(plain: Path, files: ConvertedFiles, known: Converted, request: Conv
     calibrated, compared = split(_rows(files, known, request))
     dataset = nncf.Dataset([collate(known, [row]) for row in calibrated])
     made = nncf.quantize(
-        openvino.Core().read_model(plain),
+        openvino_core().read_model(plain),
         dataset,
         # Its preset for these is "mixed": symmetric ranges for weights, asymmetric ones for what flows.
         model_type=nncf.ModelType.TRANSFORMER,
@@ -111,7 +111,7 @@ def _vectors(network: Path, known: Converted, rows: Sequence[Row]) -> Vectors:
     """Of shape (rows, dimension). Raises MemoryError, and RuntimeError of OpenVINO."""
     openvino = import_openvino()
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads(), "ENABLE_CPU_PINNING": False}
-    compiled: Any = openvino.Core().compile_model(network, "CPU", settings)
+    compiled: Any = openvino_core().compile_model(network, "CPU", settings)
     request = compiled.create_infer_request()
 
     def compute(batch: dict[str, Indices], vectors: Vectors) -> None:

@@ -1,5 +1,6 @@
-"""Imports OpenVINO without what reports its use."""
+"""Imports OpenVINO without what reports its use, and keeps its one `Core`."""
 
+import functools
 import sys
 from typing import Any
 
@@ -15,3 +16,14 @@ def import_openvino() -> Any:
     import openvino
 
     return openvino
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """The only `Core` of this process, which lives as long. Raises ImportError.
+
+    Each has a stack for the handlers of signals, and unmaps it at its end. Of two that end in the order in which they
+    were made, the first one's stack stays in use: the next signal, even one with a handler, then ends the process,
+    without the stack that faulthandler writes (openvino 2026.4, intel_cpu's SigAltStackSetup).
+    """
+    return import_openvino().Core()
