@@ -59,8 +59,10 @@ def find_gpu_use() -> str:
 
 def find_threads() -> list[str]:
     """Names of the threads beside this one that a fork leaves behind, with whatever locks they hold."""
-    names = []
-    for task in sorted(Path("/proc/self/task").iterdir(), key=lambda path: int(path.name))[1:]:
+    names, own = [], Path("/proc/thread-self").readlink().name
+    for task in Path("/proc/self/task").iterdir():
+        if task.name == own:  # not the lowest number: those of threads begin anew at pid_max
+            continue
         try:
             names.append((task / "comm").read_text().strip() or "?")
         except OSError:  # it has just ended
