@@ -102,20 +102,6 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
     assert late.isdisjoint(ended.stdout.split())
 
 
-def test_no_module_is_longer_than_250_lines() -> None:
-    """What grows beyond that holds a second thing, which has a name: it gets a module of its own."""
-    lines = {path: len(path.read_text().splitlines()) for path in (*files_of(SUPERVISOR), *files_of(WORKER))}
-    assert {path: count for path, count in lines.items() if count > 250} == {}
-
-
-def test_no_function_is_longer_than_a_page() -> None:
-    """Fifty lines, docstring and signature included."""
-    for path in (*files_of(SUPERVISOR), *files_of(WORKER)):
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 50, f"{path}: {node.name}"
-
-
 def string_of(node: ast.AST | None) -> str:
     """The text of a string constant; empty for anything else."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
