@@ -92,13 +92,16 @@ def encode(
     dtype: str = "auto",
     backend: str = "torch",
     max_length: int | None = None,
-    trust_remote_code: bool = False,
+    pooling: str | None = None,
+    trust_remote_code: bool | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    expect: StrPath | None = None,
     batch_size: int | str = "auto",
     batch_tokens: int | str | None = "auto",
     normalize: bool = False,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    task: str | None = None,
     truncate_dim: int | None = None,
     set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
@@ -119,6 +122,7 @@ def encode(
     button, with a `workdir` once the chunks under way are done. News goes to the logger "chunkvisor".
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
+    expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place, writing(texts, column, place) as write:

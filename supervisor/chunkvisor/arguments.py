@@ -43,7 +43,7 @@ _MEANINGS = {
 
 def meanings(function: Callable[..., Any]) -> dict[str, str]:
     """What each argument of the function means, in the order of its signature."""
-    sections: tuple[type[BaseModel], ...] = (ModelConfig, EncodeConfig)
+    sections: tuple[type[BaseModel], ...] = (EncodeConfig, ModelConfig)  # of two `kwargs` the model's are the argument
     keys = {
         name: (field.description or "").replace("null", "None")
         for section in sections
@@ -82,7 +82,6 @@ _INSTEAD = {
     "precision": 'set=["outputs.embeddings.dtype=int8"], or ubinary',
     "processing_kwargs": "max_length=… is what of them is here",
     "prompts": 'kwargs={"prompts": …}',
-    "task": "prompt_name=…, where the model has a prompt for it",
     "local_files_only": "set HF_HUB_OFFLINE=1 in the environment",
     "cache_dir": _HUB_CACHE,
     "cache_folder": _HUB_CACHE,

@@ -42,6 +42,8 @@ def output(**keys: Any) -> dict[str, Any]:
         {"outputs": output(source="/moved.csv")},
         {"outputs": output(encode={"batch_size": 2}, chunk={"size": 5})},
         {"model": {"name": "org/model", "revision": "main"}},
+        {"model": {"name": "org/model", "trust_remote_code": False}},
+        {"model": {"name": "org/model", "expect": "/expected.jsonl"}},
     ],
 )
 def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
@@ -70,6 +72,9 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
             {"model": {"name": "org/model", "backend": "openvino"}, "device": "cpu"},
             'model.backend: not set before, "openvino" now',
         ),
+        ({"model": {"name": "org/model", "pooling": "cls"}}, 'model.pooling: not set before, "cls" now'),
+        ({"encode": {"task": "query"}}, 'encode.task: not set before, "query" now'),
+        ({"encode": {"kwargs": {"task": "a"}}}, 'encode.kwargs: not set before, {"task": "a"} now'),
         ({"encode": {"normalize": True}}, "encode.normalize: false before, true now"),
         ({"encode": {"prompt": ""}}, 'encode.prompt: not set before, "" now'),
         ({"encode": {"prompt_name": "query"}}, 'encode.prompt_name: not set before, "query" now'),

@@ -46,7 +46,7 @@ class Counter:
         """None where the model has none of its own."""
         if self.is_transformer:
             kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
-            self.tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code)
+            self.tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code is True)
             config = _read(place / "config.json")
             if hasattr(self.tokenizer, "unk_token"):
                 check_tokenizer(self.tokenizer, config.get("vocab_size"))

@@ -44,7 +44,7 @@ def load_model(spec: ModelSpec, device: str) -> Any:
         revision=None if spec.path else spec.revision,
         # With a device map of the person's, accelerate places the model.
         device=device if model_kwargs.get("device_map") is None else None,
-        trust_remote_code=spec.trust_remote_code,
+        trust_remote_code=spec.trust_remote_code is True,
         model_kwargs=model_kwargs,
         **own,
     )

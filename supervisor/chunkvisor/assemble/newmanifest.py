@@ -9,6 +9,7 @@ from chunkvisor.assemble.finalfiles import parts_of, place_of
 from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.join import Final
 from chunkvisor.assemble.sides import describe_ranges
+from chunkvisor.config.secretnames import digested
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import digest_of
@@ -60,6 +61,8 @@ def build_manifest(
             "normalize": encode.normalize,
             "prompt": encode.prompt,
             "prompt_name": encode.prompt_name,
+            "task": encode.task,
+            "kwargs": digested(encode.kwargs),
             "truncate_dim": encode.truncate_dim,
         },
         "source": {"files": origin.files, "digest": origin.digest},

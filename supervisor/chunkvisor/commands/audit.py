@@ -179,6 +179,7 @@ def _model(layout: Layout, identity: Identity, on_wait: Callable[[], None]) -> t
         revision=revision,
         dtype="float32",
         max_length=values["model.max_length"],
+        pooling=values.get("model.pooling"),
         trust_remote_code=bool(values["model.trust_remote_code"]),
         kwargs=dict(values["model.kwargs"]),
         encoder=str(values["model.encoder"]),
@@ -192,6 +193,8 @@ def _encode_spec(identity: Identity) -> EncodeSpec:
         normalize=bool(values["encode.normalize"]),
         prompt=values["encode.prompt"],
         prompt_name=values["encode.prompt_name"],
+        task=values.get("encode.task"),
+        kwargs=dict(values.get("encode.kwargs", {})),
         truncate_dim=values["encode.truncate_dim"],
     )
 

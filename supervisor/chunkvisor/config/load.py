@@ -92,7 +92,9 @@ def from_values(values: Mapping[str, Any], folder: Path, overrides: Sequence[str
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Values of keys such as `dtype` and `normalize` under the sections `model` and `encode`, which have such keys."""
     kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
-    return {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
+    found = {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
+    found["encode"].pop("kwargs", None)  # the argument `kwargs` is that of the model
+    return found
 
 
 def _read(path: Path) -> str:

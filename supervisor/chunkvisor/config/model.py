@@ -121,6 +121,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible_for_a_plugin(self) -> Self:
+        if self.model.is_plugin and self.model.pooling is not None:
+            raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools by itself")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             if encode.long is Long.WINDOWS:
@@ -133,6 +135,12 @@ class Config(Section):
                     f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "
                     "prompt itself: encode.prompt"
                 )
+            for key in ("task", "kwargs"):
+                if getattr(encode, key):
+                    raise refused(
+                        f"output {name}: encode.{key} is for a model of sentence-transformers; a plug-in encoder gets "
+                        "texts alone: give it what it needs as model.kwargs"
+                    )
             if isinstance(encode.batch_tokens, int):
                 raise refused(
                     f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can "

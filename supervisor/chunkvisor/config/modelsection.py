@@ -1,11 +1,11 @@
 """The section `model`: which model makes the vectors."""
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from chunkvisor.config import values
+from chunkvisor.config import paths, values
 from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.paths import joined
 from chunkvisor.config.sections import Section
@@ -40,10 +40,17 @@ class ModelConfig(Section):
     """What computes: torch; or openvino, faster on a CPU, with the model converted once (extra `openvino`)."""
     max_length: values.PositiveOrNull = None
     """Tokens after which a text is cut; null = the model's own limit."""
-    trust_remote_code: values.Flag = False
-    """Run Python code that comes with the model; only for models you trust."""
+    pooling: Annotated[
+        Literal["mean", "cls", "lasttoken", "max"] | None, expected('"mean", "cls", "lasttoken", "max" or null')
+    ] = None
+    """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
+    trust_remote_code: values.FlagOrNull = None
+    """Run Python code that comes with the model: true, only for models you trust. false = leave that code out on
+    purpose, and take the class of transformers; null = undecided."""
     kwargs: values.PlainValues = Field(default={})
     """More arguments for the model's constructor, such as attn_implementation."""
+    expect: paths.FilePath | None = None
+    """File (.jsonl) of texts and the vectors that the model must give for them; null = none."""
 
     @property
     def is_plugin(self) -> bool:

@@ -1,6 +1,6 @@
 """Sections of the config of which each stands for itself; a key's docstring is its description in the JSON Schema."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
@@ -27,6 +27,24 @@ class Section(BaseModel):
         return empty(value)
 
 
+_OWNED_KWARGS = {
+    "batch_size": "use the key encode.batch_size",
+    "convert_to_numpy": "leave it out",
+    "convert_to_tensor": "leave it out",
+    "device": "use the key device",
+    "normalize_embeddings": "use the key encode.normalize",
+    "output_value": "leave it out: a run makes one vector for each text",
+    "pool": "use the key device",
+    "precision": "use the key outputs.NAME.dtype",
+    "prompt": "use the key encode.prompt",
+    "prompt_name": "use the key encode.prompt_name",
+    "sentences": "the texts are those of the source",
+    "show_progress_bar": "leave it out",
+    "truncate_dim": "use the key encode.truncate_dim",
+}
+"""Arguments of sentence-transformers' own encode that keys of the config decide."""
+
+
 class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
@@ -43,6 +61,11 @@ class EncodeConfig(Section):
         values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
     ] = None
     """One of the model's own prompts, by name; not together with prompt."""
+    task: Annotated[Literal["query", "document"] | None, expected('"query", "document" or null')] = None
+    """query or document: encode as encode_query or encode_document of sentence-transformers do, with the prompt and
+    the part of the model that are for it."""
+    kwargs: values.PlainValues = Field(default={})
+    """More arguments for the model's own encode, such as {task: retrieval.passage}."""
     truncate_dim: values.PositiveOrNull = None
     """Keep only so many leading dimensions; null = all."""
     long: Annotated[Long, expected('"cut" or "windows"')] = Long.CUT
@@ -50,6 +73,13 @@ class EncodeConfig(Section):
     vector each, and NAME.rows.parquet says which row and which characters a vector is of."""
     overlap: values.NotNegativeOrAuto = "auto"
     """Tokens that a window shares with the one before it; auto = an eighth of a window."""
+
+    @field_validator("kwargs")
+    @classmethod
+    def _no_owned_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if owned := sorted(_OWNED_KWARGS.keys() & kwargs):
+            raise refused("; ".join(f"{name} is not for here: {_OWNED_KWARGS[name]}" for name in owned))
+        return kwargs
 
     @field_validator("prompt_name")
     @classmethod

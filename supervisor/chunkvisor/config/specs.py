@@ -25,6 +25,7 @@ def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> Mo
         revision=revision,
         dtype=str(model.dtype),
         max_length=model.max_length,
+        pooling=model.pooling,
         trust_remote_code=model.trust_remote_code,
         kwargs=model.kwargs,
         encoder=model.encoder,
@@ -34,7 +35,14 @@ def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> Mo
 
 def encode_spec(encode: EncodeConfig) -> EncodeSpec:
     """What shapes the vectors; batches do not."""
-    return EncodeSpec(encode.normalize, encode.prompt, encode.prompt_name, encode.truncate_dim)
+    return EncodeSpec(
+        normalize=encode.normalize,
+        prompt=encode.prompt,
+        prompt_name=encode.prompt_name,
+        task=encode.task,
+        kwargs=encode.kwargs,
+        truncate_dim=encode.truncate_dim,
+    )
 
 
 def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:

@@ -132,6 +132,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 Name = Annotated[StrictStr, Field(min_length=1)]
 Flag = Annotated[StrictBool, expected("true or false")]
+FlagOrNull = Annotated[StrictBool | None, expected("true, false or null")]
 _AS_WRITTEN = BeforeValidator(number)
 _Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _AS_WRITTEN]
 Positive = Annotated[_Count, expected("a positive whole number")]

@@ -151,7 +151,7 @@ def identity_of(
         _LENGTH: model.max_length,
         _KWARGS: digested(model.kwargs),
         "model.encoder": model.encoder,
-        "model.trust_remote_code": model.trust_remote_code,
+        "model.trust_remote_code": model.trust_remote_code is True,  # null refuses, or gives what false gives
         _NORMALIZE: encode.normalize,
         "encode.prompt": encode.prompt,
         "encode.prompt_name": encode.prompt_name,
@@ -168,6 +168,12 @@ def identity_of(
         values["model.backend"] = model.backend.value
     if quantized is not None:
         values[_QUANTIZED] = quantized
+    if model.pooling is not None:
+        values["model.pooling"] = model.pooling
+    if encode.task is not None:
+        values["encode.task"] = encode.task
+    if encode.kwargs:
+        values["encode.kwargs"] = digested(encode.kwargs)
     if output.where is not None:
         values["where"] = output.where
     if encode.long is not Long.CUT:  # which texts there are, not what their vectors are: no name of `_SHAPES_VECTORS`

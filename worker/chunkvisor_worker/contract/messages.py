@@ -41,7 +41,10 @@ class ModelSpec:
     dtype: str = "auto"
     max_length: int | None = None
     """Tokens; None is the model's own."""
-    trust_remote_code: bool = False
+    pooling: str | None = None
+    """mean, cls, lasttoken or max; None is what the model's modules.json says."""
+    trust_remote_code: bool | None = None
+    """None = the person has not decided."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
     backend: str = "torch"
@@ -58,6 +61,10 @@ class EncodeSpec:
     prompt: str | None = None
     prompt_name: str | None = None
     truncate_dim: int | None = None
+    task: str | None = None
+    """query or document: as `encode_query` and `encode_document` of sentence-transformers."""
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    """More arguments for the model's own `encode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,29 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a model of sentence-transformers was found to be once it was loaded.
+
+    Each attempt's result repeats it, so it is short: no list of weights, no message in full length.
+    """
+
+    modules: tuple[str, ...]
+    """Class of each module, in order."""
+    pooling: str
+    """mean, cls, lasttoken, …; empty if no module pools."""
+    causal: bool | None
+    """Whether a token sees only those before it; None = unknown."""
+    prompt: str | None
+    """Text that stands before every text, the model's default prompt included."""
+    padding_side: str
+    """left or right; empty if there is no tokenizer."""
+    probe_ids: tuple[int, ...]
+    """Token ids of one fixed text: two tokenizers that differ mostly show it here."""
+    notes: tuple[str, ...]
+    """What the libraries warned of, and what else a person should know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the worker found out about the model, for the manifest."""
 
@@ -193,6 +223,8 @@ class Facts:
     """None on a GPU, and for what is no plain text model."""
     quantized: Quantized | None = None
     """None where the model is not in int8."""
+    loaded: Loaded | None = None
+    """None for a plug-in."""
 
 
 @dataclass(frozen=True, slots=True)
