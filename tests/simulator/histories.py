@@ -1774,5 +1774,22 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         nan 7 0                | quarantine 5, compose 0, join 0
         """,
     ),
+    (
+        "X1: a GPU that is busy in every batch is waited for no longer than wait_timeout",
+        {"chunks": 1, "wait_timeout": 5},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1                | go 1: 32
+        exclusive 1            | wait for 0
+        wait 3                 | start 2 on 0: 0..8
+        ready 2                | look 0
+        looked 0 good          | go 2: 32
+        exclusive 2            | wait for 0
+        wait 3                 | start 3 on 0: 0..8
+        ready 3                | look 0
+        looked 0 good          | go 3: 32
+        exclusive 3            | halt 75
+        """,
+    ),
 ]
 """(what it shows, what is given, what happens and what is said)."""

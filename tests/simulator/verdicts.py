@@ -28,6 +28,7 @@ class Failure(Enum):
     HANG = "hang"
     OOM = "out of memory"
     NO_ROOM = "no room for the weights"
+    EXCLUSIVE = "another process holds the GPU"
     DOES_NOT_START = "CUDA does not start"
     GPU_LOST = "GPU lost"
     HUB = "hub"
@@ -51,6 +52,7 @@ _CAUSES = {
     ),
     Failure.OOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
     Failure.NO_ROOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    Failure.EXCLUSIVE: Cause("torch.AcceleratorError", _ERROR, "CUDA error: CUDA-capable device(s) is/are busy", 46),
     Failure.DOES_NOT_START: Cause("torch.AcceleratorError", _ERROR, "CUDA error: unspecified launch failure", 719),
     Failure.GPU_LOST: Cause("torch.AcceleratorError", _ERROR, "CUDA error: GPU is lost"),
     Failure.HUB: Cause("huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503),

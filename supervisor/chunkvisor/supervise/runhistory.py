@@ -113,7 +113,9 @@ class RunHistory:
             self.gave_up = True
         if end.device is not None and end.verdict.past_its_start:
             self._suspects.started(end.device.seat)
-            self._waits.got_through((Outcome.GPU_BUSY, end.device.number))
+            # What is waited for may show in a batch as well: that is the same wait, not a way through it.
+            if end.verdict.outcome is not Outcome.GPU_BUSY:
+                self._waits.got_through((Outcome.GPU_BUSY, end.device.number))
 
     def charge(self, end: AttemptEnd) -> None:
         """It counts as a try of its texts, and, where they are a whole chunk, against its device."""
