@@ -7,13 +7,16 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeAlias
+
+import numpy as np
 
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase, Result, Spec
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase, Result, Spec
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.encoder import Encoder
@@ -98,17 +101,28 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     encoder = build(spec)
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
-    encoder.tokenize(read_texts(files.texts, spec), progress)
+    texts = read_texts(files.texts, spec)
+    canary = _canary_of(spec, texts)
+    # In doubt, nothing but the canary is touched before the device has shown that it works: not even its tokenizer,
+    # which may die of a text, may then be taken for a device that fails.
+    encoder.tokenize(texts if canary is None else [canary], progress)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)
     limits = gate.wait_for_go().limits if gate else spec.limits
     if gate:
         progress.leave_when(lambda: gate.leaving)
     encoder.start(progress)
+    rest = np.arange(len(texts), dtype=np.int64)
+    if canary is not None:
+        _encode_canary(encoder, spec, vectors, limits, progress)
+        if spec.canary_row is not None:
+            rest = np.delete(rest, spec.canary_row)
+        progress.phase(Phase.TOKENIZE)
+        encoder.tokenize([texts[at] for at in rest], progress)
     progress.phase(Phase.FORWARD)
-    progress.tell_begun(vectors.begin)
-    for indices, block in encoder.encode(limits, progress):
-        vectors.add(indices, block)
+    progress.tell_begun(lambda indices: vectors.begin(rest[indices]))
+    for indices, block in encoder.encode(limits, progress) if len(rest) else ():
+        vectors.add(rest[indices], block)
     if progress.leaving and vectors.left:
         leave(WorkerExit.ORPHANED, "told to leave after the batch under way; what is encoded stays in this folder")
     facts = encoder.facts()
@@ -133,6 +147,24 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         phase_s=progress.phase_s,
     )
     write_message(files.result, result, durable=False)
+
+
+def _canary_of(spec: Spec, texts: list[str]) -> str | None:
+    return spec.canary if spec.canary_row is None else texts[spec.canary_row]
+
+
+def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter) -> None:
+    """Encode the canary, to its end: no other batch begins meanwhile, not even one that is prefetched."""
+    own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
+    progress.phase(Phase.FORWARD)
+    progress.tell_begun(lambda _: vectors.begin_canary() if own is None else vectors.begin(own))
+    for _, block in encoder.encode(replace(limits, rows=1), progress):
+        if own is None:
+            vectors.pass_canary(block)
+        else:
+            vectors.add(own, block)
+    if own is None:  # it was none of the attempt's texts
+        progress.know(rows_done=0, tokens_done=0, padded_tokens=0, flop=0.0)
 
 
 def read_texts(path: Path, spec: Spec) -> list[str]:

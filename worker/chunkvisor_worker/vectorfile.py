@@ -58,6 +58,21 @@ class VectorFile:
         self._filled[indices] = True
         self._log.written(xxhash.xxh3_64_hexdigest(block.data))
 
+    def begin_canary(self) -> None:
+        """The canary begins. Raises OSError."""
+        self._log.begin(())
+
+    def pass_canary(self, block: Vectors) -> None:
+        """The canary has its vector, which only fixes the dimension.
+
+        Raises BadOutputError where the vector is not one that a sound device gives; OSError.
+        """
+        if not np.isfinite(block).all() or not block.any():
+            raise BadOutputError("a text that had a good vector before has none now: NaN, infinity or zero throughout")
+        if self._file is None:
+            self._open(block.shape[1])
+        self._log.written(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data))
+
     @property
     def left(self) -> int:
         """Texts that have no vector yet."""

@@ -60,6 +60,10 @@ class Place:
     """Texts of the range, counted from its first, that have their vectors: the worker does not get them."""
     peak_flop_per_s: float = 0.0
     """What the device can do at most; 0 = nobody has timed it."""
+    canary: str | None = None
+    """See `Spec.canary`."""
+    canary_row: int | None = None
+    """See `Spec.canary_row`."""
 
 
 def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
@@ -87,6 +91,8 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         limits=limits,
         wire=WIRE,
         peak_flop_per_s=place.peak_flop_per_s,
+        canary=place.canary,
+        canary_row=place.canary_row,
     )
     write_message(files.spec, spec, durable=False)
     return spec

@@ -43,6 +43,8 @@ class BatchRecord:
     """(rows, digest) of each batch whose vectors are in the file."""
     under_way: tuple[int, ...] = ()
     """Rows of the batches that had begun and were not written."""
+    canary_passed: bool = False
+    """Whether the spec's canary got its vector. Its batch has no rows, so that nobody takes the vector for a text's."""
 
 
 class BatchLog:
@@ -55,7 +57,7 @@ class BatchLog:
         self._written = 0
 
     def begin(self, rows: Sequence[int]) -> None:
-        """A batch begins; batches are written in the order in which they began."""
+        """A batch begins; batches are written in the order in which they began. The canary's has no rows."""
         self._say(Begun(self._begun, tuple(rows)))
         self._begun += 1
 
@@ -88,4 +90,7 @@ def read_batch_log(path: Path) -> BatchRecord:
             facts = found
         else:
             break
-    return BatchRecord(facts, tuple(written), tuple(row for rows in begun.values() for row in rows))
+    under_way = tuple(row for rows in begun.values() for row in rows)
+    return BatchRecord(
+        facts, tuple(each for each in written if each[0]), under_way, any(not rows for rows, _ in written)
+    )

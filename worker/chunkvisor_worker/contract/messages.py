@@ -138,6 +138,12 @@ class Spec:
     """See WIRE; where it is missing, the first."""
     peak_flop_per_s: float = 0.0
     """As a worker on the same device has timed it, see `Beat`; 0 = it is still to be timed."""
+    canary: str | None = None
+    """A text that had its vector before, encoded first and alone: shows that device and model work. Its vector is
+    thrown away."""
+    canary_row: int | None = None
+    """Position in texts.jsonl of the text that is encoded first and alone where no `canary` is known; its vector
+    stays."""
 
     def __post_init__(self) -> None:
         if self.wire != WIRE:

@@ -1,0 +1,86 @@
+"""An attempt in doubt begins with a canary: a text by itself, which shows whether device and model work at all."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.salvage import Salvage, look
+from chunkvisor_worker.contract.batchlog import read_batch_log
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
+from harness import ENCODERS, expected
+
+TEXTS = ["a long text", "short", "poison", "the last one"]
+
+
+def attempt(
+    folder: Path, *, texts: list[str] = TEXTS, faults: dict[str, str] | None = None, **canary: object
+) -> tuple[AttemptFiles, Spec]:
+    """Run a worker by hand over the texts, with the plug-in that plays these faults."""
+    shutil.copy(ENCODERS / "scripted.py", folder)
+    (folder / "faults").mkdir()
+    for text, name in (faults or {}).items():
+        (folder / "faults" / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(name)
+    files = AttemptFiles(folder / "1")
+    files.folder.mkdir()
+    job = Job("run", "print", "out", ModelSpec("m", encoder="scripted:make"), EncodeSpec(), (str(folder),))
+    spec = write_attempt(files, job, Place(0, 1, 0, "cpu", **canary), texts, Limits(rows=8))  # type: ignore[arg-type]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-P", "-m", "chunkvisor_worker", files.folder], env=env, check=False, timeout=60)
+    return files, spec
+
+
+def left(files: AttemptFiles, spec: Spec) -> Salvage:
+    """What the attempt left, as a resume finds it."""
+    return look(files, spec, None, lambda _: False)
+
+
+def test_the_vector_of_a_known_text_is_thrown_away(tmp_path: Path) -> None:
+    """The attempt's own vectors are those without a canary."""
+    files, _ = attempt(tmp_path, canary="known good")
+    np.testing.assert_array_equal(np.load(files.vectors), expected(TEXTS))
+    assert read_batch_log(files.batches).canary_passed
+
+
+def test_a_resume_takes_no_canary_for_a_text(tmp_path: Path) -> None:
+    """What a worker leaves that dies after its canary is nothing but the proof that the device works."""
+    files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary="known good")
+    assert read_batch_log(files.batches).canary_passed
+    assert left(files, spec).done == ()
+    assert left(files, spec).under_way == (0, 1, 2, 3)
+
+
+def test_a_text_of_its_own_stays(tmp_path: Path) -> None:
+    """While no good text is known, the shortest makes a batch by itself, whose vector is taken over."""
+    files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary_row=1)
+    assert not read_batch_log(files.batches).canary_passed
+    assert left(files, spec).done == (1,)
+    assert left(files, spec).under_way == (0, 2, 3)
+
+
+def test_a_text_of_its_own_is_encoded_once(tmp_path: Path) -> None:
+    """The others follow it, in one file."""
+    files, _ = attempt(tmp_path, canary_row=3)
+    np.testing.assert_array_equal(np.load(files.vectors), expected(TEXTS))
+    calls = (tmp_path / "calls.jsonl").read_text().splitlines()
+    assert calls == ['["the last one"]', '["a long text", "short", "poison"]']
+
+
+def test_the_only_text_may_be_its_own_canary(tmp_path: Path) -> None:
+    """Nothing follows it."""
+    texts = ["only one"]
+    files, _ = attempt(tmp_path, texts=texts, canary_row=0)
+    np.testing.assert_array_equal(np.load(files.vectors), expected(texts))
+
+
+def test_a_canary_without_a_good_vector_has_not_passed(tmp_path: Path) -> None:
+    """A device that gives NaN for what was good before is at fault, and no text of the attempt is touched."""
+    files, spec = attempt(tmp_path, faults={"known good": "nan!"}, canary="known good")
+    assert not read_batch_log(files.batches).canary_passed
+    assert left(files, spec) == Salvage()
