@@ -251,17 +251,13 @@ def sweep(
     keys: str = "output chunk attempt",
     share: str = "1:",
     most: int = 1000,
-    held: bool = False,
 ) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other.
-
-    `held`: a source is read when a chunk of its head is committed.
-    """
+    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-P", "-m", KILL_AT, mode, when, str(template), str(scratch), *targets]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
-    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path} | ({"KILL_AT_HOLD": "1"} if held else {})
+    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
     started = Forked(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
     stdout, _ = started.communicate(timeout=280)
     assert started.returncode == 0

@@ -10,8 +10,7 @@ line a run goes to standard output:
 
 Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
 The runs have the options in KILL_AT_OPTIONS. With KILL_AT_SHARE=3:x only about a third of the calls are deadly, by a
-lot that x decides; with KILL_AT_MOST, so many at most. With KILL_AT_HOLD, a source that has a head is read when a
-chunk of that is committed.
+lot that x decides; with KILL_AT_MOST, so many at most.
 
 Runs are forked from this process, which has imported everything already: hundreds of them take seconds.
 """
@@ -36,16 +35,12 @@ import chunkvisor.supervise.driver
 import forking
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.events.event import Event
-from drivers.held import has_chunk, hold
 from drivers.zygote import prepare as prepare_zygote
 
 prepare_zygote("command")
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.decide.policy.BACKOFF_S = 0.01
 chunkvisor.supervise.driver._PAUSE_S = 0.02
-
-if "KILL_AT_HOLD" in os.environ:
-    hold(has_chunk)
 
 SHARE, _, LOT = os.environ.get("KILL_AT_SHARE", "1:").partition(":")
 MOST = int(os.environ.get("KILL_AT_MOST", "1000"))

@@ -100,7 +100,6 @@ SCENARIOS = {
     "sql": Scenario(_csv, finals=("out",)),
     "slice": Scenario(_sliced, (*RUN, "--slice", "2/3")),
     "warm": Scenario(lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")),
-    "head": Scenario(lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, ingest__head=6)),
     "retry": Scenario(_quarantined, ("retry", "{work}")),
 }
 """By name."""

@@ -29,7 +29,6 @@ import yaml
 
 from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
-from drivers.held import has_chunk, hold
 from quickruns import be_quick
 
 from .forked import fork_children, make_zygote
@@ -38,9 +37,6 @@ from .shim import CAN_FAIL_WITH, Position, Seen, Shim, Trial
 
 _LONGEST_S = 120.0
 """A run that takes longer never ends."""
-
-_HELD_S = 2.0
-"""A source with a head is read when a chunk of that is committed, or cannot be."""
 
 _ALLOWED = frozenset({ExitCode.MACHINE, ExitCode.DISK, ExitCode.TRY_AGAIN, ExitCode.CONFIG})
 
@@ -114,7 +110,6 @@ class Sweep:
         scenario.make(self._place)
         warm_up(folder / "warm-up")
         be_quick()
-        hold(has_chunk, _HELD_S)
         _compile_once(self._place / "scripted.py")
         gc.freeze()  # a collection in a fork would copy every page
         _be_impatient(self._place / "config.yaml")

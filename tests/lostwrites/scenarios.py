@@ -135,7 +135,6 @@ class Scenario:
         script = _PYTHON.format(texts=list(self.texts), values={"chunk_size": self.size})
         (folder / "call.py").write_text(script)
         (folder / "forget.py").write_text(_FORGET)
-        (folder / "held.py").write_text(_HELD.format(tests=str(HERE.parent)))
 
     def record(self, folder: Path) -> Recording:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
@@ -178,18 +177,6 @@ os.unlink("index.bin", dir_fd=folder)
 os.fsync(folder)
 """
 """A table of an earlier version has no index."""
-
-
-_HELD = """
-import sys
-sys.path.insert(0, {tests!r})
-from chunkvisor.cli import main
-from drivers.held import has_chunk, hold
-hold(has_chunk)
-sys.argv = ["chunkvisor", "run", "config.yaml"]
-main()
-"""
-"""The run of a source that is read when a chunk of its head is committed."""
 
 
 def _options(**values: object) -> tuple[str, ...]:
@@ -240,12 +227,6 @@ SCENARIOS = {
     "plain": Scenario(FEW),
     "quarantine": Scenario(
         MANY, (Command(code=3),), config={"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)
-    ),
-    "head": Scenario(
-        ("t0", "poison0", "t1", "t2", "t3", "t4", "t0", "t5", "t6"),
-        (Command(("python", "held.py"), code=3),),
-        config={"ingest.head": 5},
-        again=lambda _: (Try(codes=frozenset({3})),),
     ),
     "killed": Scenario(
         ("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}

@@ -51,7 +51,6 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "reasons": [],
         "file": "",
         "listed_in": "",
-        "is_head": False,
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0

@@ -147,6 +147,18 @@ def test_unknown_key_lists_the_valid_ones(folder: Path) -> None:
     assert problems_of(LEAST + "chunk: {zzz: 1}") == ["config.yaml:5: chunk.zzz: unknown key; valid here: size, keep"]
 
 
+@pytest.mark.parametrize(
+    ("added", "problem"),
+    [
+        ("ingest: {head: auto}", "5: ingest.head: this key is gone: a run reads its sources to the end"),
+    ],
+)
+def test_a_key_that_is_gone(folder: Path, added: str, problem: str) -> None:
+    """A key of an earlier version is refused by name, with what to do instead."""
+    (said,) = problems_of(LEAST + added)
+    assert said.startswith(f"config.yaml:{problem}")
+
+
 def test_all_problems_at_once(folder: Path) -> None:
     """One message holds every problem, in the order of the lines, and those without a line."""
     text = "model: {nam: x}\noutputs:\n  a: {source: a.csv}\n  b: {source: 3, column: x}\ndevice: gpu\n"

@@ -494,37 +494,3 @@ def test_last_line_of_the_sensors(tmp_path: Path, content: bytes | None, found: 
     if content is not None:
         (tmp_path / "sensors.jsonl").write_bytes(content)
     assert last_line(tmp_path / "sensors.jsonl") == found
-
-
-HEAD: list[Event] = [
-    *BEGUN[:2],
-    (100, "staging", {"output": "a"}),
-    (101, "head_begun", {"output": "a", "rows": 60, "distinct": 50, "chunks": 2, "chunk_size": 25}),
-    BEGUN[3],
-    BEGUN[5],
-]
-
-
-def test_the_head_of_a_large_source() -> None:
-    """While a source is read, its first rows are told of as such, without a time for a whole that nobody knows."""
-    of_head: Event = (120, "chunk_committed", COMMITTED[2] | {"texts_done": 25, "chunks_done": 1, "chunks": 2})
-    now = seen(120, *HEAD, of_head)
-    assert now.doing == "encoding the first 60 rows while the rest is read"
-    assert (now.rows, now.rows_done, now.chunks_done, now.eta_s) == (60, 30, 1, None)
-    done: Event = (130, "head_done", {"output": "a", "rows": 60})
-    assert seen(140, *HEAD, of_head, done).doing == "reading the source of a"
-    left: Event = (130, "head_left", {"output": "a"})
-    assert seen(140, *HEAD, of_head, left).doing == "finishing the chunks under way"
-
-
-def test_after_the_head() -> None:
-    """The wait for the rest of a source does not count for the speed, and what was encoded before does."""
-    of_head: Event = (120, "chunk_committed", COMMITTED[2] | {"texts_done": 25, "chunks_done": 1, "chunks": 2})
-    opened: Event = (220, "output_opened", OPENED[2])
-    go: Event = (222, "go", {**SECOND, "rows": 32, "tokens": None, "tiers": []})
-    committed: Event = (232, "chunk_committed", COMMITTED[2] | {"chunk": 2})
-    state = state_of(*HEAD, of_head, opened, go, committed)
-    assert (state.outputs["a"].texts_here, state.outputs["a"].rows, state.shares["a"].chunks) == (50, 200, 4)
-    now = snapshot_of(state, 232, Readings())
-    assert now.rows_per_s == 5.0
-    assert now.eta_s == 20.0

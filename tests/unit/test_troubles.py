@@ -7,7 +7,7 @@ import pytest
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import AttemptFailed, BatchesKept, Go, PartFailed, Quarantined
 from chunkvisor.events.event import Event
-from chunkvisor.events.output import HeadBegun, OutputOpened
+from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Draining
 from chunkvisor.supervise.troubles import Troubles
 
@@ -17,7 +17,6 @@ CRASHED = AttemptFailed("t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-faul
 KEPT = BatchesKept("t", 5, 10)
 BAD = Quarantined("t", 10, "a.jsonl:11")
 OPENED = OutputOpened("t", 100, 100, 10, quarantined=3)
-HEAD = HeadBegun("t", 100, 100, 10)
 NOTHING = "in the last 40 s nothing was encoded, and "
 
 
@@ -34,7 +33,6 @@ NOTHING = "in the last 40 s nothing was encoded, and "
         ([GO, *[BAD] * 11, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
         ([OPENED, GO, BAD, KEPT], "t row 10 (a.jsonl:11); 3 rows in earlier runs", "", ""),
         ([OPENED, GO, KEPT], "without a vector so far: 3 rows in earlier runs", "", ""),
-        ([HEAD, GO, BAD, OPENED, GO, KEPT], "without a vector so far: t row 10 (a.jsonl:11)", "", ""),
     ],
     ids=[
         "none",
@@ -47,7 +45,6 @@ NOTHING = "in the last 40 s nothing was encoded, and "
         "many-rows",
         "more",
         "before",
-        "head",
     ],
 )
 def test_a_stop_tells_of_the_troubles_it_came_in(events: list[Event], why: str, log: str, see: str) -> None:

@@ -30,8 +30,7 @@ def retry(workdir: Path) -> int:
     work there, 74 where its records are damaged; OSError.
     """
     with _held(workdir) as outputs:
-        # What is taken over of a head is in both until it is removed.
-        return sum(max(_reopen(output), _reopen_head(output.head)) for output in outputs)
+        return sum(map(_reopen, outputs))
 
 
 def clean(workdir: Path) -> tuple[int, int]:
@@ -96,19 +95,6 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except FileNotFoundError:
         return []
-
-
-def _reopen_head(head: OutputLayout) -> int:
-    """The same of first rows that were encoded before the rest of their source was read; they have no final file."""
-    with _damage_told():
-        ledger = ledger_of(head)
-    if ledger is None:
-        return 0
-    ledger.load()
-    pending = _with_bad_texts(ledger)
-    count = len(ledger.bad) + sum(map(len, pending.values()))
-    _forgive(ledger, pending, list(ledger.bad))
-    return count
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chunkvisor.config.keys import all_keys, generic, key_of, suggestion
+from chunkvisor.config.keys import all_keys, generic, key_of, unknown
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import is_secret
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
@@ -130,7 +130,7 @@ class GivenValues:
 
     def _sentence(self, kind: str, key: Key, shown: str, value: Any, context: Mapping[str, Any]) -> str:
         if kind == "extra_forbidden":
-            return "unknown key" + suggestion(tuple(str(part) for part in key))
+            return unknown(tuple(str(part) for part in key))
         if kind == "missing":
             return "this key is required"
         if kind == "refused":

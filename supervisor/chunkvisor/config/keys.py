@@ -10,6 +10,11 @@ from chunkvisor.config.model import Config
 
 _ANY = "*"  # stands for the name of an output in a key of the schema
 
+GONE: dict[tuple[str, ...], str] = {
+    ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
+}
+"""Keys of earlier versions, each with what to do instead. Those of `encode` are gone under an output as well."""
+
 
 def key_of(dotted: str, outputs: Mapping[str, Any]) -> tuple[str, ...]:
     """The parts of a dotted key; the name of an output may hold dots itself."""
@@ -45,8 +50,14 @@ def generic(key: tuple[str, ...]) -> tuple[str, ...]:
     return (key[0], _ANY, *key[2:]) if len(key) > 1 and key[0] == "outputs" else key
 
 
-def suggestion(key: tuple[str, ...]) -> str:
-    """What was meant by an unknown key: the nearest sibling, else a key of that name in another section."""
+def unknown(key: tuple[str, ...]) -> str:
+    """What is wrong with a key that no config has, and what was meant by it."""
+    instead = GONE.get(key[2:] if key[0] == "outputs" else key)
+    return f"this key is gone: {instead}" if instead else "unknown key" + _suggestion(key)
+
+
+def _suggestion(key: tuple[str, ...]) -> str:
+    """What was probably meant: the nearest sibling, else a key of that name in another section."""
     keys = list(all_keys())
     section, name = generic(key)[:-1], key[-1]
     siblings = [known[-1] for known in keys if known[:-1] == section]

@@ -153,9 +153,6 @@ class IngestConfig(Section):
 
     memory_limit: values.Memory = ByteSize(1 << 30)
     """Memory for reading the sources."""
-    head: values.PositiveAutoOrNull = "auto"
-    """Rows at the start of a large source that are encoded while the rest of it is still read. auto = so many as there
-    is time for, where reading takes longer than a quarter of a minute; null = none."""
 
 
 class MetricsConfig(Section):

@@ -42,26 +42,6 @@ class OutputOpened(Event):
         return f"{counted(self.chunks, 'chunk')} of up to {counted(self.chunk_size, 'text')}{done}"
 
 
-@event("{output}: the first {rows:row} are encoded while the rest is read")
-class HeadBegun(OutputOpened):
-    """Of a large source; the figures are those of its first rows. It is opened once more when all are read."""
-
-
-@event("{output}: done with the first {rows:row}; the rest is still read")
-class HeadDone(Event):
-    """Until then there is nothing to encode."""
-
-    output: str
-    rows: int
-
-
-@event("{output}: the reading is over; the chunks under way are finished first")
-class HeadLeft(Event):
-    """Before it is gone on with all rows."""
-
-    output: str
-
-
 @event("{output}: {taken:,} of {texts:text} already have a vector{sources}; {encoded:,} left to encode")
 class TextsReused(Event):
     """Some of its texts are not encoded again."""

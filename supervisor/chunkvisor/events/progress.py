@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from chunkvisor.events.attempt import WorkerEnded
 from chunkvisor.events.event import Severity
-from chunkvisor.events.output import HeadBegun, OutputOpened
+from chunkvisor.events.output import OutputOpened
 
 
 class AttemptKey(NamedTuple):
@@ -37,15 +37,12 @@ class OutputProgress:
     """Texts, by this run."""
     without: int = 0
     """Rows without a vector, as far as they have been found, by this run or before it."""
-    is_head: bool = False
-    """Its source is still read: the figures are those of its first rows."""
 
     def begin(self, event: OutputOpened) -> None:
         """It is known how much there is to do, and how far earlier runs came."""
         self.rows, self.distinct, self.chunks = event.rows, event.distinct, event.chunks
         self.chunks_done, self.texts_done = event.chunks_done, event.texts_done
         self.texts_saved, self.without = event.texts_saved, event.quarantined
-        self.is_head = isinstance(event, HeadBegun)
 
     def give_up(self, rows: int) -> None:
         """A text of so many rows gets no vector; nothing more is done about it, so it counts as done.

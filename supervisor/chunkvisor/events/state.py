@@ -171,8 +171,6 @@ class RunState:
         match event:
             case of_output.OutputOpened():
                 output = self._output(event.output)
-                if output.is_head:  # waiting for the rest says nothing of the speed; what was set aside is tried again
-                    self.points, self.set_aside, _ = (), 0, self.shares.pop(event.output, None)
                 output.begin(event)
                 # The slice that joins opens the output a second time, as a whole.
                 self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))

@@ -39,8 +39,6 @@ class OutputStatus:
     """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
     listed_in: str = ""
     """The file that lists each row without a vector; empty where there is none, or the output is not complete."""
-    is_head: bool = False
-    """Its source has not been read to its end: the figures are those of the first rows, which are encoded meanwhile."""
 
     @property
     def estimated(self) -> bool:
@@ -62,10 +60,7 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         fixed, record = read_fixed(layout), read_staged(layout)
     except DamagedError:
         return OutputStatus()
-    if fixed is None:
-        first = read_output(layout.head) if layout.head.identity.exists() else OutputStatus()
-        return replace(first, is_head=bool(first.rows))
-    if record is None:
+    if fixed is None or record is None:
         return OutputStatus()
     rows, distinct = record.staged.rows, record.staged.distinct
     try:

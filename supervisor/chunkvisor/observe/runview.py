@@ -56,7 +56,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings) -> Snapshot:
     distinct = sum(output.distinct for output in ours)
     left = distinct - sum(output.texts_done + output.texts_saved for output in ours) - sum(under_way.values())
     # It takes no one knows how long, or ends before its work, or it is not known yet how much there is to do.
-    endless = _searching(state) or state.doing == STOPPING or bool(head_rows(state))
+    endless = _searching(state) or state.doing == STOPPING
     eta_s = left / texts_per_s if texts_per_s and left > 0 else None
     by_tokens = not state.chunks_here  # the longest texts come first: their rate says little of the others
     if by_tokens:
@@ -83,11 +83,6 @@ def rows_per_text(state: RunState) -> float:
     return sum(output.rows for output in ours) / sum(output.distinct for output in ours) if ours else 1.0
 
 
-def head_rows(state: RunState) -> int:
-    """Rows that are encoded while the rest of their source is read; 0 where nothing is."""
-    return sum(output.rows for output in state.outputs.values() if output.is_head)
-
-
 def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, float]:
     """(what the run is at, for how many seconds where that is worth telling)."""
     if state.doing == COMPUTING and _searching(state):
@@ -100,8 +95,6 @@ def _doing(state: RunState, readings: Readings, now_s: float) -> tuple[str, floa
         known = beat.phase in _FIRST_STEPS and not (state.doing == COMPUTING and beat.phase is Phase.READY)
         if known:
             return _FIRST_STEPS[beat.phase], silent_s
-    if state.doing == COMPUTING and head_rows(state):
-        return f"encoding the first {counted(head_rows(state), 'row')} while the rest is read", 0.0
     if state.doing in (COMPUTING, STOPPING) or state.ending is not None:
         return state.doing, 0.0
     return state.doing, now_s - state.doing_since_s if state.doing_since_s else 0.0
@@ -122,7 +115,7 @@ def _by_tokens(state: RunState, readings: Readings, texts_left: int, tokens_per_
 def _searching(state: RunState) -> bool:
     """Whether nothing is left but chunks that are being taken apart; how long that takes cannot be told."""
     left = sum(output.chunks - output.chunks_done for output in state.outputs.values())
-    return bool(state.split) and left <= len(state.split) and not head_rows(state)
+    return bool(state.split) and left <= len(state.split)
 
 
 def _rates(

@@ -71,11 +71,7 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
         lines.append(f"the command: {status.command}")
     if not chunks:
         return lines
-    if any(output.is_head for output in status.outputs.values()):
-        lines += [f"{counted(kept, 'chunk')} done and kept; how many there are is known when the source is read"] * (
-            kept > 0
-        )
-    elif not (rest := chunks - kept):
+    if not (rest := chunks - kept):
         each = "the chunk is done and only has" if chunks == 1 else f"all {chunks:,} chunks are done and only have"
         lines.append(f"{each} to be joined")
     elif kept:
@@ -122,8 +118,6 @@ def _progress(output: OutputStatus) -> str:
         return "its source has not been read yet"
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {rows_in_words(output)}"
-    if output.is_head:
-        text = f"the rest of its source is still to be read; of the first rows {text}"
     text += f", {output.chunks_done:,} of {counted(output.chunks, 'chunk')}" if output.chunks else ""
     return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
 

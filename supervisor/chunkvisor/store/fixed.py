@@ -113,14 +113,6 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
     return Fixed(identity, record.chunk_size, record.generation)
 
 
-def read_head(layout: OutputLayout) -> Fixed | None:
-    """What is fixed of the output's first rows, where they were begun before the rest was read. Raises OSError."""
-    try:
-        return read_fixed(layout.head)
-    except DamagedError:
-        return None
-
-
 def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
     """Write the record. Raises OSError."""
     record = _FixedRecord(fixed.identity.values, fixed.chunk_size, fixed.generation)

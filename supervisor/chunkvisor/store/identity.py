@@ -68,11 +68,6 @@ class Identity:
         # The vectors of a plug-in are made float32 before they are cut.
         return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
 
-    def is_of_settings(self, other: "Identity") -> bool:
-        """Whether the other, of whatever source, has the same settings."""
-        of_other_source = {name: other.values[name] for name in (_ROWS, _DIGEST)}
-        return Identity(self.values | of_other_source).fingerprint == other.fingerprint
-
     def as_noted_in(self, other: "Identity") -> "Identity":
         """With secrets in clear where the other, of an earlier version, has the same ones in clear."""
         noted = other.values.get(_KWARGS)

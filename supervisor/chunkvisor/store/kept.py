@@ -17,9 +17,8 @@ def anything_kept(layout: Layout) -> bool:
 
 
 def _has_vectors(output: OutputLayout) -> bool:
-    """Those of its final file, of a chunk, or of a part of one; or of its first rows."""
-    folders = (folder for each in (output, output.head) for folder in (each.chunks, each.parts))
-    files = (path for folder in folders for path in folder.glob("*/*.npy"))
+    """Those of its final file, of a chunk, or of a part of one."""
+    files = (path for folder in (output.chunks, output.parts) for path in folder.glob("*/*.npy"))
     return output.done.exists() or next(files, None) is not None
 
 

@@ -35,7 +35,6 @@ Nothing is created, read or deleted here.
         staged.json                     which request and which files the table was made from
         table/                          the texts, staged and de-duplicated, and an index of their hashes
         table.new/                      the same of a source that is read anew, until it takes the place of table/
-        head/                           the same once more, of the first rows, while the rest is read; without attempts
         reuse/                          which texts have a vector elsewhere, where, and which are encoded
         indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions

@@ -41,7 +41,7 @@ class OutputLayout:
     chunks = Entry("state", "chunks")
     parts = Entry("state", "parts")
     quarantine = Entry("state", "quarantine")
-    attempts = Entry("of_attempts", "attempts")
+    attempts = Entry("state", "attempts")
     reuse = Entry("state", "reuse")
     published = Entry("state", "published.json")
     publishing = Entry("state", "publishing.json")
@@ -60,15 +60,9 @@ class OutputLayout:
         return self.kept or self.workdir / "outputs" / self.name
 
     @property
-    def of_attempts(self) -> Path:
-        """Where the folder of the attempts is."""
-        return self.state
-
-    @property
     def leftovers(self) -> tuple[Path, ...]:
         """Folders that an earlier run was preparing when it ended."""
-        tables = (self.fresh_table, self.head_table)
-        return *tables, *map(unfinished, tables), unfinished(self.reuse)
+        return self.fresh_table, unfinished(self.fresh_table), unfinished(self.reuse)
 
     @property
     def final(self) -> Path:
@@ -142,16 +136,6 @@ class OutputLayout:
         """The same, with the state that is to take the place of this one."""
         return OutputLayout(self.workdir, self.name, self.workdir / f".{self.name}.next")
 
-    @property
-    def head(self) -> "OutputLayout":
-        """The same, with the state of its first rows, which are encoded while the rest of the source is read."""
-        return HeadLayout(self.workdir, self.name, self.state / "head")
-
-    @property
-    def head_table(self) -> Path:
-        """The first rows, read anew, until they take the place of the head's table."""
-        return unfinished(self.head.state)
-
     def facts_of(self, which: Slice) -> Path:
         """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
         return self.state / f"facts.{which.name}.json"
@@ -180,16 +164,6 @@ class OutputLayout:
     def attempt(self, chunk: int, attempt: int) -> AttemptFiles:
         """Files of one attempt; attempts count from 1."""
         return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLayout(OutputLayout):
-    """Paths of the first rows of an output."""
-
-    @property
-    def of_attempts(self) -> Path:
-        """Of the output: their numbers go on, and their logs stay where they were."""
-        return self.state.parent
 
 
 @dataclass(frozen=True, slots=True)

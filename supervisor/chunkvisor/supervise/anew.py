@@ -27,7 +27,6 @@ def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
             remove_folder(fresh)
         raise
     for layout, fresh, record in read:
-        remove_folder(layout.head.state)
         before = keep_before(layout) if begun(layout) else None
         make_state(layout)
         (fresh if before is None else before / fresh.name).replace(layout.table)

@@ -18,7 +18,7 @@ from chunkvisor.events.run import Note
 from chunkvisor.ingest.child import stage_table
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, read_head, write_fixed, write_staged
+from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, write_fixed, write_staged
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
@@ -26,7 +26,7 @@ from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_changed, refuse_other_settings
-from chunkvisor.supervise.opening import Begun, Opening, Read
+from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
@@ -52,7 +52,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is not None:
         refuse_changed(opening, layout, fixed, identity)
     else:
-        fixed = Fixed(identity, chunk_size(opening, layout, identity))
+        fixed = Fixed(identity, _chunk_size(opening, layout))
         write_fixed(layout, fixed)
     form = asked_form(config.outputs[name], staged.carried)
     if lacks_rows_table(layout, form):  # `clean` has removed it
@@ -105,7 +105,7 @@ def move_on(begun: Begun) -> None:
 
 
 def _next_generation(opening: Opening, layout: OutputLayout, before: Fixed, now: Identity, staged: Staged) -> Begun:
-    fixed = Fixed(now, chunk_size(opening, layout, now), before.generation + 1)
+    fixed = Fixed(now, _chunk_size(opening, layout), before.generation + 1)
     opening.emit(of_output.GenerationBegun(layout.name, fixed.generation, before.identity.rows, now.rows))
     return Begun(layout, fixed, staged)
 
@@ -127,27 +127,23 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
             raise not_ours(place, "choose another workdir or another name for the output")
 
 
-def chunk_size(opening: Opening, layout: OutputLayout, identity: Identity) -> int:
-    """Texts in a chunk of an output that is begun now: those of its first rows, if the same settings have made them."""
+def _chunk_size(opening: Opening, layout: OutputLayout) -> int:
+    """Texts in a chunk of an output that is begun now."""
     config, name = opening.config, layout.name
     size = config.effective_chunk_size(name)
     if size != "auto":
         return size
-    head = read_head(layout)
-    if head is not None and head.identity.is_of_settings(identity):
-        return head.chunk_size
     events = read_with_trials(config.workdir, Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
     opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
     return proposed.texts
 
 
-def stage_fresh(opening: Opening, layout: OutputLayout, read: Read | None = None) -> tuple[Path, StagedRecord]:
+def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
     """Read the source; returns the folder of the table, beside the one that is there, and its record.
 
-    With `read`, that does it. Raises Halt where the source is wrong, OSError.
+    Raises Halt where the source is wrong, OSError.
     """
-    read = read or (lambda _, request, folder: stage_table(request, folder, opening.on_wait))
     opening.load_ahead()
     opening.emit(of_output.Staging(layout.name))
     if note := opening.config.outputs[layout.name].template_note:
@@ -157,7 +153,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout, read: Read | None = None
     fresh = layout.fresh_table
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
-    table = opening.disk.until_done(lambda: read(layout, request, fresh), what, layout.state)
+    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
         opening.emit(Note(f"{layout.name}: {words}"))
@@ -167,7 +163,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout, read: Read | None = None
 
 def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | Begun:
     """Read the source; returns the next generation of the output where it is to have one."""
-    fresh, record = stage_fresh(opening, layout, opening.read_new if fixed is None else None)
+    fresh, record = stage_fresh(opening, layout)
     staged = record.staged
     identity = identity_for(opening, layout.name, staged.digest, staged.rows, fixed)
     if fixed is not None:

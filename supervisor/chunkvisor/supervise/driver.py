@@ -56,11 +56,10 @@ class Driver:
         emit: Emit,
         tick: Callable[[], None],
         need_bytes: int = 0,
-        until: Callable[[], bool] | None = None,
     ) -> None:
         """`need_bytes` is the GPU memory that a worker needs before its first batch, by its files; 0 = not known.
 
-        Once `until` holds, nothing new is begun. The caller closes the engine.
+        The caller closes the engine.
         """
         self._outputs = outputs
         self._settings = settings
@@ -68,7 +67,6 @@ class Driver:
         self._lessons = lessons
         self._engine = engine
         self._signals = signals
-        self._until = until
         self._emit = emit
         self._tick = tick
         self._news = DeviceNews()
@@ -149,9 +147,6 @@ class Driver:
             self._tell(on.Drain(signals.until_s))
         if signals.stopping:
             self._tell(on.Stop())
-        elif self._until is not None and self._until():
-            self._until = None
-            self._tell(on.Drain(signals.until_s))
 
     def _sleep(self) -> frozenset[int]:
         watched = (fd for slot in self._acts.running.values() for fd in slot.worker.watched())

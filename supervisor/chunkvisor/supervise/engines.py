@@ -39,12 +39,6 @@ class Engines:
             self._ahead = self._local(model_spec(model, source.path, source.revision))
             self._ahead.expect_any()
 
-    def lend(self, head: "OutputRun") -> LocalEngine:
-        """The engine for work after which there is more: it stays with us."""
-        if self._ahead is None:
-            self._ahead = self._local(head.job.model)
-        return self._ahead
-
     def take(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """The engine for these outputs, which the caller closes; the one that was begun ahead, if there is one."""
         ahead, self._ahead = self._ahead, None

@@ -63,7 +63,7 @@ class Joins:
         elif output.whole and output.bad_count >= output.texts:
             self._say(do.HaltRun(lastwords.all_bad(output.name, output.last_bad)))
         else:
-            # Of a slice or a head: other texts may be good; until then its chunks stay in parts.
+            # Of a slice: other texts may be good; until then its chunks stay in parts.
             self._without_facts.add((number, chunk))
 
     def compose_late(self) -> None:

@@ -2,23 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.event import Emit
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.planreuse import Planner
-
-Read: TypeAlias = Callable[[OutputLayout, IngestRequest, Path], StagedTable]
-"""Stages the request of an output into the folder; see `stage_table`."""
 
 
 @dataclass(slots=True)
@@ -46,8 +40,6 @@ class Opening:
     update: bool = False
     """A source that has changed is taken as it is now."""
     from_scratch: bool = False
-    read_new: Read | None = None
-    """Stages the source of an output that was never begun; None = like any other."""
     quantized: Mapping[str, str] = field(default_factory=dict)
     """Of a model in int8, by output: the digest of the one that makes its vectors."""
 

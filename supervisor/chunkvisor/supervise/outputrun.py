@@ -41,8 +41,6 @@ class OutputRun:
     """Outputs whose final files have some of them."""
     awaited: tuple["OutputRun", ...] = ()
     """Those of them that are not complete yet: it is joined after these."""
-    is_head: bool = False
-    """It has the first rows alone, while the rest of the source is read; they are not joined."""
     joined: bool = False
     committed_here: int = 0
     """Chunks committed by this run."""
@@ -71,7 +69,7 @@ class OutputRun:
     @property
     def complete(self) -> bool:
         """See Progress."""
-        return not self.is_head and self.ledger.complete and all(each.joined for each in self.awaited)
+        return self.ledger.complete and all(each.joined for each in self.awaited)
 
     @property
     def finished(self) -> bool:
@@ -81,7 +79,7 @@ class OutputRun:
     @property
     def whole(self) -> bool:
         """See Progress."""
-        return not self.is_head and len(self.ledger.share) == self.ledger.plan.count
+        return len(self.ledger.share) == self.ledger.plan.count
 
     @property
     def has_facts(self) -> bool:

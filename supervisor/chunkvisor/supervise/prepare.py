@@ -5,7 +5,6 @@ What an earlier run has fixed stays as it was.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from chunkvisor.assemble.badtexts import mend_records
@@ -16,7 +15,7 @@ from chunkvisor.config.choices import Strictness
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.engine.conversion import placed_spec
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.events.output import HeadBegun, OutputOpened, TextsReused
+from chunkvisor.events.output import OutputOpened, TextsReused
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.rowcount import rows_of
@@ -28,7 +27,6 @@ from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, wor
 from chunkvisor.store.versions import VersionNotes
 from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
-from chunkvisor.supervise.headtaken import take_head
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
@@ -63,32 +61,17 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     reuse = read_reuse(layout)
     ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
     ledger.load()
-    if opening.slice is None:
-        take_head(begun, ledger, table, reuse, config.recovery.max_bad_rows, opening.on_wait)
     # A slice does not count them as its own.
     taken = reuse.taken if reuse is not None and opening.slice is None else 0
-    return _output_run(opening, begun, ledger, table, reuse, taken, OutputOpened)
-
-
-def open_head(opening: Opening, begun: Begun, table: StagedTable) -> OutputRun:
-    """The first rows of an output, ready to run: `begun` is what stands in its head. Raises OSError."""
-    ledger = Ledger(begun.layout, *work_with(None, begun.fixed, begun.staged))
-    ledger.load()
-    return replace(_output_run(opening, begun, ledger, table, None, 0, HeadBegun), is_head=True)
+    return _output_run(opening, begun, ledger, table, reuse, taken)
 
 
 def _output_run(
-    opening: Opening,
-    begun: Begun,
-    ledger: Ledger,
-    table: StagedTable,
-    reuse: Reuse | None,
-    taken: int,
-    told_as: type[OutputOpened],
+    opening: Opening, begun: Begun, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int
 ) -> OutputRun:
     name, config, staged = begun.name, opening.config, begun.staged
     fresh = fresh_of(table, reuse)
-    _tell_opened(opening, ledger, fresh, reuse, taken, begun, told_as)
+    _tell_opened(opening, ledger, fresh, reuse, taken, begun)
     job = _job(opening, name, ledger.fingerprint)
     strict = config.identity is Strictness.STRICT
     taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
@@ -108,13 +91,7 @@ def _output_run(
 
 
 def _tell_opened(
-    opening: Opening,
-    ledger: Ledger,
-    table: StagedTable,
-    reuse: Reuse | None,
-    taken: int,
-    begun: Begun,
-    kind: type[OutputOpened],
+    opening: Opening, ledger: Ledger, table: StagedTable, reuse: Reuse | None, taken: int, begun: Begun
 ) -> None:
     """`table` has the texts of the ledger."""
     if reuse is not None:
@@ -124,7 +101,7 @@ def _tell_opened(
         )
         opening.emit(told_of)
     saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
-    told = kind(
+    told = OutputOpened(
         output=ledger.layout.name,
         rows=rows_of_share(ledger, taken, begun),
         distinct=ledger.texts + taken,

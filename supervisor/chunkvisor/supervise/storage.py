@@ -170,7 +170,7 @@ class Storage:
             len(output.ledger.share),
             attempt_ok=result is not None,
             texts_per_s=rate and round(rate, 3),
-            eta_s=round(left / rate, 1) if rate and not output.is_head else None,
+            eta_s=round(left / rate, 1) if rate else None,
             tokens=result.tokens if result else 0,
             padded_tokens=result.padded_tokens if result else 0,
             phase_s=result.phase_s if result else {},

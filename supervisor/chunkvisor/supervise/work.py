@@ -1,9 +1,8 @@
 """The work of one run: its outputs, its engine, and the loop over them; `means` has what it works with."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
@@ -31,7 +30,6 @@ from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.driver import Driver
 from chunkvisor.supervise.endings import GivenUp, gave_up, with_bad_rows
-from chunkvisor.supervise.head import Head
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
@@ -106,10 +104,6 @@ class Work:
             self._request.update,
             from_scratch,
         )
-        if of_slice is None and self._request.max_rows is None and not means.on_ray:
-            devices = len(means.devices) * config.workers.per_device
-            encode = partial(self._encode_head, source)
-            opening.read_new = Head(opening, devices, encode, self._run.signals.wake).read
         if from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
@@ -147,18 +141,7 @@ class Work:
         if given_up:
             raise gave_up(given_up)
 
-    def _encode_head(self, source: ModelSource, head: OutputRun, until: Callable[[], bool]) -> None:
-        """Work until its source is read; chunks that are given up are tried again with all others."""
-        self._prepare_model(source, [head.job.model])
-        self._drive(source, [head], self._means.engines.lend(head), until)
-
-    def _drive(
-        self,
-        source: ModelSource,
-        outputs: Sequence[OutputRun],
-        engine: Engine,
-        until: Callable[[], bool] | None = None,
-    ) -> list[GivenUp]:
+    def _drive(self, source: ModelSource, outputs: Sequence[OutputRun], engine: Engine) -> list[GivenUp]:
         config, run = self._config, self._run
         settings = Settings(
             per_device=config.workers.per_device,
@@ -168,9 +151,7 @@ class Work:
         )
         patience = Patience.of(config)
         lessons, need_bytes = self._means.model.lessons(source), gpu_need_bytes(config.model, source.path)
-        driver = Driver(
-            outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes, until
-        )
+        driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         given_up = driver.run()
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
