@@ -147,10 +147,14 @@ class NullGpu:
             link.symlink_to(self.built.smi)
             self.set(smi=_SMI.get(mode, mode))
 
-    def without_driver(self) -> None:
-        """The kernel module is not loaded: no device files, no GPU, and nvidia-smi says so."""
+    def without_device_files(self) -> None:
+        """As under WSL2: neither /dev/nvidia* nor /proc/driver/nvidia; CUDA works."""
         shutil.rmtree(self.folder / "dev")
         shutil.rmtree(self.folder / "proc")
+
+    def without_driver(self) -> None:
+        """The kernel module is not loaded: no device files, no GPU, and nvidia-smi says so."""
+        self.without_device_files()
         self.smi("broken")
         self.fault(100, "init")
 

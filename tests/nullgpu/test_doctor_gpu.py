@@ -23,7 +23,7 @@ def test_the_doctor_says_what_a_run_would_meet(
     else:
         gpu_workplace.gpu.nvml(init=999)
     gpu_workplace.write_texts(4)
-    gpu_workplace.write_torch_config(device="cuda:0")  # no device file of a GPU is here to be found
+    gpu_workplace.write_torch_config(device="cuda:0")
     ended = gpu_workplace.call("doctor", str(gpu_workplace.config_path), "--json")
     findings = json.loads(ended.stdout)["findings"]
     assert ended.returncode == exit_code, findings

@@ -15,11 +15,12 @@ from chunkvisor.commands.doctor import facts
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
 from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
 from chunkvisor.commands.doctor.job import measure
-from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, ProbeReading, SampleReading
+from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, SampleReading
 from chunkvisor.commands.doctor.smi import parse, read_driver
 from chunkvisor.commands.trial import environment_of
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
@@ -263,15 +264,14 @@ _probed: dict[str | None, ProbeReading] = {}
 @pytest.fixture(autouse=True)
 def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch is asked once for each GPU that workers are to see: to load it takes two seconds of computing."""
-    ask = facts._probe
 
-    def told(environment: Mapping[str, str], folder: Path) -> ProbeReading:
+    def told(environment: Mapping[str, str]) -> ProbeReading:
         gpu = environment.get("CUDA_VISIBLE_DEVICES")
         if gpu not in _probed:
-            _probed[gpu] = ask(environment, folder)
+            _probed[gpu] = ask_torch(environment)
         return _probed[gpu]
 
-    monkeypatch.setattr(facts, "_probe", told)
+    monkeypatch.setattr(facts, "ask_torch", told)
 
 
 def states(stdout: str) -> dict[str, str]:
@@ -293,15 +293,15 @@ def test_doctor_of_a_plugin_config(workplace: Workplace) -> None:
 
 
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> ProbeReading:
+def probed() -> ProbeReading:
     """What torch says here."""
-    return facts._probe(os.environ, tmp_path_factory.mktemp("probe"))
+    return ask_torch(os.environ)
 
 
 @pytest.fixture
 def torch_asked_once(probed: ProbeReading, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a doctor that is about something else: to import torch takes seconds."""
-    monkeypatch.setattr(facts, "_probe", lambda *_: probed)
+    monkeypatch.setattr(facts, "ask_torch", lambda _: probed)
 
 
 @pytest.mark.usefixtures("torch_asked_once")

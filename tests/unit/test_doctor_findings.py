@@ -16,7 +16,6 @@ from chunkvisor.commands.doctor.readings import (
     HostReading,
     HubReading,
     JobReading,
-    ProbeReading,
     Readings,
     SampleReading,
     SmiReading,
@@ -27,6 +26,7 @@ from chunkvisor.commands.doctor.readings import (
 from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
 from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.decide.verdict import Verdict
+from chunkvisor.devices.torchprobe import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.ingest.sourcesize import SourceSize
@@ -71,7 +71,9 @@ WELL = Readings(
 )
 """A machine and a job in perfect health."""
 
-NO_DRIVER = replace(WELL, chosen=(), smi=SmiReading(), driver=DriverReading())
+NO_CUDA = ProbeReading(replace(REPORT, gpus=(), fault=failed("Found no NVIDIA driver on your system")), 20)
+NO_DRIVER = replace(WELL, chosen=(), smi=SmiReading(), driver=DriverReading(), probe=NO_CUDA)
+WSL = replace(WELL, chosen=("0",), smi=SmiReading(), driver=DriverReading(None, ("/dev/dxg",)))
 
 
 def with_gpu(**changes: Any) -> Readings:
@@ -170,9 +172,21 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     "no driver": (NO_DRIVER, "driver", FAULT, "no NVIDIA driver"),
     "no driver, no config": (replace(NO_DRIVER, wanted=Wanted.ANYTHING, job=None), "driver", NOTE, "no NVIDIA driver"),
     "config on the CPU": (replace(NO_DRIVER, wanted=Wanted.CPU), "gpu", NOTE, "asks for the CPU"),
-    "container without GPUs": (replace(WELL, driver=DriverReading("580.65.06")), "driver", FAULT, "no /dev/nvidia"),
+    "wsl2 without nvidia-smi": (WSL, "nvml", WARNING, "nvidia-smi is not on PATH; CUDA works all the same"),
+    "no device file, and cuda works": (
+        replace(WSL, driver=DriverReading()),
+        "nvml",
+        WARNING,
+        "CUDA works all the same",
+    ),
+    "container without GPUs": (
+        replace(WELL, driver=DriverReading("580.65.06"), probe=NO_CUDA),
+        "driver",
+        FAULT,
+        "no /dev/nvidia",
+    ),
     "no permission on the device": (
-        replace(WELL, driver=replace(WELL.driver, forbidden=("/dev/nvidia0",))),
+        replace(WELL, driver=replace(WELL.driver, forbidden=("/dev/nvidia0",)), probe=NO_CUDA),
         "driver",
         FAULT,
         "cannot open /dev/nvidia0",
@@ -544,6 +558,14 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     "a run is at work": (with_job(busy_pid=99, samples=()), "encoding", NOTE, "pid 99"),
     "config wrong": (replace(WELL, config_problem=("c.yaml:3: no", "correct this")), "config", FAULT, "c.yaml:3"),
 }
+
+
+@pytest.mark.parametrize("readings", [WSL, replace(WSL, driver=DriverReading())])
+def test_a_missing_nvidia_smi_is_no_fault_where_cuda_works(readings: Readings) -> None:
+    """A job can be done on such a machine, and the doctor ends with 0."""
+    found = examine(readings)
+    assert not [each for each in found if each.state is FAULT]
+    assert exit_code(found) == 0
 
 
 @pytest.mark.parametrize(("readings", "check", "state", "words"), CASES.values(), ids=CASES.keys())

@@ -1,13 +1,17 @@
 """GPUs as nvidia-smi tells of them; a fake nvidia-smi stands in for the real one."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chunkvisor.devices import gpu
 from chunkvisor.devices.gpu import CPU, Device, ask_smi, find_devices, is_guessed, parse_devices, select_visible
+from chunkvisor.devices.torchprobe import ProbeReading
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"
@@ -152,75 +156,172 @@ def test_gpu_off_the_bus(smi: Path) -> None:
     assert "fallen off the bus" in caught.value.why
 
 
-def pretend_driver(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> None:
-    """Let the driver's device file be there, or not."""
-    exists = Path.exists
+WORKS = ProbedGpu("NVIDIA Quadro RTX 8000", (7, 5), 48 << 30, 47 << 30)
+NO_CUDA = ProbeReading(ProbeReport(Phase.DONE, {"torch": "2.13.0+cpu"}), 0)
 
-    def pretend(path: Path, **options: Any) -> bool:
-        return there if str(path) == "/dev/nvidiactl" else exists(path, **options)
 
-    monkeypatch.setattr(Path, "exists", pretend)
+def failed(words: str) -> ProbeReading:
+    """Torch could not make a CUDA context, for this reason."""
+    fault = Fault(Phase.CUDA_INIT, (Cause("builtins.RuntimeError", (), words),), "")
+    return ProbeReading(ProbeReport(Phase.CUDA_INIT, {"torch": "2.13.0"}, "13.0", fault=fault), 20)
+
+
+def computes_on(*gpus: ProbedGpu) -> ProbeReading:
+    """Torch has computed on these GPUs."""
+    return ProbeReading(ProbeReport(Phase.DONE, {"torch": "2.13.0"}, "13.0", gpus=gpus), 0)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Makes a machine: its device files, and what torch says; without an nvidia-smi that works."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+
+    def make(probe: ProbeReading, *files: str) -> None:
+        for name in files:
+            (tmp_path / "dev" / name).touch()
+        monkeypatch.setattr(gpu, "ask_torch", lambda _environment, _on_wait: probe)
+
+    return make
 
 
 @pytest.mark.parametrize(
     ("output", "code", "words"),
     [
         ("NVIDIA-SMI has failed because it couldn't communicate with the driver.", 9, "NVIDIA-SMI has failed"),
+        ("No devices were found", 0, "No devices were found"),
         ("", 12, "exit code 12"),
         (None, 0, "nvidia-smi is not there"),
     ],
-    ids=["9", "12", "missing"],
+    ids=["9", "0", "12", "missing"],
 )
-def test_no_driver(smi: Path, monkeypatch: pytest.MonkeyPatch, output: str | None, code: int, words: str) -> None:
-    """Without a driver the run ends with 69 and says what nvidia-smi said."""
-    pretend_driver(monkeypatch, there=False)
+@pytest.mark.parametrize(
+    ("probe", "also"),
+    [
+        (NO_CUDA, "this torch is built without CUDA"),
+        (
+            failed("Found no NVIDIA driver on your system.\nPlease"),
+            "torch says: Found no NVIDIA driver on your system.",
+        ),
+        (ProbeReading(ProbeReport(Phase.IMPORT, {}), 1), "torch is not installed"),
+        (ProbeReading(ProbeReport(Phase.CUDA_INIT, {"torch": "2"}), None), "torch gave no answer within 180 s"),
+        (ProbeReading(None, 1, "no module named chunkvisor_worker\n"), "torch could not be asked: no module named"),
+    ],
+    ids=["cpu", "driver", "torch", "hang", "broken"],
+)
+def test_nothing_speaks_for_a_gpu(
+    machine: Callable[..., None],
+    smi: Path,
+    output: str | None,
+    code: int,
+    words: str,
+    probe: ProbeReading,
+    also: str,
+) -> None:
+    """Without a device file and without a context of torch's the run ends with 69, and says what both have said."""
+    machine(probe)
     if output is not None:
         install(smi, output, code)
     with pytest.raises(Halt) as caught:
         find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
+    assert also in caught.value.why
     assert "set device to cpu" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("visible", "uuid"), [(None, "1"), ("3,5", "5"), ("GPU-x,GPU-y", "GPU-y")])
-def test_broken_nvml_leaves_the_judgement_to_the_worker(
-    smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuid: str
+@pytest.mark.parametrize("files", [(), ("dxg",), ("nvidia0", "nvidiactl")], ids=["none", "wsl2", "linux"])
+@pytest.mark.parametrize("output", [None, "Failed to initialize NVML: Unknown Error"])
+def test_what_counts_is_whether_torch_computes(
+    machine: Callable[..., None], smi: Path, files: tuple[str, ...], output: str | None
 ) -> None:
-    """Where the driver's device files are there but nvidia-smi fails, CUDA may work: the GPU is taken by its index."""
-    install(smi, "Failed to initialize NVML: Driver/library version mismatch", 18)
-    pretend_driver(monkeypatch, there=True)
-    assert find_devices(["cuda:1"], environment(visible)) == (Device("cuda", uuid),)
+    """Where nvidia-smi is missing or fails and CUDA works, the GPUs are those of torch, with all that it knows."""
+    machine(computes_on(WORKS), *files)
+    if output is not None:
+        install(smi, output, 255)
+    (found,) = find_devices(["cuda"], {})
+    assert (found.uuid, found.name, found.memory_bytes) == ("0", WORKS.name, WORKS.total_bytes)
+    assert found.capability == (7, 5)
+    assert is_guessed(found)
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
+    ("wanted", "visible", "uuids"),
     [
-        (None, ["0", "1", "2"]),
-        ("GPU-x, GPU-y", ["GPU-x", "GPU-y"]),
-        ("2", ["2"]),
+        ("cuda", None, ["0", "1"]),
+        ("cuda:1", None, ["1"]),
+        ("cuda", "3,5", ["3", "5"]),
+        ("cuda:1", "3,5", ["5"]),
+        ("cuda", "GPU-x, GPU-y,GPU-z", ["GPU-x", "GPU-y"]),
+        ("cuda:2", None, []),
+        ("cuda", "", []),
+        ("cuda", "-1", []),
     ],
 )
-@pytest.mark.parametrize("output", [None, "Failed to initialize NVML: Unknown Error"])
-def test_without_nvidia_smi_every_device_file_is_a_gpu(
-    smi: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    output: str | None,
-    visible: str | None,
-    names: list[str],
+def test_gpus_of_torch_have_the_names_that_a_worker_needs(
+    machine: Callable[..., None], wanted: str, visible: str | None, uuids: list[str]
 ) -> None:
-    """`device: cuda` takes as many GPUs as the driver has files for, or what CUDA_VISIBLE_DEVICES names."""
-    if output is not None:
-        install(smi, output, 255)
-    pretend_driver(monkeypatch, there=True)
-    monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
-        (tmp_path / "dev" / name).touch()
-    found = find_devices(["cuda"], environment(visible))
-    assert found == tuple(Device("cuda", name) for name in names)
-    assert [is_guessed(device) for device in found] == [name.isdecimal() for name in names]
+    """A worker is given the entry of CUDA_VISIBLE_DEVICES, else CUDA's number; what torch does not see is refused."""
+    machine(computes_on(WORKS, WORKS), "nvidia0", "nvidia1")
+    if uuids:
+        assert [device.uuid for device in find_devices([wanted], environment(visible))] == uuids
+        return
+    with pytest.raises(Halt) as caught:
+        find_devices([wanted], environment(visible))
+    assert caught.value.code is ExitCode.MACHINE
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "visible", "names"),
+    [
+        (("nvidia0", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset"), "cuda", None, "0 1 2"),
+        (("nvidia0", "nvidia1"), "cuda:1", None, "1"),
+        (("nvidiactl",), "cuda:1", None, "1"),
+        (("dxg",), "cuda", None, "0"),
+        (("nvmap",), "cuda", None, "0"),
+        ((), "cuda", "GPU-x, GPU-y", "GPU-x GPU-y"),
+        ((), "cuda:1", "GPU-x,GPU-y", "GPU-y"),
+        ((), "cuda", "2", "2"),
+    ],
+)
+@pytest.mark.parametrize("probe", [NO_CUDA, failed("CUDA-capable device(s) is/are busy or unavailable")])
+def test_where_torch_fails_a_device_file_leaves_the_judgement_to_the_worker(
+    machine: Callable[..., None],
+    files: tuple[str, ...],
+    wanted: str,
+    visible: str | None,
+    names: str,
+    probe: ProbeReading,
+) -> None:
+    """A GPU may be busy for a while, and a plug-in may need no torch: the GPU is taken by its number or its name."""
+    machine(probe, *files)
+    found = find_devices([wanted], environment(visible))
+    assert found == tuple(Device("cuda", name) for name in names.split())
+    assert [is_guessed(device) for device in found] == [name.isdecimal() for name in names.split()]
+
+
+def test_a_gpu_on_which_torch_fails_is_left_to_the_worker(machine: Callable[..., None]) -> None:
+    """Where the second of two GPUs fails in torch, both are taken, and what is known of the first is kept."""
+    reading = failed("uncorrectable ECC error")
+    assert reading.report is not None
+    machine(replace(reading, report=replace(reading.report, gpus=(WORKS,))), "nvidia0", "nvidia1")
+    first, second = find_devices(["cuda"], {})
+    assert (first.capability, second) == ((7, 5), Device("cuda", "1"))
+
+
+def test_the_compute_capability_is_that_of_nvidia_smi(smi: Path) -> None:
+    """It is asked for; a driver that does not know the field is asked without it."""
+    smi.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *compute_cap*) [ -e "$0.old" ] && exit 2; echo "0, GPU-a, Quadro, 49152, 0:1:0.0, 7.5";;\n'
+        '*) echo "0, GPU-a, Quadro, 49152, 0:1:0.0";; esac\n'
+    )
+    smi.chmod(0o700)
+    assert [device.capability for device in find_devices(["cuda"], {})] == [(7, 5)]
+    smi.with_suffix(".old").touch()
+    assert [device.capability for device in find_devices(["cuda"], {})] == [None]
+    assert parse_devices("0, GPU-a, Quadro, 49152, 0:1:0.0, [N/A]\n")[0].capability is None
 
 
 def test_answer_that_is_no_text(smi: Path) -> None:

@@ -1,19 +1,27 @@
-"""GPUs as nvidia-smi sees them, asked in a child process with a time limit.
+"""Finds the GPUs: nvidia-smi is asked first, and torch where nvidia-smi does not answer.
 
-It never imports torch or NVML: a hung driver would hang the supervisor with it. A hung nvidia-smi is itself a
-symptom, and is left behind.
+Both are asked in child processes with a time limit, since a hung driver would hang the parent with it. A hung
+nvidia-smi is itself a symptom, and is left behind.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor_worker.contract.environment import PARENT_PID
 
 _TIMEOUT_S = 20.0
+_FORMAT = "--format=csv,noheader,nounits"
 _DEV = Path("/dev")
+_DRIVER_FILES = ("nvidiactl", "dxg", "nvmap")
+"""Of NVIDIA's driver on Linux, under WSL2, and on a Jetson."""
+_BAD_ARGUMENT = 2
+"""nvidia-smi's exit code for a field that it does not know (nvidia-smi's manual, RETURN VALUE)."""
 _LOST = 15
 """nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
 
@@ -31,7 +39,9 @@ class Device:
     bus_id: str = ""
     """PCI address, as nvidia-smi writes it."""
     index: int | None = field(default=None, compare=False)
-    """nvidia-smi's number; None where it tells none."""
+    """nvidia-smi's number; None if it did not tell one."""
+    capability: tuple[int, ...] | None = field(default=None, compare=False)
+    """Compute capability, (major, minor), such as (7, 5); None = not known."""
 
     @property
     def model(self) -> str:
@@ -59,56 +69,102 @@ class SmiAnswer:
 
 
 def find_devices(
-    wanted: Sequence[str], environment: Mapping[str, str] = os.environ, on_lost: Callable[[str], None] = lambda _: None
+    wanted: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    on_lost: Callable[[str], None] = lambda _: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> tuple[Device, ...]:
-    """The devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
+    """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
-    `on_lost(words)` hears of a GPU that has fallen off the bus, where `cuda` takes those that are left.
-    Raises Halt (69) where there is no such GPU. It never falls back to the CPU by itself.
+    `on_lost(words)` is called for a GPU that has fallen off the bus if `cuda` takes those that are left. Raises Halt
+    (69) if there is no such GPU, and what `on_wait` raises. It never falls back to the CPU.
     """
     if "cpu" in wanted:
         return (CPU,)
-    everything = "cuda" in wanted
-    indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
-    answer = ask_smi(("--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"))
-    lost = answer.returncode == _LOST
-    visible = select_visible(parse_devices(answer.text), environment.get("CUDA_VISIBLE_DEVICES"))
-    if lost and everything and visible:
-        on_lost(_first_line(answer))
-        return tuple(visible)
-    if answer.returncode == 0:
-        if everything and visible:
+    answer = _list_gpus()
+    listed = parse_devices(answer.text)
+    visible = select_visible(listed, environment.get("CUDA_VISIBLE_DEVICES"))
+    if answer.returncode == _LOST:
+        if "cuda" in wanted and visible:
+            on_lost(_first_line(answer))
             return tuple(visible)
-        if not everything and indices[-1] < len(visible):
-            return tuple(visible[index] for index in indices)
-        asked = "device: cuda asks for any" if everything else f"cuda:{indices[-1]} asks for number {indices[-1]}"
-        raise _no_gpu(
-            f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
-            "check `device` in the config, CUDA_VISIBLE_DEVICES, and: nvidia-smi -L",
-        )
-    if lost:
         raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
-    if not Path("/dev/nvidiactl").exists():
-        reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
+    if answer.returncode == 0 and listed:
+        return _chosen(wanted, visible)
+    return _without_smi(wanted, environment, answer, on_wait)
+
+
+def _list_gpus() -> SmiAnswer:
+    fields = "index,uuid,name,memory.total,pci.bus_id"
+    answer = ask_smi((f"--query-gpu={fields},compute_cap", _FORMAT))
+    # Drivers before 510 do not have this field, and refuse the whole question.
+    return ask_smi((f"--query-gpu={fields}", _FORMAT)) if answer.returncode == _BAD_ARGUMENT else answer
+
+
+def _chosen(wanted: Sequence[str], visible: Sequence[Device]) -> tuple[Device, ...]:
+    """Choose among the GPUs that CUDA shows. Raises Halt (69)."""
+    indices = _indices(wanted)
+    if "cuda" in wanted and visible:
+        return tuple(visible)
+    if "cuda" not in wanted and indices[-1] < len(visible):
+        return tuple(visible[index] for index in indices)
+    asked = "device: cuda asks for any" if "cuda" in wanted else f"cuda:{indices[-1]} asks for number {indices[-1]}"
+    raise _no_gpu(
+        f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
+        "check `device` in the config, CUDA_VISIBLE_DEVICES, and: nvidia-smi -L",
+    )
+
+
+def _without_smi(
+    wanted: Sequence[str], environment: Mapping[str, str], answer: SmiAnswer, on_wait: Callable[[], None]
+) -> tuple[Device, ...]:
+    """Find GPUs of which nvidia-smi does not tell: what counts is whether a worker gets a CUDA context.
+
+    So a child tries. If it computes on GPUs, these are the devices. If it fails, but CUDA_VISIBLE_DEVICES or a device
+    file says that there is a GPU, a worker may still succeed (a plug-in without torch, a GPU that is busy for a while),
+    and its fault says more. Only if nothing speaks for a GPU is there none.
+    """
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    entries = None if value is None else [part.strip() for part in value.split(",") if part.strip()]
+    if entries in ([], ["-1"]):
+        raise _no_gpu(f"CUDA_VISIBLE_DEVICES is {value!r}, which hides every GPU", "unset it, or name a GPU in it")
+    reading = ProbeReading()
+    with contextlib.suppress(OSError):
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PARENT_PID: str(os.getpid())}  # in the order that workers see
+        reading = ask_torch({**os.environ, **environment, **order}, on_wait)
+    report = reading.report
+    gpus = report.gpus if report is not None else ()
+    # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
+    names = entries if entries is not None else list(map(str, range(max(len(gpus), _count_device_files()))))
+    found = [
+        Device("cuda", name, gpu.name, gpu.total_bytes, capability=gpu.capability)
+        for name, gpu in zip(names, gpus, strict=False)
+    ]
+    if found and reading.returncode == 0:
+        return _chosen(wanted, found)
+    if not names:
+        smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
         raise _no_gpu(
-            f"no NVIDIA driver is loaded or visible here; {reason}",
+            f"no NVIDIA driver is loaded or visible here; {smi}; {reading.words}",
             f"install or load the driver; in a container, start it with GPU access; or {_USE_THE_CPU}",
         )
-    # NVML can be broken while CUDA works (a driver upgraded under a running kernel module): the workers find out.
-    names = _names_without_smi(environment.get("CUDA_VISIBLE_DEVICES"))
-    if everything and not names:
-        reason = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
-        raise _no_gpu(
-            f"the NVIDIA driver is loaded, but there is no device file of a GPU (/dev/nvidia0); {reason}",
-            f"in a container, start it with GPU access; or {_USE_THE_CPU}",
-        )
-    if everything:
-        return tuple(Device("cuda", name) for name in names)
-    return tuple(Device("cuda", names[index] if index < len(names) else str(index)) for index in indices)
+    found += [Device("cuda", name) for name in names[len(found) :]]
+    if "cuda" in wanted:
+        return tuple(found)
+    return tuple(found[index] if index < len(found) else Device("cuda", str(index)) for index in _indices(wanted))
+
+
+def _indices(wanted: Sequence[str]) -> list[int]:
+    return sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
+
+
+def _count_device_files() -> int:
+    """Count the GPUs for which there are device files; one where only a file of the whole driver is there."""
+    return len(list(_DEV.glob("nvidia[0-9]*"))) or int(any((_DEV / name).exists() for name in _DRIVER_FILES))
 
 
 def is_guessed(device: Device) -> bool:
-    """Whether it was taken for a GPU because of a device file: nvidia-smi did not tell of it."""
+    """Whether nvidia-smi did not tell of it, so that its memory and health cannot be looked at."""
     return device.kind == "cuda" and device.uuid.isdecimal()
 
 
@@ -130,17 +186,20 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
 
 
 def parse_devices(text: str) -> list[Device]:
-    """Devices of `--query-gpu=index,uuid,name,memory.total,pci.bus_id --format=csv,noheader,nounits`, in PCI order.
+    """Parse `--query-gpu=index,uuid,name,memory.total,pci.bus_id[,compute_cap]`, in csv without header and units.
 
-    A line that does not parse is left out; memory.total is in MiB, or [N/A].
+    The devices are in PCI order. A line that does not parse is left out; memory.total is in MiB, or [N/A].
     """
     devices = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 5 and fields[1].startswith(("GPU-", "MIG-")):
+        if len(fields) in (5, 6) and fields[1].startswith(("GPU-", "MIG-")):
             memory = int(fields[3]) << 20 if fields[3].isdecimal() else 0
             index = int(fields[0]) if fields[0].isdecimal() else None
-            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4], index))
+            major, _, minor = fields[5].partition(".") if len(fields) == 6 else ("", "", "")
+            known = major.isdecimal() and minor.isdecimal()
+            capability = (int(major), int(minor)) if known else None
+            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4], index, capability))
     return devices
 
 
@@ -165,16 +224,6 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
             break
         chosen += fits
     return chosen if len(set(chosen)) == len(chosen) else []
-
-
-def _names_without_smi(visible: str | None) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name: its own entries, else a number for each device file of a GPU.
-
-    In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
-    """
-    if visible is not None:
-        return [part.strip() for part in visible.split(",") if part.strip()]
-    return [str(number) for number, _ in enumerate(_DEV.glob("nvidia[0-9]*"))]
 
 
 def _first_line(answer: SmiAnswer) -> str:

@@ -9,7 +9,7 @@ class LookingForGpus(Event):
 
 
 @event(
-    "nvidia-smi does not list the GPUs, but there are device files for {count:GPU}; CUDA may work all the same. "
+    "nvidia-smi does not list the GPUs: the run goes on with {count:GPU}, whose memory and health it cannot look at. "
     "`chunkvisor doctor` says more",
     Severity.CARE,
 )

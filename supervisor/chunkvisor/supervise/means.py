@@ -39,7 +39,7 @@ class Means:
 
             self.devices = cluster_devices(config)
         else:
-            self.devices = find_devices(config.device, on_lost=lambda why: run.emit(GpuLost(why)))
+            self.devices = find_devices(config.device, on_lost=lambda why: run.emit(GpuLost(why)), on_wait=self.on_wait)
         if guessed := sum(map(is_guessed, self.devices)):
             run.emit(GpusGuessed(guessed))
         self.budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)

@@ -4,31 +4,23 @@ A fault of the machine is a reading, too, and raises nothing. The doctor itself 
 """
 
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
-from chunkvisor.child import run_child
 from chunkvisor.commands.doctor.host import read_host, read_hub
 from chunkvisor.commands.doctor.job import read_job
-from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted
+from chunkvisor.commands.doctor.readings import Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
 from chunkvisor.commands.trial import environment_of
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.devices.torchprobe import ask_torch
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
 from chunkvisor.observe.extras import require_extras
-from chunkvisor.store.attemptlogs import read_tail
-from chunkvisor_worker.contract.probe import ProbeReport
-from chunkvisor_worker.contract.wire import read_message
-
-_PROBE_TIMEOUT_S = 180.0
-"""The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
@@ -60,7 +52,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     smi, driver = read_smi(), read_driver()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
         say("asking torch")
-        probe = _probe(environment, Path(scratch))
+        probe = ask_torch(environment)
         job = read_job(loaded, devices, environment, Path(scratch), say) if loaded is not None else None
     wanted = Wanted.ANYTHING
     if loaded is not None and (devices or cluster is None):
@@ -81,13 +73,3 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         job=job,
         cluster=cluster,
     )
-
-
-def _probe(environment: Mapping[str, str], folder: Path) -> ProbeReading:
-    """What `chunkvisor_worker.probe` finds out in that environment. Raises OSError."""
-    out, log = folder / "probe.json", folder / "probe.log"
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
-    returncode: int | None = None
-    with suppress(TimeoutError):  # the report says how far it came
-        returncode = run_child(command, log, environment=environment, timeout_s=_PROBE_TIMEOUT_S)
-    return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))

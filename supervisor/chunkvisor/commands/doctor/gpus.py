@@ -64,13 +64,15 @@ def check_gpus(readings: Readings) -> Iterator[Finding]:
 
 def _check_driver(readings: Readings) -> Iterator[Finding]:
     smi, driver, wanted = readings.smi, readings.driver, readings.wanted
-    if driver.forbidden:
+    report = readings.probe.report
+    works = report is not None and bool(report.gpus)
+    if driver.forbidden and not works:
         meaning = f"this user cannot open {', '.join(driver.forbidden)}: CUDA will see no GPU"
         yield Finding("driver", severity(wanted), meaning, _SMI_CODES[4][1])
-    elif driver.module is not None and not driver.nodes:
+    elif driver.module is not None and not driver.nodes and not works:
         meaning = f"the driver {driver.module} is loaded, but there is no /dev/nvidia* here"
         yield Finding("driver", severity(wanted), meaning, _GIVE_ACCESS)
-    elif driver.module is None and not driver.nodes and smi.returncode is None and not smi.line:
+    elif driver.module is None and not driver.nodes and smi.returncode is None and not smi.line and not works:
         state = State.FAULT if wanted is Wanted.CUDA else State.NOTE
         mend = "install or load the driver; " + _GIVE_ACCESS + "; or write `device: cpu`"
         yield Finding("driver", state, "there is no NVIDIA driver, and so no GPU, here", mend)
@@ -88,7 +90,8 @@ def _check_nvml(readings: Readings) -> Finding:
         mend = "reboot; if it comes again, have the GPU checked"
         meaning = f"nvidia-smi hangs ({smi.line}): the driver is stuck"
     elif smi.returncode is None:
-        meaning, mend = "nvidia-smi is not on PATH", "install the driver's tools, or put them on PATH"
+        meaning = "nvidia-smi is not on PATH"
+        mend = "install the driver's tools, or put them on PATH (under WSL2 they are in /usr/lib/wsl/lib)"
     else:
         texts = (entry for text, entry in _SMI_TEXTS.items() if text.lower() in smi.line.lower())
         unknown = (f"nvidia-smi fails with exit code {smi.returncode}", _REBOOT)

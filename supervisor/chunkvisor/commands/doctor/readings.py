@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from chunkvisor.decide.verdict import Verdict
+from chunkvisor.devices.torchprobe import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.probe import ProbeReport
 
 
 class Wanted(StrEnum):
@@ -75,21 +75,6 @@ class DriverReading:
     """/dev/nvidia* that are there."""
     forbidden: tuple[str, ...] = ()
     """Those of them that this user cannot open."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeReading:
-    """How `chunkvisor_worker.probe` ended."""
-
-    report: ProbeReport | None = None
-    returncode: int | None = None
-    """None = it gave no answer within its time limit."""
-    log_tail: str = ""
-
-    @property
-    def lacks_torch(self) -> bool:
-        """Whether it found no torch."""
-        return self.report is not None and "torch" not in self.report.versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +212,7 @@ class Readings:
     """Names that the config's `env` sets."""
     smi: SmiReading = SmiReading()
     driver: DriverReading = DriverReading()
-    probe: ProbeReading = ProbeReading()
+    probe: ProbeReading = field(default_factory=ProbeReading)
     host: HostReading = HostReading()
     hub: HubReading = HubReading(FolderReading(""))
     job: JobReading | None = None

@@ -14,7 +14,7 @@ from chunkvisor.events.event import plain
 from chunkvisor_worker.contract.environment import RUN_ID
 
 _MODULE = Path("/proc/driver/nvidia/version")
-_NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
+_NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg")
 _NAME_CHARS = 60
 
 

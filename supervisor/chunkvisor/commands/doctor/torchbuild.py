@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.gpus import severity
-from chunkvisor.commands.doctor.readings import ProbeReading, Readings, Wanted, Whereabouts
+from chunkvisor.commands.doctor.readings import Readings, Wanted, Whereabouts
 from chunkvisor.decide.outcome import describe_exit
+from chunkvisor.devices.torchprobe import ProbeReading
 from chunkvisor.store.attemptlogs import last_line
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbeReport
