@@ -12,7 +12,6 @@ import duckdb
 import yaml
 
 import chunkvisor.decide.policy
-import chunkvisor.observe.report.template
 import chunkvisor.supervise.diskwait
 import chunkvisor.supervise.driver
 import chunkvisor.supervise.joins
@@ -25,7 +24,7 @@ _LOADED_LATE = (
     *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
     *("chunkvisor.observe.nextsteps", "chunkvisor.observe.terminal", "chunkvisor.observe.systemd"),
     *("chunkvisor.observe.afterwards", "chunkvisor.supervise.work"),
-    *("chunkvisor.observe.report.page", "chunkvisor.devices.processes", "chunkvisor.ingest.stage"),
+    *("chunkvisor.show.report", "chunkvisor.devices.processes", "chunkvisor.ingest.stage"),
     *("chunkvisor.ingest.peek", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
 )
@@ -50,7 +49,6 @@ def be_quick() -> None:
         (duckdb, "connect", _reconnect()),
     ):
         mock.patch.object(owner, name, stand_in).start()
-    chunkvisor.observe.report.template.page_template()  # compiled once for all runs
 
 
 def _reconnect() -> Callable[..., duckdb.DuckDBPyConnection]:

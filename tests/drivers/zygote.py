@@ -52,8 +52,6 @@ def prepare(kind: str) -> None:
         modules += ["duckdb", "forking"]
     for module in modules:
         importlib.import_module(module)
-    if kind != "worker":
-        importlib.import_module("chunkvisor.observe.report.template").page_template()  # compiled once for all runs
     if kind == "gpu":
         prepare_models()
     # At its end a child would look through all that was imported, and so copy its pages: most of what it costs.

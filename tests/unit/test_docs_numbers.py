@@ -13,7 +13,8 @@ from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, likeness, policy, suspicion
 from chunkvisor.engine import quantization
 from chunkvisor.events import journal, state
-from chunkvisor.observe import defaults, invocation, messenger, metrics, notices, pace, sensors
+from chunkvisor.observe import invocation, messenger, metrics, notices, pace, sensors
+from chunkvisor.show import defaults
 from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
 from chunkvisor_worker.quantize import CALIBRATED_TEXTS

@@ -32,6 +32,7 @@ ROOMS = (
         "results",
         "commands",
         "supervise",
+        "show",
         "observe",
         "assemble",
         "ingest",

@@ -20,7 +20,6 @@ from chunkvisor.observe.observer import Observer
 from chunkvisor.observe.progress import closing_line, progress_line
 from chunkvisor.observe.readings import Readings
 from chunkvisor.observe.record import ending_of, figures_of
-from chunkvisor.observe.report.history import read_history
 from chunkvisor.observe.runview import snapshot_of
 from chunkvisor.observe.systemd import Systemd
 from chunkvisor.store.layout import Layout
@@ -161,36 +160,3 @@ def test_notices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hear(notices, run)
         # How long it took is that of the journal now; before, that of this test.
         assert sent == [[what, body.partition("after ")[0].strip()] for what, body in before["notices"]]
-
-
-@each_journal
-def test_report(path: Path) -> None:
-    """All that the charts and tables of the report are made of."""
-    of_slice, before = read_state(path)[0].slice, views_of(path)["report"]
-    history = read_history((entry, of_slice) for entry in read_events(path))
-    found = {name: getattr(history, name) for name in ("texts_done", "tokens", "padded_tokens", "phase_s", "notes")}
-    times = {name: getattr(history.times, name) for name in ("startup_s", "idle_s", "busy_s")}
-    assert times == pytest.approx({name: before[name] for name in times})  # sums are rounded at every step now
-    found |= {"usual_s": history.pace.usual_s, "last_s": history.pace.last_s}
-    found["runs"] = [
-        {
-            **{name: getattr(run, name) for name in ("run_id", "start_s", "stop_s", "slice", "device")},
-            **{name: getattr(run.ending, name, "") for name in ("what", "why", "remedy", "log")},
-            "code": run.ending and run.ending.code,
-        }
-        for run in history.runs
-    ]
-    found["bands"] = [asdict(span) for span in history.attempts.spans()]
-    found["ceilings"] = [{"at_s": at_s, **ceiling._asdict()} for at_s, ceiling in history.ceilings]
-    keys = ("outcome", "rule", "reason", "phase", "output", "chunk", "attempt")
-    found["failures"] = [
-        {"count": each.count, "at_s": each.at_s, **{key: getattr(each.last, key) for key in keys}}
-        for each in history.failures.values()
-    ]
-    shown = ("row", "place", "outcome", "reason")
-    found["quarantined"] = [
-        [output, row, {key: getattr(event, key) for key in shown}]
-        for (output, row), event in history.quarantined.items()
-    ]
-    found["bins"] = [{"start_s": start_s, **asdict(each)} for start_s, each in history.texts.items()]
-    assert plain(found) == {name: before[name] for name in found}

@@ -82,7 +82,7 @@ def report(workdir: Path, output: Path | None) -> None:
     \b
     Example: chunkvisor report cache/embeddings -o night.html
     """
-    from chunkvisor.observe.report.page import write_report
+    from chunkvisor.show.report import write_report
     from chunkvisor.store.layout import Layout
     from chunkvisor_worker.contract.files import PRIVATE, RESULT
 

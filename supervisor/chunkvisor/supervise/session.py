@@ -15,10 +15,10 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import JOURNAL, Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
-from chunkvisor.observe.defaults import observers_of_run
 from chunkvisor.observe.extras import require_extras
 from chunkvisor.observe.invocation import open_invocation
 from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.show.defaults import observers_of_run
 from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import claim

@@ -30,7 +30,7 @@ class Reporter(Observer):
 
     def close(self) -> None:
         """Write it; a disk that is full costs the report, nothing else."""
-        from chunkvisor.observe.report.page import history_bytes, write_report
+        from chunkvisor.show.report import history_bytes, write_report
 
         with contextlib.suppress(OSError, Halt):  # somebody's page of that name stays
             if self._news and history_bytes(self._layout.workdir) <= _MOST_BYTES:
