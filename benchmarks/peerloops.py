@@ -1,8 +1,8 @@
 """One process of a peer that is no script of its own: FastEmbed, or a bare loop over chunkvisor's batches.
 
-python benchmarks/peerloops.py fastembed|torch|openvino MODEL TEXTS.json OUT.npy [--batch-size 32] [--pool WORKERS]
+python benchmarks/peerloops.py fastembed|torch MODEL TEXTS.json OUT.npy [--batch-size 32] [--pool WORKERS]
 
-MODEL is a folder: with model.onnx (see peerforms.py), as sentence-transformers has it, or as chunkvisor converts it.
+MODEL is a folder: with model.onnx (see peerforms.py), or as sentence-transformers has it.
 Each imports, loads, encodes and saves, and nothing else: what nobody does faster with the same backend.
 """
 
@@ -48,32 +48,6 @@ def torch_loop(model: Path, texts: list[str]) -> Vectors:
     return vectors
 
 
-def openvino_loop(model: Path, texts: list[str]) -> Vectors:
-    """The network that chunkvisor converts, which ends with the vectors."""
-    from tokenizers import Tokenizer
-
-    from chunkvisor_worker.contract.converted import Converted, ConvertedFiles
-    from chunkvisor_worker.contract.wire import read_message
-    from chunkvisor_worker.quietopenvino import import_openvino
-
-    openvino, files = import_openvino(), ConvertedFiles(model)
-    known = read_message(Converted, files.record)
-    assert known is not None
-    assert known.max_length is not None
-    tokenizer: Any = Tokenizer.from_file(str(files.tokenizer))
-    tokenizer.enable_truncation(known.max_length)
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
-    request = openvino.Core().compile_model(files.network, "CPU", settings).create_infer_request()
-    vectors = np.zeros((len(texts), known.dimension), dtype=np.float32)
-    for first in range(0, len(texts), CHUNK_TEXTS):
-        rows = [each.ids for each in tokenizer.encode_batch_fast(texts[first : first + CHUNK_TEXTS])]
-        for indices, ids, mask in _batches(rows, known.pad_id):
-            given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-            found = request.infer({name: given[name] for name in known.inputs}, share_inputs=True)
-            vectors[first + indices] = found[0]
-    return vectors
-
-
 def _batches(rows: list[list[int]], pad_id: int) -> Iterator[tuple[Any, Any, Any]]:
     """(indices, ids, mask) of chunkvisor's batches on a CPU; ids and mask are int64 of shape (texts, tokens)."""
     from chunkvisor.config.specs import AUTO_TOKENS, PADDING_TOKENS
@@ -94,7 +68,7 @@ def _batches(rows: list[list[int]], pad_id: int) -> Iterator[tuple[Any, Any, Any
 def main() -> None:
     """Encode the texts and save the vectors."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("fastembed", "torch", "openvino"))
+    parser.add_argument("kind", choices=("fastembed", "torch"))
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("out")
@@ -105,7 +79,7 @@ def main() -> None:
     if options.kind == "fastembed":
         vectors = fastembed(options.model, texts, options.batch_size, options.pool)
     else:
-        vectors = (torch_loop if options.kind == "torch" else openvino_loop)(options.model, texts)
+        vectors = torch_loop(options.model, texts)
     np.save(options.out, vectors)
 
 

@@ -25,8 +25,7 @@ from machine import machine
 from measured import CHUNKVISOR, FailedError, took
 from tokens import computed
 
-from chunkvisor.devices.processor import has_bfloat16
-from chunkvisor_worker.contract.processor import processor_flags
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -34,7 +33,6 @@ PLAIN = "sentence-transformers, encode"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 BATCH_SIZES = tuple(("--batch-size", str(size)) for size in (8, 16, 32, 64))
 REFUSED = "no bfloat16 on this CPU"
-INT8 = "int8"
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Peer:
     settings: tuple[tuple[str, ...], ...] = ((),)
     """More arguments; the fastest of them is used."""
     workdir: str = ""
-    """Of a run: emptied before each, but for the converted model."""
+    """Of a run: emptied before each."""
     chosen: tuple[str, ...] = ()
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -78,7 +76,7 @@ class Contest:
         model, texts_file = str(self.model), "texts.json"
         openvino_args = ("--backend", "openvino")
         pools = tuple((*size, "--pool", "2") for size in BATCH_SIZES[1:])
-        torch_bfloat16 = self.run("chunkvisor, torch, bfloat16", "torch", "bfloat16")
+        torch_bfloat16 = self.run("chunkvisor, bfloat16", "bfloat16")
         if not has_bfloat16(processor_flags()):
             torch_bfloat16.leave_out(REFUSED)  # torch computes it all the same, in six times the time of float32
         self.peers = [
@@ -98,13 +96,8 @@ class Contest:
                 (*BATCH_SIZES[:3], *pools[:2]),
             ),
             Peer("bare loop, torch", [ours, loops, "torch", model, texts_file, "bare.npy"], "bare.npy"),
-            self.run("chunkvisor, torch", "torch", "auto"),
+            self.run("chunkvisor", "auto"),
             torch_bfloat16,
-            Peer("bare loop, openvino", [ours, loops, "openvino", "converted", texts_file, "bareov.npy"], "bareov.npy"),
-            self.run("chunkvisor, openvino", "openvino", "float32"),
-            self.run("chunkvisor, openvino, bfloat16", "openvino", "bfloat16"),
-            Peer("bare loop, openvino, int8", [ours, loops, "openvino", INT8, texts_file, "bare8.npy"], "bare8.npy"),
-            self.run("chunkvisor, openvino, int8", "openvino", INT8),
         ]
 
     def write(self, name: str, texts: list[str]) -> None:
@@ -112,13 +105,13 @@ class Contest:
         (self.folder / f"{name}.json").write_text(json.dumps(texts))
         (self.folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def run(self, name: str, backend: str, dtype: str) -> Peer:
+    def run(self, name: str, dtype: str) -> Peer:
         """`chunkvisor run` with a config of its own."""
-        work = f"work-{backend}-{dtype}"
+        work = f"work-{dtype}"
         config = {
             "workdir": work,
             "device": "cpu",
-            "model": {"name": str(self.model), "backend": backend, "dtype": dtype},
+            "model": {"name": str(self.model), "dtype": dtype},
             "outputs": {"out": {"source": "texts.jsonl", "column": "text"}},
         }
         (self.folder / f"{work}.yaml").write_text(yaml.safe_dump(config))
@@ -146,18 +139,6 @@ class Contest:
             if not (self.folder / form).exists():
                 script = [str(self.python), str(HERE / "peerforms.py"), form, str(self.model), form]
                 say(f"{peer.name}: model made in {took(script, self.folder, OFFLINE).seconds:.1f} s, not counted")
-        elif "openvino" in peer.workdir and not (self.folder / peer.workdir).exists():
-            # In int8 it is quantised by the texts: one of other texts is another one.
-            one = [] if peer.workdir.endswith(INT8) else ["--set", "outputs.out.source=one.jsonl"]
-            self.write("one", self.texts[:1])
-            seconds = took([*peer.command, *one], self.folder, OFFLINE).seconds
-            say(f"{peer.name}: first run, of {'one text' if one else 'all texts'}: {seconds:.1f} s, not counted")
-        for form, name in (("converted", "chunkvisor, openvino"), (INT8, "chunkvisor, openvino, int8")):
-            if form in peer.command and not (self.folder / form).exists():
-                ours = next(each for each in self.peers if each.name == name)
-                self.convert(ours)
-                (converted,) = (self.folder / ours.workdir / "openvino").iterdir()
-                shutil.copytree(converted, self.folder / form)
 
     def measure(self, peer: Peer) -> None:
         """One run of it."""
@@ -177,9 +158,9 @@ class Contest:
 
 
 def clear(workdir: Path) -> None:
-    """Leave nothing of an earlier run but the mark and the converted model."""
+    """Leave nothing of an earlier run but the mark."""
     for path in workdir.iterdir() if workdir.exists() else ():
-        if path.name in (".chunkvisor", "openvino"):
+        if path.name == ".chunkvisor":
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

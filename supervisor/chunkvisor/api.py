@@ -90,7 +90,6 @@ def encode(
     encoder: str = "sentence-transformers",
     revision: str | None = None,
     dtype: str = "auto",
-    backend: str = "torch",
     max_length: int | None = None,
     pooling: str | None = None,
     trust_remote_code: bool | None = None,

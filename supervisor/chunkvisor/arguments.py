@@ -82,6 +82,7 @@ _INSTEAD = {
     "precision": 'set=["outputs.embeddings.dtype=int8"], or ubinary',
     "processing_kwargs": "max_length=… is what of them is here",
     "prompts": 'kwargs={"prompts": …}',
+    "backend": "torch computes; OpenVINO is a plug-in encoder, see examples/openvino",
     "local_files_only": "set HF_HUB_OFFLINE=1 in the environment",
     "cache_dir": _HUB_CACHE,
     "cache_folder": _HUB_CACHE,

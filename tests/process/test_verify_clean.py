@@ -53,13 +53,6 @@ def chunk(place: ScriptedWorkplace) -> Path:
     return min(state(place, "chunks").rglob("*.npy"))
 
 
-def converted(place: ScriptedWorkplace) -> None:
-    """A converted model, as `model.backend: openvino` leaves one."""
-    folder = place.workdir / "openvino" / "0123"
-    folder.mkdir(parents=True)
-    (folder / "model.bin").write_bytes(b"weights")
-
-
 def flip(path: Path) -> None:
     """One bit is another."""
     data = bytearray(path.read_bytes())
@@ -235,7 +228,6 @@ def test_retry_takes_the_record_away_last(quarantined: ScriptedWorkplace, monkey
 def test_clean(place: ScriptedWorkplace) -> None:
     """Chunks, attempts and texts go, final files stay; the run still is complete, and can still mend damage."""
     assert place.run_here().returncode == 0  # it reads the source again, which was copied
-    converted(place)
     kept = {path: path.read_bytes() for path in (final(place), manifest(place))}
     assert any(state(place, "attempts").rglob("worker.log"))
     ended = place.here("clean", str(place.workdir))
@@ -243,7 +235,6 @@ def test_clean(place: ScriptedWorkplace) -> None:
     assert "files removed" in ended.stdout
     assert not any(state(place, name).exists() for name in ("chunks", "attempts"))
     assert {path.name for path in state(place, "table").iterdir()} == {"index.bin", "table.json"}
-    assert not (place.workdir / "openvino").exists()
     assert {path: path.read_bytes() for path in kept} == kept
     calls = len(place.calls())
     ended = place.run_here()
@@ -260,7 +251,6 @@ def test_clean(place: ScriptedWorkplace) -> None:
 def test_clean_leaves_what_is_needed(place: ScriptedWorkplace, damage: Callable[[Path], None]) -> None:
     """An output that is not finished, or whose final file is damaged, keeps everything."""
     damage(final(place))
-    converted(place)
     files = sorted(place.workdir.rglob("*"))
     assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
     assert sorted(place.workdir.rglob("*")) == files

@@ -220,41 +220,6 @@ def test_refused(key: str, given: Any) -> None:
         build(**nested(key, given))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"device": "cuda"}, "it computes on the CPU alone; write device: cpu"),
-        ({"model": {"dtype": "float16"}}, "float32, bfloat16 or int8; model.dtype is float16"),
-        ({"model": {"encoder": "mine:build"}}, "computes by itself; leave model.backend out"),
-        ({"model": {"kwargs": {"backend": "onnx"}}}, "model.kwargs.backend is given as well"),
-        ({"engine": {"kind": "ray"}}, "write engine: {kind: local}"),
-    ],
-)
-def test_what_openvino_cannot_do(changes: dict[str, Any], words: str) -> None:
-    """What the backend cannot be combined with is refused by name, with what to write."""
-    model = {"name": "m", "backend": "openvino"}
-    with pytest.raises(ValidationError, match=r"model\.backend is openvino: ") as caught:
-        build(**{"device": "cpu", **changes, "model": model | changes.get("model", {})})
-    assert words in str(caught.value)
-    assert build(model=model, device="cpu").model.backend == "openvino"
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ({}, "write model.backend: openvino"),
-        ({"kwargs": {"backend": "onnx"}}, "has the dtype of its own files: leave model.dtype out"),
-        ({"encoder": "mine:build"}, "or another dtype"),
-    ],
-)
-def test_int_8_is_for_openvino_alone(model: dict[str, Any], words: str) -> None:
-    """Elsewhere it is refused, with what to write."""
-    with pytest.raises(ValidationError, match=r"model\.dtype is int8, in which only OpenVINO computes here") as caught:
-        build(model={"name": "m", "dtype": "int8", **model}, device="cpu")
-    assert words in str(caught.value)
-    assert build(model={"name": "m", "dtype": "int8", "backend": "openvino"}, device="cpu").model.dtype == "int8"
-
-
 def test_both_prompts_are_refused() -> None:
     """A prompt and the name of a prompt exclude each other."""
     with pytest.raises(ValidationError, match="prompt and prompt_name are both given"):

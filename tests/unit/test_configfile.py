@@ -136,12 +136,6 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
     assert f"config.yaml:{problem}" in problems_of(LEAST + added)
 
 
-def test_problem_of_the_whole(folder: Path) -> None:
-    """What is wrong between sections follows the file's name at once."""
-    (problem,) = problems_of(LEAST.replace("org/model", "org/model, dtype: int8"))
-    assert problem.startswith("config.yaml: model.dtype is int8, in which only OpenVINO computes here")
-
-
 def test_unknown_key_lists_the_valid_ones(folder: Path) -> None:
     """Where nothing comes near, the keys that are valid in that place are listed."""
     assert problems_of(LEAST + "chunk: {zzz: 1}") == ["config.yaml:5: chunk.zzz: unknown key; valid here: size, keep"]
@@ -157,6 +151,19 @@ def test_a_key_that_is_gone(folder: Path, added: str, problem: str) -> None:
     """A key of an earlier version is refused by name, with what to do instead."""
     (said,) = problems_of(LEAST + added)
     assert said.startswith(f"config.yaml:{problem}")
+
+
+@pytest.mark.parametrize(
+    ("added", "problem"),
+    [
+        ("backend: openvino", "model.backend: this key is gone: torch computes"),
+        ("dtype: int8", 'model.dtype: "int8" is gone: write float32 or bfloat16'),
+    ],
+)
+def test_what_is_gone_of_the_model(folder: Path, added: str, problem: str) -> None:
+    """A backend, or a dtype that models had, is refused by name, with what to do instead."""
+    (said,) = problems_of(LEAST.replace("org/model", f"org/model, {added}"))
+    assert problem in said
 
 
 def test_all_problems_at_once(folder: Path) -> None:

@@ -11,13 +11,11 @@ from chunkvisor.commands.tune import compare
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, likeness, policy, suspicion
-from chunkvisor.engine import quantization
 from chunkvisor.events import journal, state
 from chunkvisor.observe import invocation, messenger, metrics, notices, pace, sensors
 from chunkvisor.show import defaults
 from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
-from chunkvisor_worker.quantize import CALIBRATED_TEXTS
 from docpages import text_of
 from harness import ROOT
 
@@ -71,10 +69,6 @@ NUMBERS = [
     ("docs/how-to/check-vectors.md", f"| float32 | {audit._ALLOWED['float32']} |"),
     ("docs/how-to/check-vectors.md", f"| float16 | {audit._ALLOWED['float16']} |"),
     ("docs/how-to/check-vectors.md", f"| bfloat16 | {audit._ALLOWED['bfloat16']} |"),
-    ("docs/how-to/check-vectors.md", f"| int8 (`model.dtype`) | {audit._ALLOWED['int8']} |"),
-    ("docs/how-to/openvino.md", f"Below a least cosine of {quantization.LEAST_COSINE} the run warns"),
-    ("docs/how-to/openvino.md", f"up to {CALIBRATED_TEXTS} texts of the run itself"),
-    ("docs/how-to/openvino.md", f"Up to {quantization.MOST_TEXTS // 4} other texts"),
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (compare._MATTERS - 1):.0f} %"),
     ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),

@@ -494,18 +494,6 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
         WARNING,
         "slower than float32",
     ),
-    "int8 on a CPU without": (
-        replace(with_job(nncf="3.4", cpu_lacks_int8=True), wanted=Wanted.CPU),
-        "dtype",
-        WARNING,
-        "neither VNNI nor AMX: slower than float32",
-    ),
-    "int8 with openvino": (
-        replace(with_job(nncf="3.4", openvino="2026.4", uses_openvino=True), wanted=Wanted.CPU),
-        "openvino",
-        OK,
-        "nncf 3.4 quantises the model to int8, on texts of the run",
-    ),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
     "model to be downloaded, hub out of reach": (
         with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),

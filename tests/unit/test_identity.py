@@ -68,10 +68,6 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
             {"model": {"name": "org/model", "encoder": "mine:build"}},
             'model.encoder: "sentence-transformers" before, "mine:build" now',
         ),
-        (
-            {"model": {"name": "org/model", "backend": "openvino"}, "device": "cpu"},
-            'model.backend: not set before, "openvino" now',
-        ),
         ({"model": {"name": "org/model", "pooling": "cls"}}, 'model.pooling: not set before, "cls" now'),
         ({"encode": {"task": "query"}}, 'encode.task: not set before, "query" now'),
         ({"encode": {"kwargs": {"task": "a"}}}, 'encode.kwargs: not set before, {"task": "a"} now'),
@@ -259,18 +255,3 @@ def test_a_source_that_was_not_read() -> None:
     assert differences(identity(rows=UNREAD), identity(rows=UNREAD)) == []
     (told,) = differences(identity(rows=UNREAD), identity(digest="d2", rows=UNREAD))
     assert told == "source: its files have changed, or are other files than before"
-
-
-def test_a_quantised_model_is_told_by_its_digest() -> None:
-    """Two calibrations have other vectors, none of which is cut for the other; the model behind them is the same."""
-    config = Config.model_validate(
-        BASE | {"model": {"name": "org/model", "backend": "openvino", "dtype": "int8"}, "device": "cpu"}
-    )
-    one, other = (identity_of(config, "a", "abc", "d1", 1502, {}, quantized) for quantized in ("1f", "2e"))
-    none = identity_of(config, "a", "abc", "d1", 1502, {})
-    assert differences(one, other) == ['model.quantized: "1f" before, "2e" now']
-    assert len({each.of_vectors for each in (one, other, none)}) == 3
-    assert one.cut_from(other, "int8") is None
-    assert one.of_model == other.of_model == none.of_model != identity(revision="def").of_model
-    assert [one.quantized, none.quantized] == ["1f", None]
-    assert from_json(one.values) == one

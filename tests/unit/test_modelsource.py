@@ -113,8 +113,7 @@ def test_a_model_that_is_at_hand_is_not_doubted(pinned: bool, models: Path, monk
     config = SimpleNamespace(model=named("modle", models / "own"), outputs={})
     request: Any = SimpleNamespace(loaded=SimpleNamespace(config=config, folder=models / "own"), max_rows=None)
     run: Any = SimpleNamespace(layout=SimpleNamespace(model=models / "m", fetch=models / "f"), emit=events.append)
-    device: Any = None
-    files = ModelFiles(request, run, device, Budget(3, 1, 600.0), lambda _s: None, lambda: None)
+    files = ModelFiles(request, run, Budget(3, 1, 600.0), lambda _s: None, lambda: None)
     with pytest.raises(Halt) as caught:
         files.resolve(anew=False)
     near = models / "own" / "model"

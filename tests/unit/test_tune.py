@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 
 from chunkvisor.commands.trial import Conditions, Trial
 from chunkvisor.commands.tune import bench, draw, measure, to_json, tune
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
@@ -33,16 +32,6 @@ def test_what_is_tried() -> None:
     assert [each.dtype for each in dtypes("cuda", bfloat16=False, fixed=None)] == ["bfloat16", "float16"]
     assert dtypes("cuda", bfloat16=True, fixed="float32") == []
     assert [each.dtype for each in dtypes("cuda", bfloat16=True, fixed="float16")] == ["float16"]
-    assert dtypes("cpu", bfloat16=True, fixed="int8") == []
-    every = {"installed": True, "bfloat16": True, "int8": True}
-    assert backends("cuda", **every, fixed=None) == []
-    assert backends("cpu", **every | {"installed": False}, fixed=None) == []
-    tried = backends("cpu", **every, fixed=None)
-    assert [each.vectors[0] for each in tried] == ["openvino"] * 3
-    assert [each.dtype for each in tried] == ["float32", "bfloat16", "int8"]
-    assert len(backends("cpu", installed=True, bfloat16=False, int8=False, fixed=None)) == 1
-    for fixed in ("bfloat16", "int8"):
-        assert [each.dtype for each in backends("cpu", **every, fixed=fixed)] == [fixed]
     best = Candidate("bfloat16", 8192)
     assert {each.dtype for each in budgets("cpu", best)} == {"bfloat16"}
     assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
@@ -140,19 +129,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         loaded = "float32" if model.dtype == "auto" else model.dtype
         return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
 
-    def placed(model: ModelSpec, folder: Path) -> str | None:
-        return str(folder) if model.backend == "openvino" else None
-
-    def converted(model: ModelSpec, environment: object, tell: Callable[[], None]) -> None:
-        tell()
-        raise Halt(ExitCode.CONFIG, "the model cannot be converted for OpenVINO", why="it is made up")
-
     monkeypatch.setattr(bench, "try_texts", made_up)
-    monkeypatch.setattr(bench, "ensure_converted", converted)
     monkeypatch.setattr(measure, "processor_flags", lambda: frozenset({"avx512_bf16"}))
-    monkeypatch.setattr(measure, "openvino_version", lambda: "1.0")
-    monkeypatch.setattr(measure, "nncf_version", lambda: None)
-    monkeypatch.setattr(bench, "with_place", lambda model, folder: replace(model, converted=placed(model, folder)))
     return path
 
 
@@ -164,22 +142,19 @@ def test_a_tuning(config: Path) -> None:
     assert tuning.best.candidate.dtype == "bfloat16"
     assert tuning.changes[_DTYPE] == "bfloat16"
     lines = draw(tuning, 0.999, 2.0)
-    assert next(line for line in lines if line.startswith("* ")).split()[1:3] == ["torch", "bfloat16"]
+    assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
     assert any("failed: host_oom: no memory" in line for line in lines)
-    assert any("failed: the model cannot be converted for OpenVINO: it is made up" in line for line in lines)
     assert "model.dtype: bfloat16" in lines[-1]
     values = to_json(tuning, 2.0)
     assert [each["recommended"] for each in values["candidates"]].count(True) == 1
     assert values["candidates"][0]["settings"] == {
-        "model.backend": "torch",
         "model.dtype": "float32",
         "encode.batch_tokens": "auto",
         "workers.per_device": 1,
     }
     assert values["candidates"][0]["hours"] == pytest.approx(200 / 10 / 3600)
     assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
-    assert "trying openvino, float32, batch_tokens auto" in said
-    assert said[-1].startswith("trying torch, bfloat16")
+    assert said[-1].startswith("trying bfloat16")
     assert tuning.note == ""
 
 
@@ -201,24 +176,16 @@ def test_bfloat16_is_tried_where_it_is_asked_for(config: Path, monkeypatch: pyte
     """By the config, or by outputs that have begun in it; also with the plain budget, on whatever CPU."""
     monkeypatch.setattr(measure, "processor_flags", lambda: _PLAIN_CPU)
     if key == "begun":
-        monkeypatch.setattr(measure, "_begun", lambda _loaded: ("torch", "bfloat16"))
+        monkeypatch.setattr(measure, "_begun", lambda _loaded: "bfloat16")
     changes = [] if key == "begun" else [key]
     tuning = tune(load(config, ["encode.batch_tokens=2000", *changes]), 0.999, lambda _step: None)
     assert Candidate("bfloat16") in [each.candidate for each in tuning.measured]
     assert _NOTE not in draw(tuning, 0.999, None)
 
 
-def test_outputs_begun_with_openvino_are_not_tried_with_torch(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for float32, which the others are compared with: its vectors could not be taken."""
-    monkeypatch.setattr(measure, "_begun", lambda _loaded: ("openvino", "bfloat16"))
-    tuning = tune(load(config), 0.999, lambda _step: None)
-    tried = {each.candidate.vectors for each in tuning.measured}
-    assert tried == {("torch", "float32"), ("openvino", "bfloat16")}
-
-
 def test_what_has_begun_is_tuned_however_near_its_vectors_are(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay as they are; so their budgets and workers are tried, not those of float32."""
-    monkeypatch.setattr(measure, "_begun", lambda _loaded: ("torch", "bfloat16"))
+    monkeypatch.setattr(measure, "_begun", lambda _loaded: "bfloat16")
     tuning = tune(load(config, ["model.dtype=bfloat16"]), 0.9999999999, lambda _step: None)
     assert {each.candidate.dtype for each in tuning.measured[1:]} == {"bfloat16"}
     assert {each.candidate.batch_tokens for each in tuning.measured} > {"auto", 1024, 4096}
@@ -238,23 +205,7 @@ def test_float32_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "try_texts", failing)
     lines = draw(tune(load(config, ["model.dtype=bfloat16"]), 0.999, lambda _step: None), 0.999, None)
     assert "tried on 80 texts of 200." in lines
-    assert any(line.startswith("Note: float32 failed: cosines are to the vectors of torch, bfloat16") for line in lines)
-
-
-def test_the_log_of_a_failed_conversion_is_quoted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder is gone when the message is read."""
-
-    def converted(model: ModelSpec, environment: object, tell: Callable[[], None]) -> None:
-        log = Path(str(model.converted)) / "worker.log"
-        log.parent.mkdir()
-        log.write_text("begun\nIllegal instruction\n\n")
-        raise Halt(ExitCode.MACHINE, "the model cannot be converted", why="it crashed", log=log)
-
-    monkeypatch.setattr(bench, "ensure_converted", converted)
-    with pytest.raises(Halt) as caught:
-        tune(load(config, ["model.backend=openvino"]), 0.999, lambda _step: None)
-    assert caught.value.why == "it crashed; the last line of its log: Illegal instruction"
-    assert caught.value.log is None
+    assert any(line.startswith("Note: float32 failed: cosines are to the vectors of bfloat16") for line in lines)
 
 
 def test_an_output_may_have_any_name(config: Path) -> None:
@@ -293,11 +244,11 @@ def test_nothing_is_tried_twice(config: Path) -> None:
     said: list[str] = []
     changes = ["model.dtype=bfloat16", "encode.batch_tokens=4096"]
     tune(load(config, changes), 0.999, said.append)
-    assert said.count("trying torch, bfloat16, batch_tokens 4096") == 2  # the first look, and the whole sample
+    assert said.count("trying bfloat16, batch_tokens 4096") == 2  # the first look, and the whole sample
     (config.parent / "rows.txt").write_text("".join(f"{number}\n" for number in range(50)))
     said.clear()
     tuning = tune(load(config, changes), 0.999, said.append)
-    assert said.count("trying torch, bfloat16, batch_tokens 4096") == 1
+    assert said.count("trying bfloat16, batch_tokens 4096") == 1
     assert Candidate("bfloat16", 4096) in [each.candidate for each in tuning.measured]
 
 

@@ -41,10 +41,6 @@ def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path:
     """The encoder that the model names; imports no more than that one needs."""
     if model.encoder != "sentence-transformers":
         return PluginEncoder(model, encode, device, import_path)
-    if model.backend == "openvino":
-        from chunkvisor_worker.openvino_encoder import OpenvinoEncoder
-
-        return OpenvinoEncoder(model, encode, device)
     from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
     return SentenceTransformerEncoder(model, encode, device)

@@ -55,7 +55,6 @@ def build_manifest(
             "dtype": facts.dtype or model.dtype,
             "max_length": facts.max_length if facts.max_length is not None else model.max_length,
             "encoder": model.encoder,
-            "backend": model.backend,
         },
         "encode": {
             "normalize": encode.normalize,
@@ -67,7 +66,6 @@ def build_manifest(
         },
         "source": {"files": origin.files, "digest": origin.digest},
         **({"linear": asdict(facts.linear)} if facts.linear else {}),
-        **({"quantized": asdict(facts.quantized)} if facts.quantized else {}),
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     metavar="DEVICE",
     help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.",
 )
-@click.option("--dtype", metavar="NAME", help="Type of the model's weights: auto, float32, float16, bfloat16 or int8.")
+@click.option("--dtype", metavar="NAME", help="Type of the model's weights: auto, float32, float16 or bfloat16.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of the model on the hub.")
 @click.option("--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit.")
 @click.option("--batch-size", metavar="N", help="Texts in a batch, at most.")

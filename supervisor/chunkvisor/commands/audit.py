@@ -36,7 +36,7 @@ from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
-_ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15, "int8": 0.3}
+_ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
 """How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
 
 float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model.

@@ -184,7 +184,7 @@ def remove_state(wanted: OneFile) -> None:
                 return  # it is the workdir of other jobs, too
         for path in (layout.mark, layout.events, layout.model, layout.lessons, layout.report, layout.lock):
             path.unlink(missing_ok=True)
-        for folder in (layout.converted, layout.fetch, layout.template, layout.invocations):
+        for folder in (layout.fetch, layout.template, layout.invocations):
             remove_folder(folder)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()

@@ -12,8 +12,6 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.fixed import read_fixed
-from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.outputlayout import OutputLayout
@@ -36,9 +34,8 @@ def retry(workdir: Path) -> int:
 def clean(workdir: Path) -> tuple[int, int]:
     """Remove the chunk and attempt files, and the staged texts, of finished outputs: (files removed, bytes freed).
 
-    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. The model as it was
-    converted goes once no output needs a worker any more, unless it is in int8. Raises Halt: 78 where the folder is no
-    workdir, 75 while anybody is at work there.
+    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 where
+    the folder is no workdir, 75 while anybody is at work there.
     """
     sizes: list[int] = []
     with _held(workdir) as outputs:
@@ -52,26 +49,12 @@ def clean(workdir: Path) -> tuple[int, int]:
                 if path.is_file() and not path.is_symlink():
                     sizes.append(path.stat().st_size)
                     path.unlink()
-        if outputs and len(finished) == len(outputs):
-            sizes += _remove_converted(Layout(workdir).converted, outputs)
     return len(sizes), sum(sizes)
 
 
 def _is_over(output: OutputLayout) -> bool:
     manifest = read_finished(output)
     return manifest is not None and not manifest["quarantined"]
-
-
-def _remove_converted(folder: Path, outputs: Iterable[OutputLayout]) -> list[int]:
-    """Remove the converted models; those in int8 that made an output stay: no update could have them again for sure."""
-    kept = set[str]()
-    for output in outputs:
-        with contextlib.suppress(DamagedError):
-            fixed = read_fixed(output)
-            kept.add((fixed.identity.quantized or "") if fixed is not None else "")
-    if not any(name and (folder / name).is_dir() for name in kept):
-        return _remove(folder)
-    return [size for path in folder.glob("*/") if path.name not in kept for size in _remove(path)]
 
 
 def _remove(folder: Path) -> list[int]:

@@ -10,16 +10,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-    INT8 = "int8"
-    """With openvino alone: quantised once, on texts of the run (extra `openvino-int8`)."""
-
-
-class Backend(StrEnum):
-    """What computes with the model."""
-
-    TORCH = "torch"
-    OPENVINO = "openvino"
-    """On the CPU, with the model converted once (extra `openvino`)."""
 
 
 class EngineKind(StrEnum):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chunkvisor.config.keys import all_keys, generic, key_of, unknown
+from chunkvisor.config.keys import GONE, all_keys, generic, key_of, unknown
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import is_secret
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
@@ -137,6 +137,8 @@ class GivenValues:
             return str(context["sentence"])
         if kind == "too_large":
             return f"{shown} is too large; {context['most']} is the most"
+        if kind == "expected" and (instead := GONE.get((*map(str, key), str(value)))):
+            return f"{shown} is gone: {instead}"
         if kind == "expected":
             quotable = context["text"] and isinstance(value, bool | int | float) and key in self.written
             hint = f'; put it in quotes: "{self.written[key]}"' if quotable and key[0] not in _SECRET_KEYS else ""

@@ -11,9 +11,17 @@ from chunkvisor.config.model import Config
 _ANY = "*"  # stands for the name of an output in a key of the schema
 
 GONE: dict[tuple[str, ...], str] = {
+    ("model", "backend"): (
+        "torch computes; remove the key. For OpenVINO, use the plug-in encoder of examples/openvino/openvino_encoder.py"
+    ),
+    ("model", "dtype", "int8"): (
+        "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
+    ),
     ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
 }
-"""Keys of earlier versions, each with what to do instead. Those of `encode` are gone under an output as well."""
+"""Keys of earlier versions, or keys and one of their values, each with what to do instead.
+
+Those of `encode` are gone under an output as well."""
 
 
 def key_of(dotted: str, outputs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import Backend, Dtype, EngineKind, FinalDtype, Long, Strictness
+from chunkvisor.config.choices import FinalDtype, Long, Strictness
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.outputsection import OutputConfig, distinct_names, files_of
 from chunkvisor.config.reserved import RESERVED_NAMES
@@ -95,28 +95,6 @@ class Config(Section):
             conditions = {self.outputs[member].where for member in members}
             if len(conditions) > 1:
                 raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
-        return self
-
-    @model_validator(mode="after")
-    def _possible_for_openvino(self) -> Self:
-        model, refusals = self.model, dict[str, bool]()
-        if model.backend is Backend.OPENVINO:
-            refusals = {
-                f"a plug-in encoder ({model.encoder}) computes by itself; leave model.backend out": model.is_plugin,
-                "it computes on the CPU alone; write device: cpu": set(self.device) != {"cpu"},
-                "it computes in float32, bfloat16 or int8; model.dtype is float16": model.dtype is Dtype.FLOAT16,
-                "model.kwargs.backend is given as well; keep one of them": "backend" in model.kwargs,
-                "workers on a Ray cluster have no place for the converted model; write engine: {kind: local}": (
-                    self.engine.kind is EngineKind.RAY
-                ),
-            }
-        for why in (why for why, holds in refusals.items() if holds):
-            raise refused(f"model.backend is openvino: {why}")
-        if model.dtype is Dtype.INT8 and model.backend is not Backend.OPENVINO:
-            instead = "write model.backend: openvino, with device: cpu, or another dtype"
-            if "backend" in model.kwargs:
-                instead += "; what model.kwargs.backend loads has the dtype of its own files: leave model.dtype out"
-            raise refused(f"model.dtype is int8, in which only OpenVINO computes here; {instead}")
         return self
 
     @model_validator(mode="after")

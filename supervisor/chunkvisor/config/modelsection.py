@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import Backend, Dtype
+from chunkvisor.config.choices import Dtype
 from chunkvisor.config.paths import joined
 from chunkvisor.config.sections import Section
 from chunkvisor.config.sentences import expected, refused
@@ -33,11 +33,8 @@ class ModelConfig(Section):
     """Hub id or local folder; a plug-in encoder gets it as it is."""
     revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
-    dtype: Annotated[Dtype, expected("auto, float32, float16, bfloat16 or int8")] = Dtype.AUTO
-    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own, with openvino float32. int8
-    is for openvino alone: the model is quantised once, on texts of the run (extra `openvino-int8`)."""
-    backend: Annotated[Backend, expected('"torch" or "openvino"')] = Backend.TORCH
-    """What computes: torch; or openvino, faster on a CPU, with the model converted once (extra `openvino`)."""
+    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
+    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
     max_length: values.PositiveOrNull = None
     """Tokens after which a text is cut; null = the model's own limit."""
     pooling: Annotated[

@@ -29,7 +29,6 @@ def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> Mo
         trust_remote_code=model.trust_remote_code,
         kwargs=model.kwargs,
         encoder=model.encoder,
-        backend=str(model.backend),
     )
 
 

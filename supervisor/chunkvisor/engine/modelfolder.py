@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor_worker.contract.files import open_regular, read_bounded
 
@@ -32,7 +31,7 @@ _TENSOR_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": 
 _HEADER_LIMIT_BYTES = 100_000_000
 """Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE)."""
 
-_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
 """Model types whose feed-forward part has two layers."""
@@ -76,8 +75,8 @@ class ModelFolder:
         return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
 
     def element_bytes(self, dtype: str) -> int:
-        """Size of one number as it flows through the model, in float32 between products in int8; 4 where not known."""
-        flows = self.dtype if dtype == "auto" else "float32" if dtype == Dtype.INT8 else dtype
+        """Size of one number as it flows through the model; 4 where not known."""
+        flows = self.dtype if dtype == "auto" else dtype
         return _SIZES_BYTES.get(flows or "", 4)
 
 
@@ -112,8 +111,6 @@ def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
     """The dtype in which a worker computes; None where the files do not tell, and for a plug-in. Raises nothing."""
     if path is None or _has(model, (*_PLACING, *_TYPING)):
         return None
-    if model.backend is Backend.OPENVINO and model.dtype is Dtype.AUTO:
-        return str(Dtype.FLOAT32)
     found = read_model_folder(Path(path))
     stored = found.dtype if str(model.dtype) == "auto" else str(model.dtype)
     return None if found.quantized else stored

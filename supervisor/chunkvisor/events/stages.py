@@ -19,7 +19,6 @@ STAGES: dict[type[Event], str] = {
     of_device.DevicesChecked: STARTING,
     of_model.Resolving: "asking the model hub for {0.model}",
     of_model.CheckingModel: "reading the files of the model",
-    of_model.ConvertingModel: "converting the model for {0.backend}",
     of_run.WaitingForTurn: "waiting for {0.who}",
     of_run.WorkPlanned: STARTING,
     of_output.Staging: "reading the source of {0.output}",

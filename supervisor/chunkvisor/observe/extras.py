@@ -1,4 +1,4 @@
-"""Refuses a config that asks for what is not installed or not in this CPU, or for notices that nobody can send."""
+"""Refuses a config that asks for what is not installed, or for notices that nobody can send."""
 
 import json
 import subprocess
@@ -6,14 +6,12 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from chunkvisor.config.choices import Backend, Dtype, EngineKind, FinalFormat
+from chunkvisor.config.choices import EngineKind, FinalFormat
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import lacks_openvino_bfloat16
 from chunkvisor.errors import config_error
 from chunkvisor.observe.metrics import is_textfile
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.target import check_target
-from chunkvisor_worker.contract.processor import processor_flags
 
 _CHECK_S = 20.0
 
@@ -32,16 +30,6 @@ def require_extras(config: Config) -> None:
             raise config_error(
                 f"metrics.textfile: {textfile} is a place of the workdir's own",
                 remedy="name a file in another folder, such as the one that node_exporter reads",
-            )
-    if config.model.backend is Backend.OPENVINO:
-        _require("model.backend: openvino", "openvino", "openvino")
-        if config.model.dtype is Dtype.INT8:
-            _require("model.dtype: int8", "nncf", "openvino-int8")
-        # Before the model is converted; OpenVINO would say nothing, and compute in float32.
-        if config.model.dtype is Dtype.BFLOAT16 and lacks_openvino_bfloat16(processor_flags()):
-            raise config_error(
-                "model.dtype is bfloat16, but OpenVINO has no bfloat16 on this CPU: it takes AVX-512 or AVX2-VNNI-2",
-                remedy="set model.dtype to float32, or use another machine",
             )
     if config.engine.kind is EngineKind.RAY:
         _require("engine.kind: ray", "ray", "ray")

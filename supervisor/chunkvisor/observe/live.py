@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from chunkvisor.events.event import Event, Severity
-from chunkvisor.events.model import CheckingModel, ConvertingModel, Resolving
+from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.progress import NewsLine
 from chunkvisor.events.state import RunState
 from chunkvisor.observe.observer import Observer
@@ -136,7 +136,7 @@ class Live(Observer):
         self._state = state
         if line := event.line:
             self._news.append(NewsLine(event.severity, state.told_s, line))
-        if isinstance(event, Resolving | CheckingModel | ConvertingModel):  # which may take long before the next tick
+        if isinstance(event, Resolving | CheckingModel):  # which may take long before the next tick
             self._drawn_s = 0.0
             self.tick()
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from chunkvisor.events.event import Event
-from chunkvisor.events.model import CheckingModel, ConvertingModel, Resolving
+from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Draining, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
@@ -69,7 +69,7 @@ class ProgressBar(Observer):
             self._near = event.near
         if self._bar is not None and event.line and LOGGER.isEnabledFor(logging.INFO):
             self._bar.clear()  # the line that is logged next would stand behind it
-        elif isinstance(event, Resolving | CheckingModel | ConvertingModel | Waiting | Draining):
+        elif isinstance(event, Resolving | CheckingModel | Waiting | Draining):
             self._draw()  # the next tick may be long in coming
 
     def tick(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.choices import Backend, Long
+from chunkvisor.config.choices import Long
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import digested
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
@@ -23,7 +23,6 @@ _DIGEST = "source.digest"
 _NAME = "model.name"
 _KWARGS = "model.kwargs"
 _LENGTH = "model.max_length"
-_QUANTIZED = "model.quantized"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 TEXT_KEYS = ("column", "template", "sql", "where", "long", "overlap")
@@ -74,17 +73,6 @@ class Identity:
         same = digest_of(digested(noted)) == digest_of(self.values.get(_KWARGS))
         return Identity(self.values | {_KWARGS: noted}) if same else self
 
-    @property
-    def quantized(self) -> str | None:
-        """Digest of the model in int8 that makes the vectors; None where it is in another dtype."""
-        found = self.values.get(_QUANTIZED)
-        return found if isinstance(found, str) else None
-
-    @property
-    def of_model(self) -> str:
-        """Fingerprint of the model as it is before it is quantised, whatever the length of the texts that it reads."""
-        return self._fingerprint_of(lambda name: name.startswith("model.") and name not in (_QUANTIZED, _LENGTH))
-
     def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
         chosen = {name: value for name, value in self.values.items() if counts(name)}
         return digest_of({name: value for name, value in chosen.items() if name != _NAME or not self._is_local})
@@ -128,15 +116,14 @@ def identity_of(
     table_digest: str,
     rows: int,
     arithmetic: Mapping[str, str],
-    quantized: str | None = None,
 ) -> Identity:
     """The identity of one output.
 
     `arithmetic` are the variables of the workers that choose other arithmetic (see that module).
 
     `revision` is the resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
-    `table_digest` and `rows` tell the staged source apart from another (see UNREAD). `quantized` is the digest of the
-    model in int8, None where it is in another dtype, or not quantised yet. Raises KeyError for an unknown output.
+    `table_digest` and `rows` tell the staged source apart from another (see UNREAD). Raises KeyError for an unknown
+    output.
     """
     model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
     values: dict[str, Any] = {
@@ -159,10 +146,6 @@ def identity_of(
         _DIGEST: table_digest,
     }
     # Without what follows the identity is that of a version that did not know it.
-    if model.backend is not Backend.TORCH:
-        values["model.backend"] = model.backend.value
-    if quantized is not None:
-        values[_QUANTIZED] = quantized
     if model.pooling is not None:
         values["model.pooling"] = model.pooling
     if encode.task is not None:

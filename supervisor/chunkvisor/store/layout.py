@@ -14,8 +14,6 @@ Nothing is created, read or deleted here.
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
-      openvino/                         the model as converted for model.backend: openvino, a folder for each form; one
-                                        in int8 has a digest of its files as its name
       report.html                       the page of `chunkvisor report`, also written at the end of each run
       slices/count                      how many slices the workdir is cut into; held by flock, shared, while one lives
       slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
@@ -99,7 +97,6 @@ class Layout:
 
     mark = Entry("workdir", ".chunkvisor")
     model = Entry("workdir", "model.json")
-    converted = Entry("workdir", "openvino")
     report = Entry("workdir", "report.html")
     outputs = Entry("workdir", "outputs")
     slices = Entry("workdir", "slices")

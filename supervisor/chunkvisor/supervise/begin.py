@@ -3,7 +3,6 @@
 What an earlier run has fixed stays as it was, unless the run is told to update it.
 """
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -73,18 +72,6 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
         else:
             layout.again.unlink()
     return begun
-
-
-def stage_ahead(opening: Opening, layout: OutputLayout) -> StagedTable:
-    """The texts of an output that is not begun, before it is: `begin_output` finds them. Raises as that."""
-    if _staged_before(opening, layout, None) is not None:
-        with contextlib.suppress(DamagedError):
-            return StagedTable.open(layout.table)
-    _stage(opening, layout, None)
-    try:
-        return StagedTable.open(layout.table)
-    except DamagedError as error:
-        raise texts_damaged(error) from error
 
 
 def _staged_before(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Staged | None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkvisor.config.choices import Backend, EngineKind, Start
+from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.engine import Engine
@@ -33,7 +33,7 @@ class Engines:
     def load_ahead(self, source: ModelSource) -> None:
         """Before a source is read: have a template load meanwhile, where there is to be one or it takes seconds."""
         model = self._config.model
-        slow = not model.is_plugin and model.backend is Backend.TORCH
+        slow = not model.is_plugin
         wanted = slow or (model.is_plugin and self._config.workers.start is Start.WARM)
         if wanted and self._ahead is None and self._config.engine.kind is EngineKind.LOCAL:
             self._ahead = self._local(model_spec(model, source.path, source.revision))

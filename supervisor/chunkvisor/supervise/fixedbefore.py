@@ -52,6 +52,5 @@ def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Id
 
 def identity_for(opening: Opening, name: str, digest: str, rows: int, before: Fixed | None) -> Identity:
     """The identity that the config asks for, of a source of so many rows; secrets as `before` has them."""
-    revision, quantized = opening.source.revision or "", opening.quantized.get(name)
-    now = identity_of(opening.config, name, revision, digest, rows, opening.arithmetic, quantized)
+    now = identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
     return now.as_noted_in(before.identity) if before is not None else now

@@ -44,7 +44,7 @@ class Means:
             run.emit(GpusGuessed(guessed))
         self.budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
         self.engines = Engines(request, run, self.devices)
-        self.model = ModelFiles(request, run, self.devices[0], self.budget, self.pause, self.on_wait)
+        self.model = ModelFiles(request, run, self.budget, self.pause, self.on_wait)
         self._resolved: ModelSource | None = None
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """Outputs on their way to work: what they have in common, and one whose source is staged."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.config.load import LoadedConfig
@@ -40,8 +40,6 @@ class Opening:
     update: bool = False
     """A source that has changed is taken as it is now."""
     from_scratch: bool = False
-    quantized: Mapping[str, str] = field(default_factory=dict)
-    """Of a model in int8, by output: the digest of the one that makes its vectors."""
 
     @property
     def config(self) -> Config:

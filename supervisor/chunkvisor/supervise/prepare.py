@@ -12,8 +12,7 @@ from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.config.choices import Strictness
-from chunkvisor.config.specs import encode_spec, resolve_limits
-from chunkvisor.engine.conversion import placed_spec
+from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events.output import OutputOpened, TextsReused
 from chunkvisor.events.run import Note
@@ -21,7 +20,6 @@ from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
-from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
 from chunkvisor.store.versions import VersionNotes
@@ -123,12 +121,11 @@ def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:
     cores = len(os.sched_getaffinity(0)) // opening.config.workers.per_device
     wanted = opening.config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-    converted, quantized = Layout(opening.config.workdir).converted, opening.quantized.get(name)
     return Job(
         run_id=opening.run_id,
         fingerprint=fingerprint,
         output=name,
-        model=placed_spec(opening.config.model, opening.source, converted, quantized),
+        model=model_spec(opening.config.model, opening.source.path, opening.source.revision),
         encode=encode_spec(opening.config.effective_encode(name)),
         import_path=(str(opening.loaded.folder),),
         threads=thread_count(wanted, opening.device_kind, cores),

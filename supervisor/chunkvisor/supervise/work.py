@@ -9,16 +9,14 @@ from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.choices import Dtype, OnBadRow, Strictness
+from chunkvisor.config.choices import OnBadRow, Strictness
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
-from chunkvisor.devices.processor import SLOW_INT8
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.model import SlowDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -35,14 +33,11 @@ from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
-from chunkvisor.supervise.quantizing import quantized_of, require_quantized
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
-from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 
 class Work:
@@ -108,7 +103,6 @@ class Work:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
-        opening.quantized = quantized_of(opening, means.model.quantize)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
         order = sources_first(config, {each.name: each.fixed.identity for each in begun})
@@ -135,7 +129,6 @@ class Work:
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
-        self._prepare_model(source, [output.job.model for output in outputs if output.left])
         with closing(self._means.engines.take(source, outputs)) as engine:
             given_up = self._drive(source, outputs, engine)
         if given_up:
@@ -156,16 +149,3 @@ class Work:
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
         return given_up
-
-    def _prepare_model(self, source: ModelSource, models: Sequence[ModelSpec]) -> None:
-        """Have the converted form be there that the workers of these outputs load; with torch there is none."""
-        if not models or models[0].converted is None:
-            return
-        means = self._means
-        with means.turn():
-            if self._config.model.dtype is Dtype.INT8:
-                if lacks_int8(processor_flags()):
-                    self._emit(SlowDtype(SLOW_INT8))
-                require_quantized(self._config, source, models, means.model.quantize, means.on_wait)
-            else:
-                means.model.convert(source, models[0])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from chunkvisor_worker.contract.arithmetic import LinearKernel, Quantized
+from chunkvisor_worker.contract.arithmetic import LinearKernel
 
 
 class Phase(StrEnum):
@@ -47,10 +47,6 @@ class ModelSpec:
     """None = the person has not decided."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
-    backend: str = "torch"
-    """torch or openvino."""
-    converted: str | None = None
-    """Folder of the model as it was converted for the backend; see `contract.converted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +223,6 @@ class Facts:
     versions: dict[str, str] = field(default_factory=dict)
     linear: LinearKernel | None = None
     """None on a GPU, and for what is no plain text model."""
-    quantized: Quantized | None = None
-    """None where the model is not in int8."""
     loaded: Loaded | None = None
     """None for a plug-in."""
 

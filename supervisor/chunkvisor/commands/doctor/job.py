@@ -16,19 +16,17 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
 from chunkvisor.commands.trial import Conditions, try_texts
-from chunkvisor.config.choices import Backend, Dtype
+from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.specs import encode_spec
+from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.processor import has_bfloat16
-from chunkvisor.engine.conversion import ensure_converted, openvino_version, placed_spec
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.engine.quantization import nncf_version
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.ingest.sourcesize import measure_source
@@ -39,7 +37,6 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec
-from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FETCH_TIMEOUT_S = 120.0
 _ASK_TIMEOUT_S = 30.0
@@ -71,12 +68,8 @@ def read_job(
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
         sources=tuple(_sources(config, layout, say)),
-        openvino=openvino_version(),
-        uses_openvino=config.model.backend is Backend.OPENVINO,
         bfloat16=source is not None and computed_dtype(config.model, source.path) == Dtype.BFLOAT16,
         cpu_has_bfloat16=has_bfloat16(processor_flags()),
-        nncf=nncf_version() if config.model.dtype is Dtype.INT8 else None,
-        cpu_lacks_int8=lacks_int8(processor_flags()),
     )
     if reading.busy_pid is not None or source is None:
         return reading
@@ -145,17 +138,7 @@ def _samples(
 ) -> Iterator[SampleReading]:
     """Every way of encoding on the first device, and the first of them on the others."""
     config = loaded.config
-    # In int8 it is quantised on texts of the run: as it is before that, it shows whether it can be converted.
-    dtype = Dtype.FLOAT32 if config.model.dtype is Dtype.INT8 else config.model.dtype
-    model = placed_spec(config.model.model_copy(update={"dtype": dtype}), source, scratch / "openvino")
-    if model.converted is not None:
-        say("converting the model for openvino")
-        try:
-            ensure_converted(model, environment)
-        except Halt as halt:
-            verdict = Verdict(Outcome.SETUP, f"{halt.what}: {halt.why}", halt.remedy, exit_code=halt.code)
-            yield SampleReading(verdict)
-            return
+    model = model_spec(config.model, source.path, source.revision)
     patience = Patience.of(config)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:

@@ -6,7 +6,7 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
-from chunkvisor.devices.processor import SLOW_BFLOAT16, SLOW_INT8
+from chunkvisor.devices.processor import SLOW_BFLOAT16
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import human_bytes
@@ -20,7 +20,7 @@ _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
-    """Findings on the hub; with a config `model`, `dtype`, `openvino`, `tokenizer`, `encoding`, `linear-layers`."""
+    """Findings on the hub; with a config `model`, `dtype`, `tokenizer`, `encoding`, `linear-layers`."""
     job = readings.job
     if job is None or job.whereabouts in (Whereabouts.CACHED, Whereabouts.HUB):
         yield from _check_hub(readings.hub, job)
@@ -29,12 +29,9 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     yield _check_whereabouts(job, readings.hub)
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
-    if readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN:
-        if job.bfloat16 and not job.cpu_has_bfloat16:
-            yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
-        if job.nncf is not None and job.cpu_lacks_int8:
-            yield Finding("dtype", State.WARNING, SLOW_INT8, "set model.dtype to float32")
-        yield _check_openvino(job)
+    on_cpu = readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN
+    if on_cpu and job.bfloat16 and not job.cpu_has_bfloat16:
+        yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
         yield Finding("encoding", State.NOTE, meaning)
@@ -86,17 +83,6 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
             return Finding(check, State.NOTE, meaning, f"to have it before, and checked here: {fetch}")
         case Whereabouts.NOWHERE:
             return Finding(check, State.FAULT, job.problem, NAME_REMEDY, Blame.CONFIG)
-
-
-def _check_openvino(job: JobReading) -> Finding:
-    if job.uses_openvino:  # a config that asks for it where it is missing is refused before
-        int8 = f"; nncf {job.nncf} quantises the model to int8, on texts of the run" if job.nncf is not None else ""
-        return Finding("openvino", State.OK, f"openvino {job.openvino} computes{int8}")
-    if job.openvino is not None:
-        tries = "`chunkvisor tune CONFIG` tells whether model.backend: openvino is faster here"
-        return Finding("openvino", State.OK, f"openvino {job.openvino} is installed; {tries}")
-    mend = "to have `chunkvisor tune` try it: pip install 'chunkvisor[openvino]'"
-    return Finding("openvino", State.NOTE, "openvino, another backend for the CPU, is not installed", mend)
 
 
 def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:

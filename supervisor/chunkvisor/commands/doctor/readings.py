@@ -180,15 +180,9 @@ class JobReading:
     """Of the vectors, from an earlier run; 0 = unknown."""
     busy_pid: int | None = None
     """Of a run that is at work in the workdir."""
-    openvino: str | None = None
-    """Version of the package that is installed; None = it is not."""
-    uses_openvino: bool = False
     bfloat16: bool = False
     """The model computes in it."""
     cpu_has_bfloat16: bool = True
-    nncf: str | None = None
-    """Version of the package, where the model computes in int8; else None."""
-    cpu_lacks_int8: bool = False
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
 

@@ -1,7 +1,6 @@
 """The scratch folder of a drill: configs for its runs, and workdirs in which the source is read already."""
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ class Scratch:
             old, new = Layout(self._source), Layout(workdir)
             if old.model.exists():
                 shutil.copy2(old.model, new.model)
-            if old.converted.exists():
-                shutil.copytree(old.converted, new.converted, copy_function=_linked)
             before, after = old.output(self.output), new.output(self.output)
             after.state.mkdir(mode=0o700, parents=True)
             for path in (before.identity, before.staged):
@@ -95,11 +92,3 @@ class Scratch:
         # JSON is YAML, but for escaped surrogate pairs.
         ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
         return [*self.loaded.overrides, *ours]
-
-
-def _linked(source: str, target: str) -> None:
-    """A second name of the file, where the file system gives one; else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

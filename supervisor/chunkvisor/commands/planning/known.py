@@ -11,20 +11,19 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.commands.planning.samples import Sample
-from chunkvisor.config.choices import Dtype, EngineKind
+from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.model import Config
 from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.ingest.textindex import matches
 from chunkvisor.ingest.wherewriter import WhereWriter
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.identity import UNREAD, Identity, identity_of
+from chunkvisor.store.identity import Identity, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import Means, dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
-from chunkvisor.supervise.quantizing import noted_elsewhere
 
 _AS_THEY_ARE, _CUT = 0, 1
 
@@ -57,9 +56,8 @@ def known_texts(
     """
     on_ray = config.engine.kind is EngineKind.RAY
     arithmetic = arithmetic_variables({} if on_ray else os.environ, config.env)
-    quantized = _quantized(config, samples, revision, arithmetic)
     identities = {
-        name: identity_of(config, name, revision, each.table.digest, each.table.rows, arithmetic, quantized)
+        name: identity_of(config, name, revision, each.table.digest, each.table.rows, arithmetic)
         for name, each in samples.items()
     }
     found, before = dict[str, Known](), list[str]()
@@ -90,17 +88,6 @@ def known_texts(
         if index.exists() and gives_vectors(config, name):
             before.append(name)
     return found
-
-
-def _quantized(
-    config: Config, samples: Mapping[str, Sample], revision: str, arithmetic: Mapping[str, str]
-) -> str | None:
-    """The digest of the model in int8 that a run would take; None where it would make one, and in other dtypes."""
-    if config.model.dtype is not Dtype.INT8:
-        return None
-    begun = [each.begun.identity.quantized for each in samples.values() if each.begun is not None]
-    wanted = identity_of(config, next(iter(samples)), revision, "", UNREAD, arithmetic)
-    return next(filter(None, begun), None) or next((digest for _, digest in noted_elsewhere(config, wanted)), None)
 
 
 def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]:

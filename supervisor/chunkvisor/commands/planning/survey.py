@@ -20,7 +20,7 @@ from chunkvisor.commands.planning.samples import Sample, sample_of
 from chunkvisor.config.choices import Dtype, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
-from chunkvisor.devices.processor import SLOW_BFLOAT16, SLOW_INT8, has_bfloat16
+from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import revision_at_hand
@@ -34,7 +34,6 @@ from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lanecount import most_lanes
-from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
@@ -85,8 +84,6 @@ class _Survey:
         computing = config.workers.per_device * at_once if on_cpu else 0
         if on_cpu and dtype == Dtype.BFLOAT16 and not has_bfloat16(processor_flags()):
             self._notes.append(SLOW_BFLOAT16)
-        if dtype == Dtype.INT8 and lacks_int8(processor_flags()):
-            self._notes.append(SLOW_INT8)
         on_gpu = None
         if weights is not None and activations is not None and not on_cpu:
             on_gpu = gpu_bytes(weights, activations, config.workers.per_device)

@@ -12,17 +12,12 @@ import numpy as np
 from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.commands.tune.candidates import Candidate
 from chunkvisor.commands.tune.compare import Measured
-from chunkvisor.config.choices import Backend, Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.likeness import Vectors, likeness
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.conversion import ensure_converted, with_place
-from chunkvisor.engine.quantization import Sample as Calibration
-from chunkvisor.engine.quantization import ensure_quantized
-from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
 
 
@@ -52,7 +47,6 @@ class Bench:
         self.texts: list[str] = []
         self.known: dict[Candidate, Run] = {}
         """What has been run already on these texts."""
-        self.calibration: list[Calibration] = []
 
     def round(self, candidates: Iterable[Candidate]) -> Iterable[Measured]:
         """Try each on the sample, but for those of earlier rounds.
@@ -63,24 +57,19 @@ class Bench:
             if candidate in self._tried:
                 continue
             self._tried.add(candidate)
-            try:
-                run = self.known.get(candidate) or self.run(candidate, self.texts)
-            except Halt as halt:  # of the conversion
-                yield Measured(candidate, problem=f"{halt.what}: {halt.why}")
-                continue
+            run = self.known.get(candidate) or self.run(candidate, self.texts)
             if run.vectors is None:
                 verdict = run.trial.verdict
                 yield Measured(candidate, problem=f"{verdict.outcome}: {verdict.reason}")
                 continue
             if self._reference is None:
                 self._reference = run.vectors
-            rows = self._rows_of(candidate)
-            yield Measured(candidate, run.texts_per_s, likeness(run.vectors[rows], self._reference[rows]))
+            yield Measured(candidate, run.texts_per_s, likeness(run.vectors, self._reference))
 
     def run(self, candidate: Candidate, texts: Sequence[str]) -> Run:
-        """One worker, or several at the same time that share texts and cores. Raises Halt as `ensure_converted`."""
+        """One worker, or several at the same time that share texts and cores."""
         self._say(f"trying {candidate}")
-        model = self._converted(replace(self._model, dtype=candidate.dtype, backend=candidate.backend))
+        model = replace(self._model, dtype=candidate.dtype)
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
@@ -97,27 +86,6 @@ class Bench:
             vectors[number::workers] = share
         seconds = max(_computing_s(trial, self._device) for trial in trials)
         return Run(trials[0], vectors, len(texts) / max(seconds, 1e-6))
-
-    def _converted(self, model: ModelSpec) -> ModelSpec:
-        """The model with its converted form, which is made where it is not there yet."""
-        if model.backend != Backend.OPENVINO:
-            return model
-        folder = self._scratch / "openvino"
-        environment = environment_of(os.environ, [self._device], self._loaded.config.env)
-        if model.dtype == Dtype.INT8:
-            words = "converting the model for openvino, and quantising it to int8"
-            digest = ensure_quantized(model, folder, self.calibration, environment, tell=lambda: self._say(words))
-            return with_place(model, folder, digest)
-        model = with_place(model, folder)
-        ensure_converted(model, environment, tell=lambda: self._say("converting the model for openvino"))
-        return model
-
-    def _rows_of(self, candidate: Candidate) -> list[int]:
-        """Of the sample, those that judge a candidate: in int8 not what it was quantised by, if there is more."""
-        seen = set[str]()
-        if candidate.dtype == Dtype.INT8:
-            seen.update(text for sample in self.calibration for text in sample.texts)
-        return [row for row, text in enumerate(self.texts) if text not in seen] or list(range(len(self.texts)))
 
     def _try(self, candidate: Candidate, model: ModelSpec, texts: Sequence[str]) -> Trial:
         config = self._loaded.config

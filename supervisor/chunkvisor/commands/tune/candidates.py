@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from chunkvisor.config.choices import Backend, Dtype
+from chunkvisor.config.choices import Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,22 +15,14 @@ class Candidate:
     """`encode.batch_tokens`."""
     per_device: int = 1
     """`workers.per_device`."""
-    backend: str = str(Backend.TORCH)
-    """`model.backend`."""
 
     def __str__(self) -> str:
         workers = f", {self.per_device} workers" if self.per_device > 1 else ""
-        return f"{self.backend}, {self.dtype}, batch_tokens {self.batch_tokens}{workers}"
-
-    @property
-    def vectors(self) -> tuple[str, str]:
-        """What of it makes other vectors: (backend, dtype)."""
-        return self.backend, self.dtype
+        return f"{self.dtype}, batch_tokens {self.batch_tokens}{workers}"
 
     def values(self) -> dict[tuple[str, str], int | str]:
         """Section and key of the config -> value."""
         return {
-            ("model", "backend"): self.backend,
             ("model", "dtype"): self.dtype,
             ("encode", "batch_tokens"): self.batch_tokens,
             ("workers", "per_device"): self.per_device,
@@ -53,24 +45,15 @@ def dtypes(kind: str, *, bfloat16: bool, fixed: str | None) -> list[Candidate]:
     With `fixed`, only that dtype, since outputs that have begun keep theirs.
     """
     if fixed is not None:
-        of_torch = fixed not in (BASELINE.dtype, Dtype.INT8)
-        return [replace(BASELINE, dtype=fixed)] if of_torch else []
+        return [replace(BASELINE, dtype=fixed)] if fixed != BASELINE.dtype else []
     return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind] if bfloat16 or kind != "cpu"]
 
 
-def backends(kind: str, *, installed: bool, bfloat16: bool, int8: bool, fixed: str | None) -> list[Candidate]:
-    """The second round: openvino, which computes on a CPU, in float32, and in `bfloat16` and `int8` where told so."""
-    if kind != "cpu" or not installed:
-        return []
-    found = [str(Dtype.FLOAT32)] + [str(Dtype.BFLOAT16)] * bfloat16 + [str(Dtype.INT8)] * int8
-    return [replace(BASELINE, dtype=dtype, backend=str(Backend.OPENVINO)) for dtype in found if fixed in (None, dtype)]
-
-
 def budgets(kind: str, best: Candidate) -> list[Candidate]:
-    """The third round: other token budgets."""
+    """The second round: other token budgets."""
     return [replace(best, batch_tokens=tokens) for tokens in _TOKENS[kind]]
 
 
 def crowds(best: Candidate, cores: int) -> list[Candidate]:
-    """The fourth round: two workers on the device, where there are cores for both."""
+    """The third round: two workers on the device, where there are cores for both."""
     return [replace(best, per_device=2)] if cores >= 2 else []

@@ -9,26 +9,21 @@ from pathlib import Path
 from chunkvisor.commands.planning.samples import sample_of
 from chunkvisor.commands.trial import Trial
 from chunkvisor.commands.tune.bench import Bench, Run, first_encode
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, backends, budgets, crowds, dtypes
+from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
 from chunkvisor.commands.tune.tuning import Tuning
-from chunkvisor.config.choices import Backend, Dtype
+from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import find_devices
-from chunkvisor.devices.processor import has_bfloat16
-from chunkvisor.engine.conversion import openvino_version
+from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
-from chunkvisor.engine.quantization import nncf_version
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sampled import sampled
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.store.attemptlogs import last_line, read_tail
-from chunkvisor.store.fixed import read_facts, read_fixed
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.quantizing import samples_of
-from chunkvisor_worker.contract.processor import lacks_int8, processor_flags
 
 _FIRST_TEXTS = 64
 """In the first look, which tells how many texts the others get."""
@@ -53,7 +48,6 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         tables = [sample_of(config, output, None, scratch, say).table for output in config.outputs]
         model = model_spec(config.model, source.path, source.revision)
         bench = Bench(loaded, model, devices[0], scratch, say)
-        bench.calibration = samples_of(config, dict(zip(config.outputs, tables, strict=True)))
         texts = _texts(tables, _FIRST_TEXTS)
         configured = _configured(loaded, "auto")
         first = _first_look(bench, replace(configured, dtype=str(config.model.dtype)), texts)
@@ -69,7 +63,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         limit = least_cosine if begun is None else -1.0
 
         def best() -> Measured | None:
-            return best_of([each for each in measured if begun in (None, each.candidate.vectors)], limit)
+            return best_of([each for each in measured if begun in (None, each.candidate.dtype)], limit)
 
         def setting() -> Candidate:
             found = best()
@@ -90,27 +84,19 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
         )
 
 
-def _others(kind: str, configured: Candidate, begun: tuple[str, str] | None) -> list[Candidate]:
-    """Other dtypes and backends that this machine has, but none on a CPU that is slower for lack of instructions.
-
-    torch in bfloat16 is among them all the same where the config has it.
-    """
-    flags, installed = processor_flags(), openvino_version() is not None
-    bfloat16, int8 = has_bfloat16(flags), nncf_version() is not None and not lacks_int8(flags)
-    backend, fixed = begun or (None, None)
-    wanted = bfloat16 or configured.vectors == (Backend.TORCH, Dtype.BFLOAT16)
-    of_torch = dtypes(kind, bfloat16=wanted, fixed=fixed)
-    of_others = backends(kind, installed=installed, bfloat16=bfloat16, int8=int8, fixed=fixed)
-    return [each for each in of_torch + of_others if backend in (None, each.backend)]
+def _others(kind: str, configured: Candidate, begun: str | None) -> list[Candidate]:
+    """Other dtypes that this machine has; bfloat16 on a CPU that is slower in it only where the config has it."""
+    wanted = has_bfloat16(processor_flags()) or configured.dtype == Dtype.BFLOAT16
+    return dtypes(kind, bfloat16=wanted, fixed=begun)
 
 
-def _note(measured: Sequence[Measured], begun: tuple[str, str] | None) -> str:
+def _note(measured: Sequence[Measured], begun: str | None) -> str:
     notes = []
     reference = next((each for each in measured if not each.problem), measured[0])
     if reference is not measured[0]:
         notes.append(f"float32 failed: cosines are to the vectors of {reference.candidate}")
     if begun is not None:
-        notes.append(f"outputs in the workdir have begun with {begun[0]} in {begun[1]}, and keep it")
+        notes.append(f"outputs in the workdir have begun in {begun}, and keep it")
     elif not any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured):
         notes.append(_NO_BFLOAT16)
     return "; ".join(notes)
@@ -136,7 +122,7 @@ def _configured(loaded: LoadedConfig, dtype: str) -> Candidate:
     tokens = first_encode(loaded).batch_tokens
     config = loaded.config
     tokens = "auto" if tokens is None else tokens
-    return Candidate(dtype, tokens, config.workers.per_device, str(config.model.backend))
+    return Candidate(dtype, tokens, config.workers.per_device)
 
 
 def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
@@ -144,33 +130,21 @@ def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
     return [text for some in sampled(tables, count) for text in some]
 
 
-def _begun(loaded: LoadedConfig) -> tuple[str, str] | None:
-    """(backend, dtype) of outputs that have begun: theirs cannot change any more."""
+def _begun(loaded: LoadedConfig) -> str | None:
+    """The dtype of outputs that have begun: it cannot change any more."""
     layout = Layout(loaded.config.workdir)
     for output in map(layout.output, loaded.config.outputs):
-        facts, fixed = read_facts(output), read_fixed(output)
-        if facts is not None and fixed is not None:
-            return str(fixed.identity.values.get("model.backend", Backend.TORCH)), facts.dtype
+        if (facts := read_facts(output)) is not None:
+            return facts.dtype
     return None
 
 
 def _first_look(bench: Bench, configured: Candidate, texts: Sequence[str]) -> Run:
     """The config as it is. Raises Halt where that fails."""
-    try:
-        first = bench.run(configured, texts)
-    except Halt as halt:
-        raise _with_end_of_log(halt) from halt
+    first = bench.run(configured, texts)
     if first.vectors is None:
         raise _failed(first.trial)
     return first
-
-
-def _with_end_of_log(halt: Halt) -> Halt:
-    """The same, with the last line of its log, which is gone by the time that it is read."""
-    if halt.log is None:
-        return halt
-    why = f"{halt.why}; the last line of its log: {last_line(read_tail(halt.log))[:300] or 'nothing'}"
-    return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, see=halt.see)
 
 
 def _failed(trial: Trial) -> Halt:

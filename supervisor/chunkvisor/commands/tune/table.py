@@ -6,7 +6,7 @@ from chunkvisor.commands.tune.compare import Measured
 from chunkvisor.commands.tune.tuning import Tuning
 from chunkvisor.units import counted, human_time
 
-_HEAD = ("backend", "dtype", "tokens", "workers", "texts/s", "cosine", "least", "neighbours", "all of it", "cost")
+_HEAD = ("dtype", "tokens", "workers", "texts/s", "cosine", "least", "neighbours", "all of it", "cost")
 
 
 def draw(tuning: Tuning, least_cosine: float, price_per_hour: float | None) -> list[str]:
@@ -71,7 +71,7 @@ def _values(tuning: Tuning, each: Measured, price_per_hour: float | None) -> dic
 
 def _cells(tuning: Tuning, each: Measured, price_per_hour: float | None) -> tuple[str, ...]:
     candidate, hours = each.candidate, tuning.hours(each)
-    setting = (candidate.backend, candidate.dtype, str(candidate.batch_tokens), str(candidate.per_device))
+    setting = (candidate.dtype, str(candidate.batch_tokens), str(candidate.per_device))
     if each.likeness is None or hours is None:
         return (*setting, *["-"] * (len(_HEAD) - len(setting)))
     alike = each.likeness
