@@ -36,7 +36,7 @@ from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
 KILL_AT = "drivers.kill_at"
 _WORKER = "chunkvisor_worker"
 _MODULES = (
-    *(_WORKER, f"{_WORKER}.drill", f"{_WORKER}.template", f"{_WORKER}.probe"),
+    *(_WORKER, f"{_WORKER}.template", f"{_WORKER}.probe"),
     *("chunkvisor.ingest.stage", KILL_AT),
 )
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")

@@ -34,7 +34,7 @@ EXITS: dict[str, Mapping[ExitCode, str]] = {
         ExitCode.CONFIG: "a fault of the config or its model",
     },
     "drill": {
-        ExitCode.COMPLETE: "the run recovered from every fault that could be provoked",
+        ExitCode.COMPLETE: "the run recovered from every fault",
         ExitCode.USAGE: "there is no fault of that name",
         ExitCode.TRY_AGAIN: "it did not recover from all of them",
         ExitCode.CONFIG: "the config is wrong; or another code of `run`, of the undisturbed run",

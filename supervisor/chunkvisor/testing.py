@@ -1,6 +1,7 @@
-"""For integration tests of pipelines: a fault at a chosen chunk, so that a test can see what comes of it.
+"""Faults on purpose, for integration tests of pipelines and for the fire drill: one at a chosen chunk.
 
 An environment variable, set for as long as the block lasts, tells the workers; no workdir or config is changed.
+`chunkvisor_worker.sabotage` brings the faults about, under the same names.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkvisor.commands.drill.faults import FAULTS, Place
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
@@ -25,9 +25,58 @@ from chunkvisor_worker.contract.provoked import (
 )
 from chunkvisor_worker.contract.wire import write_message
 
-__all__ = ["Provoked", "fault"]
+__all__ = ["FAULTS", "Provoked", "fault"]
 
-_BY_OUTCOME = {fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.place is Place.WORKER} | {
+POISON_ROW = "poison-row"
+PARENT_KILLED = "supervisor-killed"
+
+
+@dataclass(frozen=True, slots=True)
+class DrillFault:
+    """One fault, and what the run must make of it."""
+
+    name: str
+    what: str
+    """How it is provoked, in a few words."""
+    seen_as: str
+    """The outcome of the struck attempt; for a killed run, the state that `status` must show."""
+    real_on: tuple[str, ...] = ("cpu", "cuda")
+    """Kinds of device on which it really happens; on others the worker raises the same exception."""
+    exit_code: ExitCode = ExitCode.COMPLETE
+    """Of the struck run; after any code but 0 and 3, the same run again must complete."""
+
+
+FAULTS: tuple[DrillFault, ...] = (
+    DrillFault("oom", "the GPU is filled up in a batch", Outcome.GPU_OOM, real_on=("cuda",)),
+    DrillFault("nvml-assert", "torch's NVML assertion instead of an out-of-memory error", Outcome.GPU_OOM, real_on=()),
+    DrillFault("cublas", "cuBLAS gets no memory", Outcome.GPU_OOM, real_on=()),
+    DrillFault("device-assert", "an index out of range in a kernel", Outcome.DEVICE_FAULT, real_on=("cuda",)),
+    DrillFault("illegal-access", "CUDA error 700", Outcome.DEVICE_FAULT, real_on=()),
+    DrillFault("ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, real_on=(), exit_code=ExitCode.MACHINE),
+    DrillFault("segfault", "the worker reads address 0", Outcome.CRASHED),
+    DrillFault("abort", "the worker calls abort()", Outcome.CRASHED),
+    DrillFault("sigkill", "the worker is killed", Outcome.CRASHED),
+    DrillFault("sigterm", "another process asks the worker to stop", Outcome.INTERRUPTED),
+    DrillFault("sigstop", "the worker is stopped and never continued", Outcome.HUNG),
+    DrillFault("hang", "the worker sleeps for ever and ignores SIGTERM", Outcome.HUNG),
+    DrillFault("exit-0-without-result", "the worker ends as if all were well", Outcome.BAD_OUTPUT),
+    DrillFault("exit-1-after-result", "the worker fails after its work is done", Outcome.COMMITTED),
+    DrillFault("nan-row", "one vector is NaN", Outcome.BAD_OUTPUT),
+    DrillFault("lost-vectors", "half of the vectors are gone after the worker has ended well", Outcome.BAD_OUTPUT),
+    DrillFault("host-oom", "MemoryError", Outcome.HOST_OOM, real_on=()),
+    DrillFault("disk-full", "ENOSPC when the vectors are written", Outcome.DISK_FULL, real_on=()),
+    DrillFault("hub-busy", "HTTP 429 while the model is loaded", Outcome.HUB, real_on=()),
+    DrillFault("gpu-busy", "CUDA error 46: another process holds the GPU", Outcome.GPU_BUSY, real_on=()),
+    DrillFault("import-failed", "a package is missing while the model is loaded", Outcome.SETUP, real_on=()),
+    DrillFault("bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT, real_on=()),
+    DrillFault(PARENT_KILLED, "the run itself is killed after its first chunk", "stopped"),
+    DrillFault(POISON_ROW, "one text crashes every worker", Outcome.CRASHED, exit_code=ExitCode.QUARANTINED),
+)
+"""In the order in which they are provoked."""
+
+_BY_OUTCOME = {
+    fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.name not in (PARENT_KILLED, POISON_ROW)
+} | {
     Outcome.HUNG: "hang",
     Outcome.BAD_OUTPUT: "nan-row",
 }
@@ -35,13 +84,11 @@ _BY_OUTCOME = {fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.
 
 _ELSEWHERE = {
     Outcome.LOST: "a whole machine has to die for it",
-    "host-limit": "it needs a cgroup with a limit; host_oom is the same outcome",
-    "disk-limit": "it needs a file system of its own; disk_full is the same outcome",
-    "supervisor-killed": "it would kill your test; kill a run that you have started as a process",
+    PARENT_KILLED: "it would kill your test; kill a run that you have started as a process",
 }
 """Names that are known elsewhere, and why they cannot be had here."""
 
-NAMES = tuple(fault.name for fault in FAULTS if fault.place in (Place.WORKER, Place.ROW))
+NAMES = tuple(fault.name for fault in FAULTS if fault.name != PARENT_KILLED)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ import pytest
 
 import chunkvisor
 import chunkvisor.cli
-from chunkvisor.commands.drill.faults import FAULTS
 from chunkvisor.store.layout import Layout
+from chunkvisor.testing import FAULTS
 from harness import Workplace, finish
 
 COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))

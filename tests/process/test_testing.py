@@ -11,7 +11,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor import testing
-from chunkvisor.commands.drill.faults import FAULTS
+from chunkvisor.testing import FAULTS
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS, as_variable
 from harness import ENCODERS, Workplace, expected, local_engine_only

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from chunkvisor.assemble import badrows, checkedfile
-from chunkvisor.commands import audit
-from chunkvisor.commands.drill import finding, scratch
+from chunkvisor.commands import audit, drill
 from chunkvisor.commands.tune import compare
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
@@ -61,10 +60,10 @@ NUMBERS = [
     ("docs/reference/run-folder.md", f"the first {badrows.LISTED:,} rows at most"),
     ("docs/reference/run-folder.md", f"every {journal._EVERY_BYTES >> 10} KB"),
     ("docs/reference/failures.md", f"only the first {taxonomy.HEAD_CHARS >> 10} KiB count"),
-    ("docs/reference/drill.md", f"run of {scratch.ROWS} rows in {in_words(scratch.CHUNKS)} chunks"),
+    ("docs/reference/drill.md", f"run of {drill.ROWS} rows in {in_words(drill.CHUNKS)} chunks"),
     (
         "docs/reference/drill.md",
-        f"{finding._TOLERANCE['float16']:.0e}".replace("e-0", "e-") + " for weights in float16",
+        f"{drill._TOLERANCE['float16']:.0e}".replace("e-0", "e-") + " for weights in float16",
     ),
     ("docs/how-to/check-vectors.md", f"| float32 | {audit._ALLOWED['float32']} |"),
     ("docs/how-to/check-vectors.md", f"| float16 | {audit._ALLOWED['float16']} |"),

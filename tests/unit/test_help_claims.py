@@ -8,12 +8,12 @@ import click
 import pytest
 
 from chunkvisor.cli import cli
-from chunkvisor.commands.drill.faults import FAULTS
 from chunkvisor.commands.explain import names
 from chunkvisor.commands.fileinplace import state_beside
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import load
 from chunkvisor.store.layout import Layout
+from chunkvisor.testing import FAULTS
 from commandpart import EXITS
 from configpart import keys
 

@@ -24,13 +24,13 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb
 ROOMS = (
     *(
         "cli",
-        "testing",
         "api",
         "calls",
         "arguments",
         "callwords",
         "results",
         "commands",
+        "testing",
         "supervise",
         "show",
         "observe",
@@ -163,7 +163,7 @@ MAY_OPEN = {
     "ingest/": "sources are checked by `sources`; the tables are made in a new folder of the child's own",
     "devices/": "reads /proc, /sys and /dev",
     "commands/doctor/": "reads /proc and /sys",
-    "commands/drill/": "works in a scratch folder of its own",
+    "commands/drill.py": "works in a scratch folder",
     "commands/trial.py": "works in a scratch folder of its own",
     "commands/planning/": "works in a temporary folder of its own",
     "engine/ray/": "reads /proc, and works in a scratch folder of its own",
@@ -200,7 +200,7 @@ def test_state_is_opened_by_the_functions_for_it() -> None:
             assert list(opened(path)) == [], path
 
 
-MAY_PRINT = {"printing.py", "engine/ray/survey.py", "observe/messenger.py", "commands/drill/saboteur.py"}
+MAY_PRINT = {"printing.py", "engine/ray/survey.py", "observe/messenger.py", "commands/drill.py"}
 """The one that prints, and programs of their own, whose output is read by ours."""
 
 

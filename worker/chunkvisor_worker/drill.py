@@ -1,29 +1,23 @@
-"""`python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]`: a worker that meets a fault, for a fire drill.
+"""Faults on purpose: the beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail.
 
-NUMBER is the bytes that `host-limit` fills at most, or the text that `poison-row` takes. A fault strikes its own
-process and attempt folder only, but for `oom`, which fills the GPU until it ends. The workers of an integration test
-(`chunkvisor.testing`) meet their faults by the same means.
+A fault strikes its process and attempt folder only; `oom` fills the GPU until the worker ends.
 """
 
 import contextlib
-import faulthandler
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Phase, Spec
 from chunkvisor_worker.contract.provoked import ProvokedFault, claim_file, fault_file, folders_in
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.encoder import Indices
-from chunkvisor_worker.job import run_and_exit
-from chunkvisor_worker.liveness import die_with_parent, leave
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.sabotage import SABOTAGES, Moment, Scene
 
@@ -123,25 +117,3 @@ def _made(path: Path, text: str = "") -> bool:
     except OSError:  # it exists, or the test is over
         return False
     return True
-
-
-def main(arguments: list[str]) -> NoReturn:
-    """Do the attempt with the fault in it; ends the process."""
-    if len(arguments) not in (2, 3) or arguments[0] not in SABOTAGES:
-        usage = "usage: python -m chunkvisor_worker.drill FAULT ATTEMPT_DIR [NUMBER]"
-        leave(WorkerExit.USAGE, f"{usage}\nFAULT is one of: {', '.join(SABOTAGES)}")
-    faulthandler.enable()
-    die_with_parent()
-    name, folder, *number = arguments
-    scene = Scene(AttemptFiles(Path(folder)), *map(int, number))
-    spec = read_message(Spec, scene.files.spec)
-    if spec is None:
-        leave(WorkerExit.USAGE, f"{scene.files.spec} is missing or is no spec")
-    tripwire = Tripwire(name, scene, spec)
-    if name == POISON_ROW:
-        tripwire = Tripwire(name, scene, spec, lambda texts: scene.number in texts)
-    run_and_exit(scene.files.folder, progress=tripwire)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

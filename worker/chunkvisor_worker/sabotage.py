@@ -43,8 +43,6 @@ class Scene:
     """What a fault needs to know."""
 
     files: AttemptFiles
-    number: int = 0
-    """The bytes to fill at most."""
 
     @property
     def cuda(self) -> bool:
@@ -127,13 +125,6 @@ def _hub_busy(_scene: Scene) -> Exception:
     return simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
 
 
-def _host_limit(scene: Scene) -> Exception:
-    hoard = []
-    for _ in range(scene.number // _BLOCK_BYTES + 1):
-        hoard.append(b"\1" * _BLOCK_BYTES)  # not zeros: only a page that is written to takes memory
-    return AssertionError(f"{scene.number} bytes were filled, and the kernel did not kill")
-
-
 def _segfault(_scene: Scene) -> None:
     ctypes.string_at(0)
 
@@ -199,7 +190,6 @@ SABOTAGES: dict[str, Sabotage] = {
     "nan-row": Sabotage(_nan_row, Moment.WRITE),
     "lost-vectors": Sabotage(_lost_vectors, Moment.AFTER),
     "host-oom": Sabotage(lambda _: MemoryError()),
-    "host-limit": Sabotage(_host_limit),
     "disk-full": Sabotage(_disk_full),
     "hub-busy": Sabotage(_hub_busy, Moment.LOAD),
     "gpu-busy": Sabotage(

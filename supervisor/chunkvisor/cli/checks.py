@@ -16,7 +16,7 @@ from chunkvisor.units import counted
 
 
 def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from chunkvisor.commands.drill.faults import FAULTS
+    from chunkvisor.testing import FAULTS
 
     return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
 
@@ -84,45 +84,38 @@ def doctor(config: Path | None, as_json: bool) -> None:
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
     r"""Fire drill: cause each kind of failure on purpose.
 
-    It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and a few made-up
-    rows. Failures that this machine cannot have are simulated or skipped, and the table says so. It takes some minutes.
+    It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and the first rows of
+    its first output. Failures that this machine cannot have are simulated, and the table says so. It takes some
+    minutes.
 
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
     """
-    from chunkvisor.commands.drill import finding
-    from chunkvisor.commands.drill.drill import Drill
-    from chunkvisor.commands.drill.faults import choose
-    from chunkvisor.commands.drill.scratch import Scratch
+    from chunkvisor.commands import drill as drilling
     from chunkvisor.config.load import load
 
-    faults, loaded = choose(names), load(config, overrides)
-    beside = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
-    place = beside if os.access(beside, os.W_OK) else None
+    faults, loaded = drilling.choose(names), load(config, overrides)
+    parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
+    place = parent if os.access(parent, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
-    findings = []
     try:
-        drill = Drill(Scratch(loaded, folder))
         say(f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}", err=True)
-        drill.prepare()
-        say(finding.header(), err=as_json)
-        for fault in faults:
-            findings.append(drill.provoke(fault))
-            say(finding.row(findings[-1]), err=as_json)
+        findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(json.dumps(finding.to_json(findings), indent=2))
-    say(finding.summary(findings), err=as_json)
+        say(json.dumps(drilling.to_json(findings), indent=2))
+    failed = [each for each in findings if each.problem]
+    say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
     if keep:
         say(f"kept: {folder}", err=True)
-    if failed := [each for each in findings if each.problem and each.provoked != "skipped"]:
+    if failed:
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"the run did not recover from: {', '.join(each.fault for each in failed)}",
             why=failed[0].problem,
-            remedy=f"see what happened: chunkvisor drill {config} --fault {failed[0].fault} --keep",
+            remedy=f"To see what happened: chunkvisor drill {config} --fault {failed[0].fault} --keep",
         )
 
 

@@ -77,7 +77,7 @@ def try_texts(
     files = AttemptFiles(folder)
     job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
     spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
-    command, kills, ended_why, returncode = worker_command(files, spec), KillCount(), "", None
+    command, kills, ended_why, returncode = worker_command(files), KillCount(), "", None
     pulse = Pulse.begin(time.monotonic())
 
     def look() -> None:

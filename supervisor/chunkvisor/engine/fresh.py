@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from chunkvisor.engine.process import LocalWorker, spawn
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
 
 
-def worker_command(files: AttemptFiles, _spec: Spec) -> list[str]:
+def worker_command(files: AttemptFiles) -> list[str]:
     """The command line of a worker; anyone can type it.
 
     `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.

@@ -39,8 +39,6 @@ class WorkerSettings:
     template: TemplateSpec
     template_folder: Path
     startup_s: float
-    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
-    """The command line of a fresh one; a fire drill puts a saboteur in its place."""
 
 
 class Starter:
@@ -110,7 +108,7 @@ class Starter:
                 if self._template.state is TemplateState.READY:
                     raise BlockingIOError(f"the template could not fork: {error}") from None
                 self._heed_failure()
-        return FreshWorker(self._settings.command(files, spec), files, environment)
+        return FreshWorker(worker_command(files), files, environment)
 
     def mistrust(self, worker: Worker) -> None:
         """The worker has refused to run from its template. Raises Halt like `attend`."""

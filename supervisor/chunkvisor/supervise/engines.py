@@ -8,7 +8,6 @@ from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.fresh import worker_command
 from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.starter import WorkerSettings
@@ -61,8 +60,7 @@ class Engines:
     def _local(self, model: ModelSpec) -> LocalEngine:
         config, layout, device = self._config, self._run.layout, self._devices[0]
         settings = WorkerSettings(
-            # A command line of somebody else's can only be started afresh.
-            config.workers.start if self._request.command is worker_command else Start.FRESH,
+            config.workers.start,
             self._run.run_id,
             os.environ,
             config.env,
@@ -70,6 +68,5 @@ class Engines:
             TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
             layout.template,
             config.recovery.startup_timeout,
-            self._request.command,
         )
         return LocalEngine(self._devices, settings, self._run.emit)

@@ -4,13 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.engine.fresh import worker_command
 from chunkvisor.events.event import Emit
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.signals import Signals
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +19,6 @@ class Request:
     from_scratch: bool = False
     update: bool = False
     """Take a source that has changed as it is now."""
-    command: Callable[[AttemptFiles, Spec], list[str]] = worker_command
-    """The command line of an attempt."""
     slice: Slice | None = None
     """The slice that this run works on; None = the whole."""
     stop_after_s: float | None = None

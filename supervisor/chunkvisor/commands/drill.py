@@ -1,0 +1,368 @@
+"""The fire drill: one undisturbed run, then one run for each fault, whose vectors must be those of the first.
+
+The faults strike as in integration tests (`chunkvisor.testing`): in the first worker that gets to the second chunk.
+Each run has a new workdir in a scratch folder next to the config's workdir. `python -m chunkvisor.commands.drill CONFIG
+KEY=VALUE…` is a run that waits to be killed.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor import testing
+from chunkvisor.assemble.form import FORM_KEYS
+from chunkvisor.assemble.manifest import read_finished
+from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.errors import ChunkvisorError, ExitCode, Halt, config_error
+from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, ChunkSplit, LateCrash, PartFailed, Quarantined
+from chunkvisor.events.event import Event
+from chunkvisor.events.journal import read_events
+from chunkvisor.events.output import OutputOpened
+from chunkvisor.events.run import LimitsLowered, Waiting
+from chunkvisor.events.state import RunState
+from chunkvisor.ingest.table import StagedTable
+from chunkvisor.observe.console import Console
+from chunkvisor.observe.observer import Observer
+from chunkvisor.observe.status import read_status
+from chunkvisor.store.attemptlogs import read_tail
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import mark
+from chunkvisor.supervise.request import Request
+from chunkvisor.supervise.session import run
+from chunkvisor.testing import FAULTS, PARENT_KILLED, POISON_ROW, DrillFault
+from chunkvisor.units import counted, did_you_mean
+from chunkvisor_worker.contract.exits import Outcome
+
+ROWS = 48
+"""Of the source that a drill takes."""
+CHUNKS = 3
+"""One before the fault, one that meets it, one after."""
+STRUCK_CHUNK = 1
+
+_STALL_FLOOR_S = 2.0
+_LOOK_S = 0.005
+_TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
+"""Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
+ten units in the last place, since another batch is rounded differently."""
+_TOLERANCE_FLOAT32 = 1e-5
+_ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{:<34}}  {{}}"
+_ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of a drill."""
+
+    code: int
+    words: str = ""
+    """Why it did not end with 0."""
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    fault: str
+    provoked: str
+    """`real`, or `simulated` where the worker raised the exception itself."""
+    seen_as: str = ""
+    action: str = ""
+    difference: float | None = None
+    """Largest difference to the undisturbed vectors; 0 = the same, byte for byte; None = there are none."""
+    problem: str = ""
+    """Why this was no recovery; empty = all is well."""
+
+
+@dataclass(slots=True)
+class Drill:
+    """Provokes faults in runs of the config's first output on its first device, in a scratch folder."""
+
+    loaded: LoadedConfig
+    folder: Path
+    _chunk_size: int = ROWS // CHUNKS
+    _stall_s: float = 0.0
+    """0 = the config's."""
+    _good: Vectors = field(init=False)
+    _dtype: str = field(init=False)
+    _poisoned: list[int] = field(init=False)
+    """Rows that have the first text of the struck chunk."""
+
+    def prepare(self) -> None:
+        """Make the undisturbed run. Raises Halt if it does not complete: there is nothing to drill then."""
+        workdir = self._workdir("undisturbed")
+        done = self._run(workdir)
+        opened = next((event for event in done.events if isinstance(event, OutputOpened)), None)
+        if done.code == ExitCode.COMPLETE and opened is not None and opened.chunks < CHUNKS:
+            if opened.distinct < CHUNKS:
+                raise config_error(
+                    f"output {self._output} has {opened.distinct} different texts in its first {ROWS} rows",
+                    why=f"a drill needs {CHUNKS}: one chunk before the fault, one that meets it, one after",
+                    remedy="Put an output with more texts first.",
+                )
+            self._chunk_size = opened.distinct // CHUNKS
+            workdir = self._workdir("undisturbed-smaller")
+            done = self._run(workdir)
+        if done.code != ExitCode.COMPLETE:
+            raise Halt(
+                ExitCode(done.code),
+                "the undisturbed run did not complete, so there is nothing to drill",
+                why=done.words,
+                remedy="Correct what made it fail (--keep keeps the folder named above, with its logs), or put an "
+                "output whose first rows are good first.",
+            )
+        phases = [event.phase_s for event in done.events if isinstance(event, ChunkCommitted)]
+        longest_s = max(each.get("forward", 0.0) + each.get("write", 0.0) for each in phases)
+        self._stall_s = max(_STALL_FLOOR_S, 3 * longest_s)
+        layout = Layout(workdir).output(self._output)
+        manifest, table = read_finished(layout), StagedTable.open(layout.table)
+        assert manifest is not None
+        self._dtype = manifest["model"]["dtype"]
+        self._good = np.load(layout.final, allow_pickle=False)
+        poison = STRUCK_CHUNK * self._chunk_size
+        self._poisoned = np.flatnonzero(table.row_text(0, table.rows) == poison).tolist()
+
+    def provoke(self, fault: DrillFault) -> Finding:
+        """Provoke one fault, and say what came of it. Raises Halt (130, 143) if the drill is to stop."""
+        workdir = self._workdir(fault.name)
+        ran: list[Ran] = []
+        seen = never = ""
+        try:
+            if fault.name == PARENT_KILLED:
+                seen, ran = self._kill_the_run(workdir)
+            else:
+                # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
+                standby = 0 if fault.seen_as is Outcome.SETUP else None
+                with testing.fault(fault.name, chunk=STRUCK_CHUNK):
+                    ran.append(self._run(workdir, stalls=fault.seen_as is Outcome.HUNG, standby=standby))
+                seen = seen_as(ran[0].events)
+        except AssertionError as error:
+            never = str(error)
+        if fault.exit_code not in _ENDED or fault.name == PARENT_KILLED:
+            ran.append(self._run(workdir))
+        layout = Layout(workdir).output(self._output)
+        found = np.load(layout.final, allow_pickle=False) if layout.final.exists() else None
+        simulated = self._device.partition(":")[0] not in fault.real_on
+        simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK_CHUNK, 1).log)
+        poisoned = self._poisoned if fault.name == POISON_ROW else []
+        return Finding(
+            fault.name,
+            "simulated" if simulated else "real",
+            seen,
+            "run again" if fault.name == PARENT_KILLED else action(ran),
+            difference(self._good, found) if found is not None and found.shape == self._good.shape else None,
+            never or problem(fault, seen, ran, self._good, found, poisoned, self._dtype),
+        )
+
+    def _kill_the_run(self, workdir: Path) -> tuple[str, list[Ran]]:
+        """(what `status` says of it, the run): a worker hangs meanwhile, so that the run is found alive."""
+        log_path = self.folder / "killed.log"
+        command = [sys.executable, "-P", "-m", "chunkvisor.commands.drill", str(self.loaded.path)]
+        with testing.fault("hang", chunk=STRUCK_CHUNK), open(log_path, "wb") as log:
+            process = subprocess.Popen(
+                [*command, *self._overrides(workdir, stalls=False, standby=0)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                # The fault must have struck: a worker that lives without its parent must not hang the next run.
+                struck = Layout(workdir).output(self._output).attempt(STRUCK_CHUNK, 1).log
+                while process.poll() is None and "strikes here" not in read_tail(struck):
+                    time.sleep(_LOOK_S)
+            finally:
+                process.send_signal(signal.SIGKILL)
+                code = process.wait()
+        committed = any(isinstance(entry.event, ChunkCommitted) for entry in read_events(Layout(workdir).events))
+        if code != -signal.SIGKILL or not committed:
+            said = read_tail(log_path).strip().rpartition("\n")[2]
+            return "", [Ran(0, f"it ended with {code} before it could be killed: {said}")]
+        return str(read_status(workdir).state), [Ran(0)]
+
+    @property
+    def _output(self) -> str:
+        return next(iter(self.loaded.config.outputs))
+
+    @property
+    def _device(self) -> str:
+        device = self.loaded.config.device
+        return device if isinstance(device, str) else device[0]
+
+    def _workdir(self, name: str) -> Path:
+        workdir = self.folder / name
+        workdir.mkdir(mode=0o700, exist_ok=True)
+        mark(Layout(workdir))
+        known = Layout(self.folder / "undisturbed").model
+        if known.exists() and not Layout(workdir).model.exists():
+            shutil.copy2(known, Layout(workdir).model)  # the digest of a large model is computed once
+        return workdir
+
+    def _run(self, workdir: Path, *, stalls: bool = False, standby: int | None = None) -> Ran:
+        events: list[Event] = []
+
+        class Witness(Observer):
+            def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+                events.append(event)
+
+        try:
+            loaded = load(self.loaded.path, self._overrides(workdir, stalls=stalls, standby=standby))
+            return Ran(int(run(Request(loaded, max_rows=ROWS), Witness())), "", events)
+        except Halt as halt:
+            if halt.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+                raise
+            words = f"{halt.what}; {' '.join(halt.why.split())}" if halt.why else halt.what
+            return Ran(int(halt.code), words, events)
+
+    def _overrides(self, workdir: Path, *, stalls: bool, standby: int | None) -> list[str]:
+        config = self.loaded.config
+        output = config.outputs[self._output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
+        values: dict[str, Any] = {
+            "workdir": str(workdir),
+            "device": self._device,
+            "engine": {"kind": "local"},
+            "reuse": False,  # a drill is about encoding
+            "chunk": {"size": self._chunk_size},
+            # The table of faults expects the default retries, not the person's.
+            "recovery": {
+                "startup_timeout": config.recovery.startup_timeout,
+                "stall_timeout": self._stall_s if stalls else config.recovery.stall_timeout,
+                "wait_timeout": 60,
+            },
+            "workers.per_device": 1,
+            "workers.standby": config.workers.standby if standby is None else standby,
+            "outputs": {self._output: output},
+            "combine": {},
+        }
+        # JSON is YAML, except for escaped surrogate pairs.
+        return [
+            *self.loaded.overrides,
+            *(f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()),
+        ]
+
+
+def choose(names: Sequence[str]) -> list[DrillFault]:
+    """Return the faults of these names, in the table's order; all for none. Raises Halt (2) for an unknown name."""
+    known = [fault.name for fault in FAULTS]
+    for name in names:
+        if name not in known:
+            raise Halt(ExitCode.USAGE, f"there is no fault {name} to drill; {did_you_mean(name, known)}")
+    return [fault for fault in FAULTS if not names or fault.name in names]
+
+
+def seen_as(events: Sequence[Event]) -> str:
+    """Return the outcome of the first failed attempt; `committed` if its vectors counted all the same."""
+    for event in events:
+        if isinstance(event, AttemptFailed | PartFailed):
+            return str(event.outcome)
+        if isinstance(event, LateCrash):
+            return "committed"
+    return ""
+
+
+def action(ran: Sequence[Ran]) -> str:
+    """Say what the runs did about the fault."""
+    events = [event for each in ran for event in each.events]
+    latest = {type(event): event for event in events}
+    failed = sum(isinstance(event, AttemptFailed | PartFailed) for event in events)
+    if Quarantined in latest:
+        return f"row quarantined, found in {failed} tries"
+    if LateCrash in latest:
+        return "its vectors were kept"
+    if ran and ran[0].code not in _ENDED:
+        return f"ended with {ran[0].code}; run again"
+    if waited_s := sum(event.delay_s for event in events if isinstance(event, Waiting)):
+        return f"waited {waited_s:.0f} s, retried"
+    if isinstance(lowered := latest.get(LimitsLowered), LimitsLowered):
+        return f"batch cut to {counted(lowered.rows, 'row')}"
+    if ChunkSplit in latest:
+        return "texts taken apart"
+    return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
+
+
+def problem(
+    fault: DrillFault,
+    seen: str,
+    ran: Sequence[Ran],
+    good: Vectors,
+    found: Vectors | None,
+    poisoned: Sequence[int],
+    dtype: str,
+) -> str:
+    """Say what went wrong; empty if nothing did.
+
+    `good` and `found` are the vectors of the undisturbed and of the struck run, (rows, dimension); `poisoned` are the
+    rows that can have none; `dtype` is that of the weights.
+    """
+    first, last = ran[0], ran[-1]
+    if seen != fault.seen_as:
+        return f"seen as {seen or 'nothing at all'}, not as {fault.seen_as}: {first.words}".rstrip(": ")
+    if first.code != fault.exit_code:
+        return f"the run ended with {first.code}, not with {int(fault.exit_code)}: {first.words}".rstrip(": ")
+    if last.code not in _ENDED:
+        return f"the same run again ended with {last.code}: {last.words}"
+    if found is None:
+        return "there is no final file"
+    if found.shape != good.shape:
+        return f"the final file has shape {found.shape}, not {good.shape}"
+    lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
+    if lost != list(poisoned):
+        return f"rows {lost[:10]} have no vectors" + (f", rows {list(poisoned)[:10]} should not" if poisoned else "")
+    most = _TOLERANCE.get(dtype, _TOLERANCE_FLOAT32) * max(1.0, float(np.abs(good).max(initial=0.0)))
+    if (off := difference(good, found)) > most:
+        return f"vectors differ by up to {off:.1e}"
+    return ""
+
+
+def difference(good: Vectors, found: Vectors) -> float:
+    """Return the largest difference in the rows that have vectors; 0 = the same bytes."""
+    there = np.isfinite(found).all(axis=1)
+    return float(np.abs(good[there] - found[there]).max(initial=0.0))
+
+
+def drill(
+    loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Callable[[str], object]
+) -> list[Finding]:
+    """Provoke the faults in this scratch folder, and say a line for each. Raises Halt."""
+    rehearsal = Drill(loaded, folder)
+    rehearsal.prepare()
+    say(_ROW.format("fault", "provoked", "seen as", "action", "vectors"))
+    findings = []
+    for fault in faults:
+        found = rehearsal.provoke(fault)
+        off = found.difference
+        vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
+        say(_ROW.format(found.fault, found.provoked, found.seen_as or "-", found.action, vectors))
+        if found.problem:
+            say(f"  NOT RECOVERED: {found.problem}")
+        findings.append(found)
+    return findings
+
+
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return plain values; the largest difference is a number."""
+    return [{**asdict(each), "recovered": not each.problem} for each in findings]
+
+
+def main(config: str, *overrides: str) -> int:
+    """Run until killed; return the exit code of a run that halts before."""
+    try:
+        return int(run(Request(load(Path(config), overrides), max_rows=ROWS), Console()))
+    except ChunkvisorError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
