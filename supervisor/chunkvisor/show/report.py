@@ -339,14 +339,12 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
         goes_on = status.state is not State.HALTED
         remedy = rule.remedy if rule and (goes_on or rule.exit_code) else advice_on_row(last.outcome, last.rule)
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
-        rows: list[tuple[str, object]] = [("why", rule.cause)] if rule else []
-        rows += [("what to do", remedy or "Read the log."), ("last", where)]
-        rows += [("message", f"{without_cause(last.reason, last.rule)}{last.at}")]
+        yield tag("p", *([rule.cause, " "] if rule else []), tag("b", "What to do: "), remedy or "Read the log.")
+        message = clean(f"{without_cause(last.reason, last.rule)}{last.at}")
+        yield tag("p", f"Last: {where}{': ' * bool(message)}{message}", class_="soft")
         files = layout.output(last.output).attempt(last.chunk, last.attempt)
         if last.output in status.outputs and files.folder.is_dir():  # a journal cannot name files from elsewhere
-            rows.append(("log", files.log))
-            rows.append(("its end", Markup(html.escape("\n".join(_excerpt(files))))))
-        yield tag("table", *(tag("tr", tag("th", what), tag("td", tag("div", words))) for what, words in rows))
+            yield tag("pre", Markup(html.escape("\n".join([*_excerpt(files), str(files.log)]))))
 
 
 def _excerpt(files: AttemptFiles) -> Iterator[str]:
