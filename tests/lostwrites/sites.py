@@ -159,3 +159,9 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor_worker/contract/files.py write_blocks sync_folder": "plain",
 }
 """Syncs of the code, and the scenario in which each was seen to be missed when it was taken out."""
+
+IN_NO_SCENARIO = {
+    "chunkvisor/store/cuttexts.py take_cut fsync",
+    "chunkvisor/store/cuttexts.py take_cut sync_folder",
+}
+"""Syncs of what the plug-ins of the scenarios do not do: they cut no texts."""

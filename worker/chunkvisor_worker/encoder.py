@@ -12,6 +12,9 @@ Vectors = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
 
+NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)
+
+
 class Progress(Protocol):
     """Where an encoder says what it is doing; each call is a sign of life."""
 
@@ -56,6 +59,12 @@ class Encoder(Protocol):
 
     def start(self, progress: Progress) -> None:
         """Move to the device."""
+
+    def texts_cut(self) -> Indices:
+        """Texts of more tokens than the model reads; int64 of shape (n, 2): position, and tokens before the cut.
+
+        Known after `start`; empty if the encoder does not count tokens.
+        """
 
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, a batch at a time.

@@ -115,6 +115,7 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
             rest = np.delete(rest, spec.canary_row)
         progress.phase(Phase.TOKENIZE)
         encoder.tokenize([texts[at] for at in rest], progress)
+    vectors.note_cut(rest, encoder.texts_cut())
     progress.phase(Phase.FORWARD)
     progress.tell_begun(lambda indices: vectors.begin(rest[indices]))
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
@@ -152,6 +153,8 @@ def _canary_of(spec: Spec, texts: list[str]) -> str | None:
 def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter) -> None:
     """Encode the canary, to its end: no other batch begins meanwhile, not even one that is prefetched."""
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
+    if own is not None:
+        vectors.note_cut(own, encoder.texts_cut())
     progress.phase(Phase.FORWARD)
     progress.tell_begun(lambda _: vectors.begin_canary() if own is None else vectors.begin(own))
     for _, block in encoder.encode(replace(limits, rows=1), progress):

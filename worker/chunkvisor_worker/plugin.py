@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.unitlength import unit_length
 
 BATCHES_PER_CALL = 4
@@ -71,6 +71,10 @@ class PluginEncoder:
         progress.phase(Phase.MODEL_LOAD)
         assert self._factory is not None
         self._encoder = self._factory(self._model, self._device)
+
+    def texts_cut(self) -> Indices:
+        """None: a plug-in says nothing of tokens."""
+        return NONE_CUT
 
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""

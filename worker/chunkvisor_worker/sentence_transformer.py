@@ -17,7 +17,7 @@ from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.layershapes import LayerShapes
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
-from chunkvisor_worker.encoder import Indices, Progress, Vectors
+from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.flop import cores, cpu_rate, gpu_rate, layer_shapes, torch_threads
 from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for
@@ -112,6 +112,10 @@ class SentenceTransformerEncoder:
             progress.phase(Phase.WEIGHTS_COPY)
             copy_weights(self._model, self._device)
 
+    def texts_cut(self) -> Indices:
+        """See `Encoder.texts_cut`."""
+        return NONE_CUT if self._tokenized is None or self._tokenized.cut is None else self._tokenized.cut
+
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first; see `Encoder.encode`.
 
@@ -157,7 +161,8 @@ class SentenceTransformerEncoder:
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
-        return Facts(self._dimension, dtype, max_length(self._model), versions, self._linear)
+        counts_cut = self._tokenized is not None and self._tokenized.cut is not None
+        return Facts(self._dimension, dtype, max_length(self._model), versions, self._linear, counts_cut=counts_cut)
 
     def release(self) -> bool:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""

@@ -24,6 +24,9 @@ class TokenizedTexts:
     """What the model's preprocessing gives besides, for all texts alike."""
     flat: bool
     """Whether the model takes its batches without padding, see `flattened`."""
+    cut: Indices | None
+    """Texts that lost their end, or their beginning; int64 of shape (n, 2): position, and tokens before the cut. None =
+    the tokenizer does not say."""
 
     @property
     def lengths(self) -> Indices:
@@ -41,23 +44,48 @@ class TokenizedTexts:
 def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progress) -> TokenizedTexts:
     """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
     sizes = [len(text.encode()) for text in texts]
+    chars = [len(text) for text in texts]
     if (shortened := _shortened(model, texts)) is not texts:
         texts, sizes = shortened, [len(text.encode()) for text in shortened]
     # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
     unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
+    cut: list[tuple[int, int]] | None = []
     for part in slices(sizes):
         progress.tick()
         with unflattened(model):
             features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded)
         columns = {key: value for key, value in features.items() if isinstance(value, list)}
         extras = {key: value for key, value in features.items() if key not in columns}
+        found = _cut_tokens(features)
+        if cut is not None and found is not None:
+            # Of a text that was shortened before, the tokenizer has seen the beginning alone.
+            seen = ((part.start + at, tokens) for at, tokens in found)
+            cut += [(at, tokens * chars[at] // max(1, len(texts[at]))) for at, tokens in seen]
+        else:
+            cut = None
         for row in zip(*columns.values(), strict=True):
             # 8 bytes for a token; a list of Python integers takes 36.
             rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
     largest = max((int(row["input_ids"].max(initial=0)) for row in rows), default=0)
     check_ids(largest, table_rows(model.transformers_model))
-    return TokenizedTexts(rows, extras, is_flattened(model))
+    pairs = None if cut is None else np.array(cut, dtype=np.int64).reshape(-1, 2)
+    return TokenizedTexts(rows, extras, is_flattened(model), pairs)
+
+
+def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
+    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut; None if there is no such one.
+
+    It keeps what it cuts off, so that nothing is tokenized twice.
+    """
+    encodings = getattr(features, "encodings", None)
+    if encodings is None:
+        return None
+    longest, found = max((len(each) for each in encodings), default=0), []
+    for at, each in enumerate(encodings):
+        if len(each) == longest and (rest := each.overflowing):
+            found.append((at, len(each) + sum(len(more) - sum(more.special_tokens_mask) for more in rest)))
+    return found
 
 
 def estimated_lengths(model: Any, texts: Sequence[str], prompt: str | None) -> Indices:

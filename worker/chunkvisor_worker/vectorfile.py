@@ -37,6 +37,17 @@ class VectorFile:
         self._log_file = _create(files.batches, os.O_APPEND)
         self._log = BatchLog(self._log_file)
 
+    def note_cut(self, texts: Indices, cut: Indices) -> None:
+        """Say which texts are cut, before their vectors are there; see `Encoder.texts_cut`. Raises OSError.
+
+        `texts` are those that the encoder has, by their positions here.
+        """
+        if not len(cut):
+            return
+        pairs = np.column_stack([self._places[texts[cut[:, 0]]], np.minimum(cut[:, 1], np.iinfo(np.int32).max)])
+        with _create(self._files.cut, os.O_APPEND, truncate=False) as file:
+            file.write(np.ascontiguousarray(pairs, dtype="<i4").tobytes())
+
     def begin(self, indices: Indices) -> None:
         """A batch of the texts at these positions begins. Raises OSError."""
         self._log.begin(self._places[indices].tolist())
@@ -123,8 +134,8 @@ class VectorFile:
             offset, data = offset + written, data[written:]
 
 
-def _create(path: Path, flags: int) -> FileIO:
-    return open(open_kept(path, os.O_RDWR | os.O_TRUNC | flags), "r+b", buffering=0)
+def _create(path: Path, flags: int, *, truncate: bool = True) -> FileIO:
+    return open(open_kept(path, os.O_RDWR | (os.O_TRUNC if truncate else 0) | flags), "r+b", buffering=0)
 
 
 def _blocks(file: FileIO) -> Iterator[bytes]:

@@ -39,8 +39,14 @@ def build_manifest(
     encode: EncodeSpec,
     origin: Origin,
     quarantined: dict[str, Any],
+    truncated: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The manifest as plain values; sizes and counts are plain numbers. `quarantined` is what `badrows.record` says."""
+    """The manifest as plain values; sizes and counts are plain numbers.
+
+    `quarantined` is what `badrows.record` says, `truncated` what `truncated.record` says.
+    """
+    loaded = facts.loaded
+    prompt = encode.prompt if encode.prompt is not None or loaded is None else loaded.prompt
     return {
         "rows": origin.rows,
         "dimension": final.dimension,
@@ -48,6 +54,7 @@ def build_manifest(
         "fingerprint": fingerprint,
         **quarantined,
         "distinct_texts": origin.distinct_texts,
+        "truncated": truncated,
         "zero_rows": final.zero_rows,
         "model": {
             "name": model.name,
@@ -55,10 +62,11 @@ def build_manifest(
             "dtype": facts.dtype or model.dtype,
             "max_length": facts.max_length if facts.max_length is not None else model.max_length,
             "encoder": model.encoder,
+            "loaded": asdict(loaded) if loaded else None,
         },
         "encode": {
             "normalize": encode.normalize,
-            "prompt": encode.prompt,
+            "prompt": prompt,  # what stood before every text: by name, or as the model's default, as well
             "prompt_name": encode.prompt_name,
             "task": encode.task,
             "kwargs": digested(encode.kwargs),

@@ -1,6 +1,7 @@
-"""What lies beside a final: the ranges of int8, and the rows table.
+"""What lies next to a final: the ranges of int8, the rows table, and the list of rows whose texts were cut.
 
-The ranges are in the manifest as well, and the table among the staged texts, so that either can be made again.
+The ranges are in the manifest as well, the table among the staged texts, and the list in the state, so that each can be
+made again.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from chunkvisor.assemble.truncated import write_list
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.outputlayout import OutputLayout
@@ -37,7 +39,11 @@ def ranges_of(manifest: dict[str, Any]) -> Vectors | None:
 
 def side_files(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[Path, str]]:
     """(file, its sha256 in hex) of all that lies beside the final."""
-    beside = {layout.ranges: manifest.get("ranges"), layout.rows_table: manifest.get("carried")}
+    beside = {
+        layout.ranges: manifest.get("ranges"),
+        layout.rows_table: manifest.get("carried"),
+        layout.truncated: manifest.get("truncated"),
+    }
     found = [(path, record["digest"]) for path, record in beside.items() if record is not None and "file" in record]
     return [(path, digest.removeprefix("sha256:")) for path, digest in found]
 
@@ -73,6 +79,10 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
             assert ranges is not None
             set_aside(path, files_too=True)
             write_atomic(path, _npy(ranges), mode=RESULT)
+        elif path == layout.truncated:
+            if layout.cut_rows.exists():
+                set_aside(path, files_too=True)
+                write_list(layout)
         else:
             there = find_rows_table(layout, digest_of_rows_table(manifest))
             if there is None:

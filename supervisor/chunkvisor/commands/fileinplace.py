@@ -124,6 +124,10 @@ def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 rows = wanted.out.with_suffix(".quarantined.jsonl")
                 copy_atomic(output.quarantined, rows, mode=RESULT)
                 more["quarantined_in"] = {**listed, "file": rows.name}
+            if "file" in (cut := manifest.get("truncated") or {}):
+                rows = wanted.out.with_suffix(".truncated.jsonl")
+                copy_atomic(output.truncated, rows, mode=RESULT)
+                more["truncated"] = {**cut, "file": rows.name}
             write_sealed(wanted.manifest, manifest | more, mode=RESULT)
             with _disk_in_words(wanted.out.parent, output.final):
                 note_move(output, wanted.out)
@@ -175,7 +179,7 @@ def remove_state(wanted: OneFile) -> None:
         return
     with hold(layout.lock, ""):
         remove_folder(output.state)
-        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined):
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined, output.truncated):
             path.unlink(missing_ok=True)
         if layout.outputs.exists():
             try:

@@ -33,7 +33,8 @@ def distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConfi
 
 def files_of(name: str, output: "OutputConfig") -> list[str]:
     """What the output has in the workdir itself, see `store.layout`."""
-    files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.{output.format}" if output.shards is None else name]
+    files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.truncated.jsonl"]
+    files += [f"{name}.{output.format}" if output.shards is None else name]
     files += [f"{name}.ranges.npy"] * (output.dtype is FinalDtype.INT8)
     numbers_rows = output.where is not None or output.encode.long is Long.WINDOWS
     carries = output.format is FinalFormat.NPY and (output.columns or numbers_rows)

@@ -112,12 +112,25 @@ class WaitingToJoin(Event):
     reason: str
 
 
-@event("{output}: complete, {rows:row} x {dimension}, {path}")
+@event("{output}: complete, {rows:row} x {dimension}, {path}{cut}")
 class OutputComplete(Event):
     output: str
     rows: int
     dimension: int = 0
     path: str = ""
+    truncated: int = 0
+    """Rows whose texts were cut."""
+    max_length: int = 0
+    """Tokens that the model reads; 0 = unknown."""
+
+    @property
+    def cut(self) -> str:
+        """How many texts were cut, in words; empty if none was."""
+        if not self.truncated:
+            return ""
+        was = "was" if self.truncated == 1 else "were"
+        at = f" at {self.max_length:,} tokens" if self.max_length else ""
+        return f"; {counted(self.truncated, 'row')} {was} cut{at}, listed in {self.output}.truncated.jsonl"
 
 
 @event("{output}: uploading {size_bytes:,} bytes to {address}")

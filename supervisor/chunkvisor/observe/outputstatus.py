@@ -39,6 +39,9 @@ class OutputStatus:
     """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
     listed_in: str = ""
     """The file that lists each row without a vector; empty where there is none, or the output is not complete."""
+    truncated: int | None = None
+    """Rows whose texts were cut at the model's maximum length; null until the output is complete, and if the encoder
+    does not count tokens. `<output>.truncated.jsonl` lists them."""
 
     @property
     def estimated(self) -> bool:
@@ -73,7 +76,17 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         file = "" if moved_to is None else str(moved_to.final)
         listed_in = str(where_listed(moved_to or layout, manifest)) if count else ""
         return OutputStatus(
-            rows, rows, plan.count, plan.count, count, not awaits_move(layout), distinct, reasons, file, listed_in
+            rows,
+            rows,
+            plan.count,
+            plan.count,
+            count,
+            not awaits_move(layout),
+            distinct,
+            reasons,
+            file,
+            listed_in,
+            truncated=(manifest.get("truncated") or {}).get("rows"),
         )
     chunks = committed_chunks(layout, plan)
     saved = saved_texts(layout, plan, fixed.identity.fingerprint, chunks)

@@ -119,7 +119,8 @@ def _progress(output: OutputStatus) -> str:
     share = output.rows_done / output.rows
     text = f"{percent(share)}, {rows_in_words(output)}"
     text += f", {output.chunks_done:,} of {counted(output.chunks, 'chunk')}" if output.chunks else ""
-    return text + (f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else "")
+    text += f", {counted(output.quarantined, 'row')} without a vector" if output.quarantined else ""
+    return text + (f", {counted(output.truncated, 'row')} cut" if output.truncated else "")
 
 
 def _running(snapshot: Snapshot) -> list[str]:

@@ -20,6 +20,7 @@ Nothing is created, read or deleted here.
       slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>.quarantined.jsonl        the rows without a vector, where they are too many for the manifest
+      <output>.truncated.jsonl          the rows whose texts were cut, where there are any
       <output>/0000.npy                 shards instead of the one file, where the config asks for them
       <output>.parquet                  instead of the .npy, where the config asks for it
       <output>.ranges.npy               beside an int8 final: least and greatest value of each dimension
@@ -37,6 +38,8 @@ Nothing is created, read or deleted here.
         indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
         versions.json                   which texts other library versions computed, where there are any
+        cut-<fingerprint>.bin           which of the encoded texts were cut, where there are any
+        cut_rows.bin                    the same by row, once the output is joined
         chunks/000/000012-<digest>.npy  vectors of a committed chunk
         parts/000012/                   what is good of a chunk that is being taken apart to find bad texts
         quarantine/000012.json          texts of a committed chunk that have no vector, and why

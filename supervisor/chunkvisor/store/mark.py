@@ -143,6 +143,7 @@ def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
             output.shards,
             output.manifest,
             output.quarantined,
+            output.truncated,
             output.partial("npy"),
             output.partial("parquet"),
             output.file("parquet"),

@@ -53,6 +53,8 @@ class OutputLayout:
     exact_stamp = Entry("state", "rows.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")
+    cut_rows = Entry("state", "cut_rows.bin")
+    """The same as <output>.truncated.jsonl, as int32: tokens before the cut of each row, 0 for one that is whole."""
 
     @property
     def state(self) -> Path:
@@ -87,6 +89,11 @@ class OutputLayout:
     def quarantined(self) -> Path:
         """The rows without a vector, one a line, where they are too many for the manifest."""
         return self.workdir / f"{self.name}.quarantined.jsonl"
+
+    @property
+    def truncated(self) -> Path:
+        """The rows whose texts were cut at the model's maximum length, one a line."""
+        return self.workdir / f"{self.name}.truncated.jsonl"
 
     @property
     def ranges(self) -> Path:
@@ -143,6 +150,10 @@ class OutputLayout:
     def versions_of(self, which: Slice) -> Path:
         """The versions as a slice has found them, of its own texts."""
         return self.state / f"versions.{which.name}.json"
+
+    def cut_texts(self, fingerprint: str) -> Path:
+        """Tokens before the cut of each text that is encoded under that fingerprint; see `store.cuttexts`."""
+        return self.state / f"cut-{fingerprint[:DIGEST_LENGTH]}.bin"
 
     def chunk(self, number: int, digest: str) -> Path:
         """File of a committed chunk; the name carries the digest, so that one rename commits file and record."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chunkvisor.assemble import badrows
+from chunkvisor.assemble import badrows, truncated
 from chunkvisor.assemble.before import drop_before, drop_earlier_sides
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import Form, asked_form
@@ -46,7 +46,7 @@ class Finish:
     job: Job
 
     def __call__(self, on_block: Callable[[], None]) -> dict[str, Any]:
-        """Rows, dimension and path of the final file.
+        """Rows, dimension and path of the final file, and how many rows were cut.
 
         Raises Halt, OSError, and what `on_block` raises.
         """
@@ -58,7 +58,7 @@ class Finish:
             taken = taken_of(layout, self.reuse, ledger, on_block) if self.reuse is not None else None
 
             def on_written(final: Final) -> None:
-                manifest.update(self._manifest(final, taken))
+                manifest.update(self._manifest(final, taken, on_block))
                 if layout.earlier.done.exists():
                     announce(layout, manifest)
 
@@ -77,7 +77,13 @@ class Finish:
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not self.opening.config.chunk.keep and not manifest["quarantined"]:
             ledger.remove_chunks()
-        return {"rows": self.begun.staged.rows, "dimension": final.dimension, "path": str(place_of(layout, form))}
+        return {
+            "rows": self.begun.staged.rows,
+            "dimension": final.dimension,
+            "path": str(place_of(layout, form)),
+            "truncated": (manifest["truncated"] or {}).get("rows", 0),
+            "max_length": manifest["model"]["max_length"] or 0,
+        }
 
     @property
     def _layout(self) -> OutputLayout:
@@ -87,16 +93,17 @@ class Finish:
     def _form(self) -> Form:
         return asked_form(self.opening.config.outputs[self._layout.name], self.begun.staged.carried)
 
-    def _manifest(self, final: Final, taken: Taken | None) -> dict[str, Any]:
+    def _manifest(self, final: Final, taken: Taken | None, on_block: Callable[[], None]) -> dict[str, Any]:
         ledger, layout, staged, job = self.ledger, self._layout, self.begun.staged, self.job
         assert ledger.facts is not None
         if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
             badrows.forget(layout.earlier, read_recorded(layout.earlier))
         bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), self.table, final))
+        cut = truncated.record(ledger, self.table, self.reuse, on_block)
         origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
         fingerprint = self.begun.fixed.identity.fingerprint
         manifest = build_manifest(
-            layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad
+            layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
         )
         if (query := self.opening.config.outputs[layout.name].query) is not None:
             manifest["source"]["query"] = query

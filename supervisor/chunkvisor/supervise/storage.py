@@ -16,6 +16,7 @@ from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged,
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.cuttexts import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.outputrun import OutputRun
@@ -68,6 +69,9 @@ class Storage:
             if output.versions is not None:
                 output.versions.saw(task.start, task.stop, output.ledger.facts, facts)
             vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
+            ledger = output.ledger
+            cut = ledger.layout.cut_texts(ledger.fingerprint)
+            take_cut(cut, ledger.plan.distinct, files.cut, task.start, task.stop)
             if whole:
                 output.ledger.commit(task.chunk, vectors, digest, facts)
             else:

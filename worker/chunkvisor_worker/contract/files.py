@@ -54,6 +54,9 @@ class AttemptFiles:
     """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
     batches = FileIn("batches.jsonl")
     """A line for each batch that began, and one for each that is written."""
+    cut = FileIn("cut.bin")
+    """Texts of more tokens than the model reads: int32 pairs of a position and the tokens before the cut. Missing if
+    there is none."""
     result = FileIn("result.json")
     """Written last, and only when the vectors are on disk."""
     fault = FileIn("fault.json")

@@ -225,6 +225,8 @@ class Facts:
     """None on a GPU, and for what is no plain text model."""
     loaded: Loaded | None = None
     """None for a plug-in."""
+    counts_cut: bool = False
+    """Whether it counts the tokens of texts that it cuts: not so for a plug-in, or without a tokenizer in Rust."""
 
 
 @dataclass(frozen=True, slots=True)

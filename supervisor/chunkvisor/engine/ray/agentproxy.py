@@ -121,7 +121,8 @@ class AgentProxy:
                 async with _TRAVELLING:
                     # What a worker that failed had encoded comes along; the result is the last.
                     of_batches = (files.batches, files.partial) if ended.returncode else ()
-                    for path in (files.log, files.beat, files.fault, *of_batches, files.vectors, files.result):
+                    of_texts = (*of_batches, files.cut, files.vectors)
+                    for path in (files.log, files.beat, files.fault, *of_texts, files.result):
                         await self._fetch(worker, path)
             except OSError:
                 # The disk here cannot take it; the supervisor knows what that means.

@@ -1,0 +1,89 @@
+"""Rows whose texts the model reads in part: counted and listed, whatever becomes of the attempts and of the files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor import testing
+from harness import Workplace
+from smallbert import save_small_bert
+
+pytestmark = pytest.mark.model
+
+LONG = "word " * 100
+"""102 tokens with those at both ends; the small model reads 64."""
+TEXTS = ["short", LONG, "brief", LONG, "word " * 62, "word " * 63, *(f"text {number}" for number in range(6))]
+CUT = {1: 102, 3: 102, 5: 65}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, minilm_path: Path) -> Path:
+    """A model of 64 tokens that takes no second to load."""
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    return save_small_bert(tmp_path_factory.mktemp("model"), minilm_path, Pooling(32))
+
+
+def prepare(workplace: Workplace, model: Path, texts: list[str] = TEXTS, **keys: Any) -> None:
+    """Write source and config."""
+    workplace.write_source(texts)
+    workplace.write_config("sentence-transformers", model__name=str(model), chunk__size=6, **keys)
+
+
+def listed(workplace: Workplace) -> dict[int, int]:
+    """Row -> tokens, as the file has them."""
+    path = workplace.workdir / "out.truncated.jsonl"
+    return {each["row"]: each["tokens"] for each in map(json.loads, path.read_text().splitlines())}
+
+
+def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> None:
+    """Manifest, last lines, status and report say how many rows were cut, and a file says which, with their tokens."""
+    prepare(workplace, model)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert listed(workplace) == CUT
+    said = workplace.manifest()["truncated"]
+    assert {key: said[key] for key in ("rows", "texts_not_counted", "file")} == {
+        "rows": 3,
+        "texts_not_counted": 0,
+        "file": "out.truncated.jsonl",
+    }
+    assert "3 rows were cut at 64 tokens, listed in out.truncated.jsonl" in ended.stderr
+    assert workplace.status()["outputs"]["out"]["truncated"] == 3
+    assert workplace.call("verify", str(workplace.workdir)).returncode == 0
+    (workplace.workdir / "out.truncated.jsonl").write_text("")
+    assert "out.truncated.jsonl" in workplace.call("verify", str(workplace.workdir)).stderr
+    assert workplace.run().returncode == 0
+    assert listed(workplace) == CUT
+
+
+def test_cut_rows_outlive_a_kill(workplace: Workplace, model: Path) -> None:
+    """What an attempt found before it was killed is listed, though another finishes its chunk."""
+    prepare(workplace, model, encode__batch_size=1)
+    with testing.fault("crashed", chunk=0):
+        ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.status()["attempts"] == {"committed": 2, "crashed": 1}
+    assert listed(workplace) == CUT
+
+
+def test_cut_rows_of_an_update(workplace: Workplace, model: Path) -> None:
+    """An update encodes the new texts alone, and still lists the cut rows among those that it takes over."""
+    prepare(workplace, model)
+    assert workplace.run().returncode == 0
+    prepare(workplace, model, ["first", LONG + "more", *TEXTS])
+    ended = workplace.run("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.manifest()["texts_encoded"] == 2
+    assert listed(workplace) == {1: 103} | {row + 2: tokens for row, tokens in CUT.items()}
+    assert workplace.manifest()["truncated"]["texts_not_counted"] == 0
+
+
+def test_nothing_cut(workplace: Workplace, model: Path) -> None:
+    """Without a cut row there is a count of 0 and no file."""
+    prepare(workplace, model, ["short", "brief"])
+    assert workplace.run().returncode == 0
+    assert workplace.manifest()["truncated"] == {"rows": 0, "texts_not_counted": 0}
+    assert not (workplace.workdir / "out.truncated.jsonl").exists()
