@@ -14,7 +14,7 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
-from chunkvisor.engine.ray.scratch import Scratch
+from chunkvisor.engine.ray.agent import Scratch
 from chunkvisor_worker.contract.environment import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
 from soaked import wide

@@ -9,6 +9,7 @@ import pytest
 
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine.modelsource import resolve_local
+from chunkvisor.engine.ray.agent import Scratch
 from chunkvisor.engine.ray.readiness import (
     check_shared,
     check_version,
@@ -16,7 +17,6 @@ from chunkvisor.engine.ray.readiness import (
     this_machine,
     this_version,
 )
-from chunkvisor.engine.ray.scratch import Scratch
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import ModelSpec

@@ -47,7 +47,7 @@ class Engines:
                 spec = outputs[0].job.model if outputs else model_spec(self._config.model, source.path, source.revision)
                 return ahead or self._local(spec)
             case EngineKind.RAY:
-                from chunkvisor.engine.ray.create import ray_engine
+                from chunkvisor.engine.ray.engine import ray_engine
 
                 job = outputs[0].job if outputs else None
                 return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)

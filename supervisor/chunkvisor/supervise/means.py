@@ -35,7 +35,7 @@ class Means:
         if not self.on_ray and "cpu" not in config.device:
             run.emit(LookingForGpus())
         if self.on_ray:
-            from chunkvisor.engine.ray.create import cluster_devices  # 60 ms before any run's first worker
+            from chunkvisor.engine.ray.engine import cluster_devices  # 60 ms before any run's first worker
 
             self.devices = cluster_devices(config)
         else:

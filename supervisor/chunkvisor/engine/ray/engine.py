@@ -1,26 +1,241 @@
-"""The supervisor's side of a cluster: which nodes there are, and workers on them.
+"""Runs workers on a Ray cluster: the parent's side, which knows the nodes and the workers on them.
 
-It does not import Ray: all of that happens in the bridge.
+It does not import Ray: all of that happens in the bridge, a process that this module starts and talks to by messages.
 """
 
 import itertools
+import os
+import signal
+import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
+from chunkvisor.config.model import Config
+from chunkvisor.decide.outcome import NODE_LOST
 from chunkvisor.decide.policy import backoff_s
+from chunkvisor.devices.gate import is_watched
+from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.health import Reading
 from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.process import keep_log_end
-from chunkvisor.engine.ray.link import Link
-from chunkvisor.engine.ray.node import Node
-from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, NodeUp, Order, Report
+from chunkvisor.engine.environment import SERVICE_MANAGERS
+from chunkvisor.engine.process import end, keep_log_end, readable, spawn
+from chunkvisor.engine.ray.readiness import this_machine, this_version
+from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, Launch, Model, NodeState, NodeUp, Order, Report, Terms
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Waiting
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor.store.attempt import Job
+from chunkvisor.store.layout import Layout
+from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder
+from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.wire import from_json, to_json
+
+
+class Node:
+    """A node that can work."""
+
+    def __init__(self, number: str, up: NodeUp, send: Callable[[Order], None]) -> None:
+        self.number = number
+        self.up = up
+        self.state: NodeState | None = None
+        """None before it is known whether a template gets ready."""
+        self.released = False
+        self._send = send
+        self._workers: dict[int, RayWorker] = {}
+        self._looks: dict[int, Future[Reading]] = {}
+
+    def start(self, number: int, folder: str, device: Device, *, fresh: bool, blocking_launches: bool) -> "RayWorker":
+        """Start a worker; what goes wrong is heard of later."""
+        warm = not fresh and self.state is not None and self.state.warm
+        self._workers[number] = worker = RayWorker(self._send, self.number, number, warm)
+        launch = Launch(folder, self.up.devices.index(device), fresh, blocking_launches)
+        self._send(Order(self.number, number, launch=launch))
+        return worker
+
+    def sensor(self, device: Device) -> "NodeSensor":
+        """Of one of its GPUs that are watched."""
+        watched = [each for each in self.up.devices if is_watched(each)]
+        return NodeSensor(self.look, self.up.devices.index(device), self.up.readings[watched.index(device)])
+
+    def look(self, device: int) -> Future[Reading]:
+        """Have the GPU at this position looked at."""
+        look = self._looks.setdefault(device, Future())
+        self._send(Order(self.number, look=device))
+        return look
+
+    def hear(self, report: Report) -> None:
+        """Take in what the node says of itself, or of a worker."""
+        if report.state is not None:
+            self.state = report.state
+        elif report.looked is not None and (look := self._looks.pop(report.looked.device, None)) is not None:
+            look.set_result(report.looked.reading)
+        elif (worker := self._workers.get(report.worker)) is not None:
+            worker.hear(report)
+            if report.ended is not None:
+                del self._workers[report.worker]
+
+    def lose(self) -> None:
+        """Nothing more will be heard of it, nor of its workers."""
+        for worker in self._workers.values():
+            worker.lose()
+        for look in self._looks.values():
+            look.cancel()
+
+
+class NodeSensor:
+    """A Sensor of a node's GPU: nvidia-smi runs there."""
+
+    def __init__(self, look: Callable[[int], Future[Reading]], position: int, first: Reading) -> None:
+        """`first` was read before the first worker."""
+        self._look = look
+        self._position = position
+        self._first = first
+
+    def first(self) -> Future[Reading]:
+        """See Sensor."""
+        known: Future[Reading] = Future()
+        known.set_result(self._first)
+        return known
+
+    def ask(self) -> Future[Reading]:
+        """See Sensor."""
+        return self._look(self._position)
+
+    def close(self) -> None:
+        """See Sensor."""
+
+
+class RayWorker:
+    """A Worker on a node."""
+
+    tells_beats = True
+
+    def __init__(self, send: Callable[[Order], None], node: str, number: int, warm: bool) -> None:
+        """`warm` is what is expected of its start."""
+        self.pid = 0
+        self.warm = warm
+        self._send = send
+        self._node = node
+        self._number = number
+        self._called = False
+        self._returncode: int | None = None
+        self._kills = 0
+
+    def hear(self, report: Report) -> None:
+        """Take in what is said of it; when it has ended its files are here, the last beat among them."""
+        if report.started is not None:
+            self.pid, self.warm = report.started.pid, report.started.warm
+        if report.ended is not None:
+            self._kills, self._returncode = report.ended.oom_kills, report.ended.returncode
+        self._called |= report.heard or report.ended is not None
+
+    def lose(self) -> None:
+        """Nothing more will be heard of it."""
+        self._returncode = NODE_LOST
+
+    def watched(self) -> list[int]:
+        """See Worker; all of them are heard of by the engine's one descriptor."""
+        return []
+
+    def has_called(self) -> bool:
+        """See Worker."""
+        called, self._called = self._called, False
+        return called
+
+    def go(self, limits: Limits) -> None:
+        """See Worker."""
+        self._send(Order(self._node, self._number, gate=limits))
+
+    def leave(self) -> None:
+        """See Worker."""
+        self._send(Order(self._node, self._number, leave=True))
+
+    def poll(self) -> int | None:
+        """See Worker."""
+        return self._returncode
+
+    def oom_kills(self) -> int:
+        """See Worker."""
+        return self._kills
+
+    def signal(self, number: signal.Signals) -> None:
+        """See Worker."""
+        if self._returncode is None:
+            self._send(Order(self._node, self._number, signal=int(number)))
+
+
+_SEND_S = 5.0
+"""A bridge that takes no message within this time is stuck."""
+_GRACE_S = 12.0
+_LINE_BYTES = 64 << 20
+
+
+class Link:
+    """One bridge process."""
+
+    def __init__(self, log: Path, begin: Begin) -> None:
+        """Start it, and tell it what it is for. Raises OSError."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_SEND_S)
+        self._buffer = b""
+        self.alive = True
+        """Whether anything can be said or heard."""
+        environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
+        # No figures about this cluster go to Ray's makers; the run id, so that a later run can end it.
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: begin.terms.run_id}
+        try:
+            self._process = spawn(
+                [sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge"], theirs, log, environment
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        self.send(begin)
+
+    def watched(self) -> list[int]:
+        """A descriptor that becomes readable when there is something to hear, its end included."""
+        return [self._socket.fileno()] if self.alive else []
+
+    def send(self, message: Begin | Order) -> None:
+        """Say it; a bridge that has ended or is stuck is dead from then on."""
+        try:
+            if self.alive:
+                self._socket.sendall(to_json(message))
+        except OSError:
+            self._end(0.0)
+
+    def hear(self) -> list[Report]:
+        """What has been said meanwhile."""
+        found: list[Report] = []
+        while self.alive and readable(self._socket.fileno()):
+            try:
+                data = self._socket.recv(1 << 20)
+            except OSError:
+                data = b""
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            found += [report for line in lines if (report := from_json(Report, line)) is not None]
+            if not data or len(self._buffer) > _LINE_BYTES:
+                self._end(0.0)
+        return found
+
+    def close(self) -> None:
+        """Let it end the agents, and itself."""
+        self.send(Order(close=True))
+        self._end(_GRACE_S)
+
+    def _end(self, grace_s: float) -> None:
+        if self.alive:
+            self.alive = False
+            end(self._process, grace_s)
+            self._socket.close()
+
 
 _START_S = 30.0
 """What an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
@@ -213,3 +428,35 @@ class RayEngine:
             self._told_waiting = True
             left_s = round(limit_s - waited_s, 1)
             self._emit(Waiting(left_s, f"no node can work: {self._why}", outcome="lost", limit_s=left_s))
+
+
+def cluster_devices(config: Config) -> tuple[Device, ...]:
+    """What stands for the devices of a cluster until its nodes have told theirs."""
+    kind = "cpu" if "cpu" in config.device else "cuda"
+    return (Device(kind, name="the Ray cluster"),)
+
+
+def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emit: Emit) -> RayEngine:
+    """The engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to be done.
+
+    Raises OSError where the engine's folder cannot be made.
+    """
+    make_folder(layout.ray, durable=False)
+    model = job.model if job else ModelSpec(config.model.name)
+    (device,) = cluster_devices(config)
+    terms = Terms(
+        run_id=run_id,
+        version=this_version(),
+        machine=this_machine(),
+        workdir=str(layout.workdir),
+        shared=config.engine.shared,
+        device=tuple(config.device),
+        per_device=config.workers.per_device,
+        env=dict(config.env),
+        start=str(config.workers.start),
+        startup_s=config.recovery.startup_timeout,
+        model=Model(model.name, model.path, model.revision, str(model.kwargs.get("backend", "torch"))),
+        template=TemplateSpec(model, device.kind, job.import_path if job else ()),
+    )
+    begin = Begin(config.engine.address, terms)
+    return RayEngine(begin, layout.ray / "bridge.log", config.recovery.wait_timeout, emit)
