@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
 from measured import took
-from tokens import matrix_peak
 
 HERE = Path(__file__).parent
 BATCH_SIZES = (32, 64, 128, 256)
@@ -124,6 +124,24 @@ def measure(folder: Path, texts: list[str], device: str, chunk: int, repeat: int
 def call(command: list[str], folder: Path) -> float:
     """Seconds of one command; it has to succeed."""
     return took(command, folder).seconds
+
+
+def matrix_peak(device: str, dtype: str) -> float:
+    """FLOP/s of large matrix products with torch's own threads, the best of ten: what the device can do at most."""
+    import torch
+
+    size = 8192 if device.startswith("cuda") else 512 if dtype == "bfloat16" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+    best = 0.0
+    for _ in range(10):
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ b
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
 
 
 def main() -> None:

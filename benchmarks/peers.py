@@ -53,7 +53,7 @@ class Peer:
     largest_difference: float = 0.0
     least_cosine: float = 1.0
     computed: str = ""
-    """Of a run: tokens, padding and the share of what the machine can do."""
+    """Of a run: tokens and padding."""
     note: str = ""
     """Why it has no figures; empty = it has."""
 

@@ -20,10 +20,7 @@ def rows_of(workplace: GpuWorkplace, chunk: int) -> list[int]:
 @pytest.mark.newer
 @pytest.mark.usefixtures("new_interpreters")
 def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
-    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives its memory back.
-
-    What the GPU can do at most is timed by the first of them.
-    """
+    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives its memory back."""
     gpu_workplace.write_texts(20)
     gpu_workplace.write_model_config()
     ended = gpu_workplace.run()
@@ -32,9 +29,6 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     traces = gpu_workplace.gpu.trace().values()
     assert [any("cudaLaunchKernel" in call for call in calls) for calls in traces] == [True, True]
     assert gpu_workplace.gpu.used_bytes() == 0
-    ended_workers = gpu_workplace.named("worker_ended")
-    assert all(each["flop"] > 0 < each["peak_flop_per_s"] for each in ended_workers)
-    assert len({each["peak_flop_per_s"] for each in ended_workers}) == 1
 
 
 def run_with_long_texts(workplace: GpuWorkplace, **changes: Any) -> Ended:

@@ -148,26 +148,6 @@ def test_a_device_tells_what_is_padding(padded: tuple[int, int], share: float | 
 
 
 @pytest.mark.parametrize(
-    ("workers", "share"),
-    [
-        ([], None),
-        ([(2.0, 3e9, 0.0)], None),
-        ([(2.0, 3e9, 2e9)], 0.75),
-        ([(2.0, 3e9, 2e9), (1.0, 7e9, 0.0)], 0.75),  # of whose hardware nothing is known
-        ([(2.0, 3e9, 2e9), (1.0, 0.0, 2e9)], 0.5),  # ended before its first batch
-        ([(2.0, 3e9, 2e9), (1.0, 9e9, 9e9)], 0.9231),  # on other hardware
-        ([(0.0, 0.0, 2e9)], None),
-    ],
-)
-def test_a_device_tells_its_share_of_the_peak(workers: list[tuple[float, float, float]], share: float | None) -> None:
-    """Operations of all its workers, of what the hardware does in their time: (seconds, operations, peak a second)."""
-    times = DeviceTimes()
-    for busy_s, flop, peak in workers:
-        times.add(WorkerEnded("a", 0, 1, 0, busy_s=busy_s, flop=flop, peak_flop_per_s=peak))
-    assert times.peak_share == share
-
-
-@pytest.mark.parametrize(
     ("tokens_done", "eta_s"),
     # 20 s for 400 of 1,000 tokens of 25 texts: 30 s for the rest of the chunk, 50 s for each of the 2 others.
     [(400, 130), (99, None), (0, None)],

@@ -79,7 +79,7 @@ def test_status(path: Path) -> None:
         attempts[outcome] = attempts.get(outcome, 0) + count
     assert attempts == before["attempts"]
     # Of which these journals do not tell.
-    later = {"padded_tokens": 0, "padding_share": None, "flop": 0, "peak_flop": 0, "peak_share": None}
+    later = {"padded_tokens": 0, "padding_share": None}
     devices = {number: each | later for number, each in before["devices"].items()}
     assert plain({number: asdict(times) for number, times in state.device_times.items()}) == devices
     assert (state.texts_per_s, state.told_s) == (before["texts_per_s"], before["told_s"])

@@ -22,10 +22,6 @@ class Progress(Protocol):
     def leaving(self) -> bool:
         """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
 
-    @property
-    def known_peak_flop_per_s(self) -> float:
-        """Operations a second that the device can do at most, where it was timed before; 0 = it was not."""
-
     def phase(self, phase: Phase) -> None:
         """A new phase begins."""
 
@@ -35,11 +31,11 @@ class Progress(Protocol):
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """The texts at these positions begin, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
 
-    def expect(self, tokens: int, peak_flop_per_s: float = 0.0) -> None:
-        """All texts together have so many tokens, without padding; see `Beat` for the peak."""
+    def expect(self, tokens: int) -> None:
+        """All texts together have so many tokens, without padding."""
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int, flop: float = 0.0) -> None:
-        """The batch is done: rows, tokens without padding, tokens with padding, operations (0 = unknown)."""
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+        """The batch is done: rows, tokens without padding, tokens with padding."""
 
 
 class Encoder(Protocol):

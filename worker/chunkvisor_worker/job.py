@@ -92,7 +92,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
 
 
 def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
-    progress.know(rows_total=spec.stop - spec.start - len(spec.skip), peak_flop_per_s=spec.peak_flop_per_s)
+    progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
     encoder = build(spec)
     encoder.load(progress)
@@ -163,7 +163,7 @@ def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Li
         else:
             vectors.add(own, block)
     if own is None:  # it was none of the attempt's texts
-        progress.know(rows_done=0, tokens_done=0, padded_tokens=0, flop=0.0)
+        progress.know(rows_done=0, tokens_done=0, padded_tokens=0)
 
 
 def read_texts(path: Path, spec: Spec) -> list[str]:

@@ -21,9 +21,10 @@ from chunkvisor_worker.encoder import Indices, Vectors
 Wait: TypeAlias = Callable[[], Vectors]
 """Waits for a batch's vectors."""
 
-_BATCH_S = 8.0
-"""What a batch may take: within a grace of 25 s, a worker that is told to leave has to finish those under way and the
-one that waits for a lane."""
+_MOST_PRODUCTS = 160e9
+"""Padded tokens of a batch times the model's weights, for each thread of its lane. A slow core does 20e9 a second, and
+a batch may take 8 s: within a grace of 25 s, a worker that is asked to leave has to finish the batches under way and
+the one that waits for a lane."""
 
 STATELESS = frozenset(
     {
@@ -86,11 +87,14 @@ class Lanes:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def lanes_for(threads: int, batches: int, batch_s: float) -> Lanes:
-    """For so many batches, the largest of which takes one core `batch_s` (0 = unknown: one after the other)."""
-    if batch_s <= 0:
-        return Lanes()
-    least_threads = math.ceil(batch_s / _BATCH_S)
+def weights_of(model: Any) -> int:
+    """Numbers in the matrices that each token is multiplied with, about: embeddings are looked up, not multiplied."""
+    return int(model.transformers_model.num_parameters(exclude_embeddings=True))
+
+
+def lanes_for(threads: int, batches: int, products: float) -> Lanes:
+    """For so many batches, the largest of which has so many products: its padded tokens times the model's weights."""
+    least_threads = max(1, math.ceil(products / _MOST_PRODUCTS))
     count = most_lanes(threads // least_threads, batches, os.environ.get(BATCHES_AT_ONCE, ""))
     return Lanes(count, threads // count, count) if count > 1 else Lanes()
 

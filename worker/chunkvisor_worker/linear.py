@@ -14,13 +14,13 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.environment import LINEAR
-from chunkvisor_worker.flop import one_thread
 
 TORCH, ONEDNN = "torch", "onednn"
 
@@ -159,7 +159,7 @@ def _measure(layers: Sequence[Any]) -> list[Timing]:
     shapes = Counter((layer.out_features, layer.in_features) for layer in layers)
     dear = sorted(shapes, key=lambda shape: -shapes[shape] * shape[0] * shape[1])[:_SHAPES]
     of_shape = {(layer.out_features, layer.in_features): layer for layer in reversed(layers)}
-    with one_thread(), torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         return _timed(torch, [(shapes[shape], of_shape[shape]) for shape in dear])
 
 
@@ -221,3 +221,18 @@ def _is_plain(parameter: Any) -> bool:
 def _address(parameter: Any) -> int:
     """The same for two parameters that share their numbers."""
     return int(parameter.data_ptr()) if _is_plain(parameter) else id(parameter)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within it, torch computes with one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads != 1:
+            torch.set_num_threads(threads)

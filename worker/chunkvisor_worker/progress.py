@@ -45,11 +45,6 @@ class BeatWriter:
         """See `Progress.leaving`."""
         return self._told_to_leave()
 
-    @property
-    def known_peak_flop_per_s(self) -> float:
-        """See `Progress.known_peak_flop_per_s`."""
-        return self.beat.peak_flop_per_s
-
     def know(self, **news: Any) -> None:
         """Take fields of the beat, to be written with the next."""
         self.beat = replace(self.beat, **news)
@@ -87,18 +82,17 @@ class BeatWriter:
         else:
             self.tick()
 
-    def expect(self, tokens: int, peak_flop_per_s: float = 0.0) -> None:
+    def expect(self, tokens: int) -> None:
         """See `Progress.expect`."""
-        self.know(tokens_total=tokens, peak_flop_per_s=peak_flop_per_s)
+        self.know(tokens_total=tokens)
 
-    def advance(self, rows: int, tokens: int, padded_tokens: int, flop: float = 0.0) -> None:
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch is done."""
         before = self.beat
         self.know(
             rows_done=before.rows_done + rows,
             tokens_done=before.tokens_done + tokens,
             padded_tokens=before.padded_tokens + padded_tokens,
-            flop=before.flop + flop,
         )
         self.tick()
 

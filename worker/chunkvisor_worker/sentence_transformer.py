@@ -14,13 +14,11 @@ import numpy as np
 from chunkvisor_worker import attention, linear
 from chunkvisor_worker.batching import computed_lengths, cut
 from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.layershapes import LayerShapes
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
-from chunkvisor_worker.flop import cores, cpu_rate, gpu_rate, layer_shapes, torch_threads
-from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for
+from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for, weights_of
 from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
@@ -56,9 +54,8 @@ class SentenceTransformerEncoder:
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear: LinearKernel | None = None
-        self._layers = LayerShapes()
-        self._rate = 0.0
-        """Operations a second, of a core or of the GPU; 0 = unknown."""
+        self._weights = 0
+        """See `lanes.weights_of`; 0 where batches are computed one after the other."""
         self._pinned = PinnedBuffers()
 
     def load(self, progress: Progress) -> None:
@@ -103,8 +100,6 @@ class SentenceTransformerEncoder:
             progress.phase(Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
-            if self._layers.weights:
-                self._rate = progress.known_peak_flop_per_s or gpu_rate(self._model.dtype, self._device)
         if self._model is None:
             self._load(self._device, progress)
             self._tokenize(progress)
@@ -126,8 +121,7 @@ class SentenceTransformerEncoder:
         """
         counted = self._tokenized is not None
         if counted:
-            peak = self._rate * (cores(torch_threads()) if self._device == "cpu" else 1)
-            progress.expect(int(self._lengths.sum()), peak)
+            progress.expect(int(self._lengths.sum()))
         batches, lanes = self._batches(limits), Lanes(ahead=1)
         if self._device == "cpu":
             batches = list(batches)
@@ -146,7 +140,7 @@ class SentenceTransformerEncoder:
             self._dimension = vectors.shape[1]
             computed = self._computed(indices)
             tokens, padded = (int(each.sum()) if counted else 0 for each in (self._lengths[indices], computed))
-            progress.advance(len(indices), tokens, padded, self._layers.flop(computed.tolist()))
+            progress.advance(len(indices), tokens, padded)
             yield indices, vectors
 
     def facts(self) -> Facts:
@@ -175,10 +169,9 @@ class SentenceTransformerEncoder:
         if self._model is None:
             self._model = load_model(self._spec, device)
             if is_plain_text_model(self._model):
-                self._layers = layer_shapes(self._model.transformers_model)
+                self._weights = weights_of(self._model)  # before layers are packed: those keep none
                 if self._device == "cpu":
                     self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
-                    self._rate = cpu_rate(self._model.dtype, self._linear) if self._layers.weights else 0.0
         set_truncate_dim(self._model, self._encode.truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 
@@ -194,11 +187,13 @@ class SentenceTransformerEncoder:
         return computed_lengths(self._lengths, indices, flat=self._tokenized is not None and self._tokenized.flat)
 
     def _lanes(self, batches: Sequence[Indices]) -> Lanes:
-        if self._tokenized is None or self._tokenized.flat or not self._rate or not is_stateless(self._model):
+        if self._tokenized is None or self._tokenized.flat or not is_stateless(self._model):
             return Lanes()
+        import torch
+
         shared = [each for each in batches if len(each) > 1]
-        largest = max((self._layers.flop(self._computed(each).tolist()) for each in shared), default=0.0)
-        return lanes_for(torch_threads(), len(shared), largest / self._rate)
+        largest = max((int(self._computed(each).sum()) for each in shared), default=0)
+        return lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _batches(self, limits: Limits) -> Iterable[Indices]:
         known = self._tokenized

@@ -51,8 +51,6 @@ class Station:
         self.dropped = False
         self.freed_s: float | None = None
         """When the last worker that computed on it ended; None before the first."""
-        self.peak_flop_per_s = 0.0
-        """What it can do at most, in the model's dtype, as a worker has timed it; 0 = none has."""
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)

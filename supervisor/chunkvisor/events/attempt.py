@@ -64,10 +64,6 @@ class WorkerEnded(AttemptEvent):
     """Without padding; 0 where the encoder cannot count them."""
     padded_tokens: int = 0
     """With it."""
-    flop: float = 0.0
-    """Floating-point operations of its batches, by the shapes of the model's layers; 0 = unknown."""
-    peak_flop_per_s: float = 0.0
-    """Of its device, in a matrix product that the worker has timed; 0 = unknown."""
 
 
 @event(

@@ -95,12 +95,6 @@ class DeviceTimes:
     """While busy, without padding."""
     padding_share: float | None = None
     """Of the tokens that were computed."""
-    flop: float = 0.0
-    """Floating-point operations of the batches, padded, by the shapes of the model's layers; 0 = unknown."""
-    peak_flop: float = 0.0
-    """What the device would have done in the same time at the rate of a matrix product that the worker has timed."""
-    peak_share: float | None = None
-    """`flop` of `peak_flop`."""
 
     def add(self, ended: WorkerEnded) -> None:
         """Take in the end of a worker."""
@@ -115,10 +109,6 @@ class DeviceTimes:
         if self.busy_s:
             self.texts_per_s = round(self.texts / self.busy_s, 3)
             self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
-        if ended.peak_flop_per_s:
-            self.flop += ended.flop
-            self.peak_flop += round(ended.busy_s * ended.peak_flop_per_s)
-            self.peak_share = round(self.flop / self.peak_flop, 4) if self.peak_flop else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,6 @@ class Place:
     """Where the model's files are there; None = the job's."""
     skip: tuple[int, ...] = ()
     """Texts of the range, counted from its first, that have their vectors: the worker does not get them."""
-    peak_flop_per_s: float = 0.0
-    """What the device can do at most; 0 = nobody has timed it."""
     canary: str | None = None
     """See `Spec.canary`."""
     canary_row: int | None = None
@@ -90,7 +88,6 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         skip=place.skip,
         limits=limits,
         wire=WIRE,
-        peak_flop_per_s=place.peak_flop_per_s,
         canary=place.canary,
         canary_row=place.canary_row,
     )

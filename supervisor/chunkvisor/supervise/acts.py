@@ -191,7 +191,6 @@ class Acts:
                 site.threads,
                 site.model_path,
                 tuple(text - task.start for text in task.skip),
-                station.peak_flop_per_s,
             )
             spec = write_attempt(files, output.job, place, _texts_of(task, output), start.limits)
             fresh, blocking = task.fresh, task.blocking_launches

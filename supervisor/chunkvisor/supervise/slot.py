@@ -76,8 +76,6 @@ class Slot:
             return
         self._looked_s = now_s
         self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
-        if self.pulse.beat is not None:
-            self.station.peak_flop_per_s = max(self.station.peak_flop_per_s, self.pulse.beat.peak_flop_per_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
         if self.gate is Gate.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
@@ -136,8 +134,6 @@ class Slot:
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
             "padded_tokens": beat.padded_tokens if beat else 0,
-            "flop": beat.flop if beat else 0.0,
-            "peak_flop_per_s": beat.peak_flop_per_s if beat else 0.0,
         }
 
     def go(self, limits: Limits) -> None:

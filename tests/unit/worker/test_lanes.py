@@ -20,29 +20,28 @@ WAIT_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("threads", "batches", "batch_s", "expected"),
+    ("threads", "batches", "products", "expected"),
     [
-        pytest.param(2, 100, 0.5, Lanes(2, 1, 2), id="as many as threads"),
-        pytest.param(2, 8, 0.5, Lanes(2, 1, 2), id="four batches a lane"),
-        pytest.param(2, 7, 0.5, Lanes(), id="too few batches"),
-        pytest.param(1, 100, 0.5, Lanes(), id="one thread"),
-        pytest.param(64, 100, 0.5, Lanes(25, 2, 25), id="many cores, few batches"),
-        pytest.param(16, 100, 30.0, Lanes(4, 4, 4), id="batches that take long"),
-        pytest.param(2, 100, 68.0, Lanes(), id="batches that take too long"),
-        pytest.param(16, 100, 0.0, Lanes(), id="nobody knows how long"),
-        pytest.param(0, 0, 0.5, Lanes(), id="nothing at all"),
+        pytest.param(2, 100, 1e10, Lanes(2, 1, 2), id="as many as threads"),
+        pytest.param(2, 8, 1e10, Lanes(2, 1, 2), id="four batches a lane"),
+        pytest.param(2, 7, 1e10, Lanes(), id="too few batches"),
+        pytest.param(1, 100, 1e10, Lanes(), id="one thread"),
+        pytest.param(64, 100, 1e10, Lanes(25, 2, 25), id="many cores, few batches"),
+        pytest.param(16, 100, 6e11, Lanes(4, 4, 4), id="batches that take long"),
+        pytest.param(2, 100, 14e11, Lanes(), id="batches that take too long"),
+        pytest.param(0, 0, 1e10, Lanes(), id="nothing at all"),
     ],
 )
-def test_lanes_for(threads: int, batches: int, batch_s: float, expected: Lanes) -> None:
+def test_lanes_for(threads: int, batches: int, products: float, expected: Lanes) -> None:
     """Many short batches get a lane for each thread; few or long ones get fewer lanes with more threads each."""
-    assert lanes_for(threads, batches, batch_s) == expected
+    assert lanes_for(threads, batches, products) == expected
 
 
 def test_the_environment_bounds_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wants one batch at a time can have it."""
     monkeypatch.setenv(BATCHES_AT_ONCE, "1")
 
-    assert lanes_for(16, 1000, 0.5) == Lanes()
+    assert lanes_for(16, 1000, 1e10) == Lanes()
 
 
 def batches_of(*sizes: int) -> list[Indices]:

@@ -132,8 +132,6 @@ class Spec:
     """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
     wire: int = 1
     """See WIRE; where it is missing, the first."""
-    peak_flop_per_s: float = 0.0
-    """As a worker on the same device has timed it, see `Beat`; 0 = it is still to be timed."""
     canary: str | None = None
     """A text that had its vector before, encoded first and alone: shows that device and model work. Its vector is
     thrown away."""
@@ -183,10 +181,6 @@ class Beat:
     """The device is free for the next worker, though this one has not ended."""
     opening_s: float = 0.0
     """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
-    flop: float = 0.0
-    """Floating-point operations of the batches that are done; 0 = unknown, like the next."""
-    peak_flop_per_s: float = 0.0
-    """Operations a second that its device has done in a matrix product, at most; on a CPU, its threads' cores."""
 
 
 @dataclass(frozen=True, slots=True)
