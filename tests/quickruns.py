@@ -16,14 +16,14 @@ import chunkvisor.supervise.diskwait
 import chunkvisor.supervise.driver
 import chunkvisor.supervise.joins
 import chunkvisor.supervise.session
-from chunkvisor.observe.surroundings import surroundings
+from chunkvisor.show.record import surroundings
 
 _LOADED_LATE = (
     *("chunkvisor.cli.encode", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
-    *("chunkvisor.observe.console", "chunkvisor.observe.record", "chunkvisor.observe.sensors"),
-    *("chunkvisor.observe.nextsteps", "chunkvisor.observe.terminal", "chunkvisor.observe.systemd"),
-    *("chunkvisor.observe.afterwards", "chunkvisor.supervise.work"),
+    *("chunkvisor.show.console", "chunkvisor.show.record", "chunkvisor.show.sensors"),
+    *("chunkvisor.show.nextsteps", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),
+    *("chunkvisor.show.afterwards", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.processes", "chunkvisor.ingest.stage"),
     *("chunkvisor.ingest.peek", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
@@ -39,7 +39,7 @@ def be_quick() -> None:
     versions = surroundings({})["packages"]
     for owner, name, stand_in in (
         (yaml, "safe_dump", fast),
-        (chunkvisor.observe.surroundings, "_version", versions.get),
+        (chunkvisor.show.record, "_version", versions.get),
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
         (chunkvisor.decide.policy, "BACKOFF_S", 0.01),

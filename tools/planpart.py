@@ -9,8 +9,8 @@ from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.draw import draw
 from chunkvisor.commands.planning.estimate import final_bytes, memory_bytes
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.histogram import Bin, Distribution
 from chunkvisor.engine.modelfolder import ModelShape
-from chunkvisor.observe.histogram import Bin, Distribution
 
 _ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2
 _COUNTS = {8: 1203, 16: 3782, 32: 6118, 64: 4017, 128: 1065, 256: 658, 512: 102, 1024: 16, 2048: 5, 4096: 3}

@@ -11,7 +11,7 @@ import chunkvisor.api
 import chunkvisor.results
 from chunkvisor.arguments import meanings
 from chunkvisor.assemble import badreasons
-from chunkvisor.observe import outputstatus, status
+from chunkvisor.show import outputstatus, status
 from docstrings import attribute_docs
 from md import code, table
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from chunkvisor.observe.follow import Follower
-from chunkvisor.observe.live import line_of
-from chunkvisor.observe.view import Room, view
+from chunkvisor.show.follow import Follower
+from chunkvisor.show.live import line_of
+from chunkvisor.show.view import Room, view
 
 COLUMNS, LINES = 80, 24
 OUT = Path(__file__).with_name("run.svg")

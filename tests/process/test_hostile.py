@@ -37,7 +37,7 @@ from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import resolve
 from chunkvisor.ingest.stage import stage
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.observe.status import read_status
+from chunkvisor.show.status import read_status
 from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of

@@ -8,8 +8,16 @@ import pytest
 import yaml
 
 from chunkvisor.config.secretnames import is_secret
-from chunkvisor.observe.invocation import KEPT, next_number, open_invocation, superfluous
-from chunkvisor.observe.surroundings import LEFT_OUT, driver_version, surroundings, without_secrets
+from chunkvisor.show.record import (
+    KEPT,
+    LEFT_OUT,
+    driver_version,
+    next_number,
+    open_invocation,
+    superfluous,
+    surroundings,
+    without_secrets,
+)
 from chunkvisor.store.layout import InvocationFiles, Layout
 from harness import finish, kill, wait_for
 from scripted_workplace import ScriptedWorkplace

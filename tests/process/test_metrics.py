@@ -1,5 +1,6 @@
 """Metrics: what a monitoring system reads of a run."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,26 +8,26 @@ import pytest
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
-from chunkvisor.observe import extras
-from chunkvisor.observe.extras import require_extras
-from chunkvisor.observe.metrics import Metrics
+from chunkvisor.show.metrics import Metrics
+from chunkvisor.supervise import extras
+from chunkvisor.supervise.extras import require_extras
 from harness import Workplace
-
-pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra: metrics)")
 
 
 def figures(path: Path) -> dict[tuple[str, ...], float]:
-    """(name, label values…) -> value, as prometheus_client's own parser reads the file."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    families = list(text_string_to_metric_families(path.read_text()))
-    assert all(family.documentation and family.type in ("gauge", "counter") for family in families)
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
+    """(name, label values…) -> value; each sample has a help line and a type line above it."""
+    found, described = dict[tuple[str, ...], float](), set[tuple[str, str]]()
+    for line in path.read_text().splitlines():
+        if line.startswith("# "):
+            _, kind, name, words = line.split(" ", 3)
+            assert kind == "HELP" or words in ("gauge", "counter")
+            described.add((kind, name))
+            continue
+        match = re.fullmatch(r'(\w+)(?:\{\w+="(.*)"\})? (\S+)', line)
+        assert match is not None, line
+        assert {("HELP", match[1]), ("TYPE", match[1])} <= described
+        found[(match[1],) if match[2] is None else (match[1], match[2])] = float(match[3])
+    return found
 
 
 def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
@@ -74,25 +75,16 @@ def config(tmp_path: Path, **keys: Any) -> Config:
     return Config.model_validate({**values, **keys}, context={"folder": tmp_path})
 
 
-@pytest.mark.parametrize(
-    ("keys", "package", "extra"),
-    [
-        ({"metrics": {"textfile": "m.prom"}}, "prometheus_client", "metrics"),
-        ({"notify": ["json://h"]}, "apprise", "notify"),
-    ],
-)
-def test_a_missing_extra_is_named(
-    keys: dict[str, Any], package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the library of a key is not installed, the run is refused with the extra to install."""
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the library of a key is not installed, the run is refused with the extra to install."""
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
 
     with pytest.raises(Halt) as refused:
-        require_extras(config(tmp_path, **keys))
+        require_extras(config(tmp_path, notify=["json://h"]))
 
     assert refused.value.code == 78
-    assert package in refused.value.what
-    assert f"chunkvisor[{extra}]" in refused.value.remedy
+    assert "apprise" in refused.value.what
+    assert "chunkvisor[notify]" in refused.value.remedy
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

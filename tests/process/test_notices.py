@@ -14,9 +14,8 @@ from chunkvisor.events.attempt import ChunkCommitted, Quarantined
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Halted
 from chunkvisor.events.state import RunState
-from chunkvisor.observe import notices
-from chunkvisor.observe.notices import Notices
-from chunkvisor.observe.pace import Pace
+from chunkvisor.show import notices
+from chunkvisor.show.notices import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from harness import Workplace, wait_for
 from late import needs
@@ -209,22 +208,30 @@ def test_an_interruption_by_the_person_is_not_told(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("commits_s", "now_s", "stalled"),
     [
-        pytest.param([], 1700, None, id="first chunk, half an hour not over"),
-        pytest.param([], 1900, 1900, id="first chunk, too long"),
-        pytest.param([10, 20, 30], 1800, None, id="quick chunks have half an hour too"),
-        pytest.param([10, 20, 30], 1900, 1870, id="quick chunks, too long"),
-        pytest.param([1000, 2000], 11_000, None, id="slow chunks have ten times the usual"),
-        pytest.param([1000, 2000], 12_500, 10_500, id="slow chunks, too long"),
+        pytest.param([], 1700, False, id="first chunk, half an hour not over"),
+        pytest.param([], 1900, True, id="first chunk, too long"),
+        pytest.param([10, 20, 30], 1800, False, id="quick chunks have half an hour too"),
+        pytest.param([10, 20, 30], 1900, True, id="quick chunks, too long"),
+        pytest.param([1000, 2000], 11_000, False, id="slow chunks have ten times the usual"),
+        pytest.param([1000, 2000], 12_500, True, id="slow chunks, too long"),
     ],
 )
-def test_stalls(commits_s: list[float], now_s: float, stalled: float | None) -> None:
+def test_stalls(
+    commits_s: list[float], now_s: float, stalled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten times the usual, and half an hour at least, without a chunk is a stall."""
-    pace = Pace()
-    pace.began(0)
-    for commit_s in commits_s:
-        pace.committed(commit_s)
+    sent: list[str] = []
+    told = Notices(["json://localhost"], Layout(tmp_path), None)
+    monkeypatch.setattr(told, "_send", lambda what, _body: sent.append(what))
+    clock = iter([0.0, *map(float, commits_s), float(now_s)])
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    told.event(OutputOpened("o", 1, 1, 1), RunState())
+    for _ in commits_s:
+        told.event(ChunkCommitted("o", 0, 1, 1, 1, 1), RunState())
 
-    assert pace.stalled_s(now_s) == stalled
+    told.tick()
+
+    assert sent == ["no progress"] * stalled
 
 
 def test_a_stall_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.show import defaults
+from chunkvisor.show import observer
 from harness import Workplace, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -242,7 +242,7 @@ def test_a_run_with_nothing_to_do_leaves_the_report(place: ScriptedWorkplace) ->
 
 def test_a_long_story_does_not_hold_up_the_end(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a journal beyond the limit the report is left to the command."""
-    monkeypatch.setattr(defaults, "_MOST_BYTES", 100)
+    monkeypatch.setattr(observer, "_MOST_BYTES", 100)
 
     assert place.run_here().returncode == 0
     assert not (place.workdir / "report.html").exists()

@@ -14,9 +14,8 @@ from chunkvisor.devices.gpuprobe import GpuProbe, parse
 from chunkvisor.devices.processes import Processes
 from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
-from chunkvisor.observe import sensors
-from chunkvisor.observe.boundedlines import BoundedLines
-from chunkvisor.observe.sensors import Sensors
+from chunkvisor.show import sensors
+from chunkvisor.show.sensors import BoundedLines, Sensors
 from chunkvisor.store.layout import InvocationFiles
 from harness import Workplace, wait_for
 

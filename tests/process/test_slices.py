@@ -19,8 +19,8 @@ import pytest
 
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.follow import merged
-from chunkvisor.observe.snapshot import OutputState, RunHealth, Snapshot
+from chunkvisor.show.follow import merged
+from chunkvisor.show.snapshot import OutputState, RunHealth, Snapshot
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger

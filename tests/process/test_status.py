@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.observe.status import SCHEMA
+from chunkvisor.show.status import SCHEMA
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold, read_holder
 from chunkvisor.store.runfolders import at_work

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
+from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted, Go
+from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Halted
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.systemd import Systemd, service_manager
+from chunkvisor.show.observer import Observer
+from chunkvisor.show.systemd import Systemd, service_manager
 from harness import Workplace, finish, wait_for
 
 TEXTS = [f"text {number}" for number in range(12)]
@@ -68,7 +69,7 @@ def test_run_is_ready_alive_and_stopping(workplace: Workplace, manager: Manager)
     process = workplace.start("run", str(workplace.config_path), env=env)
     wait_for(lambda: manager.hears("READY=1"))
     # Always listening: a socket's queue has room for ten messages (net.unix.max_dgram_qlen), and then they are lost.
-    wait_for(lambda: manager.hears("STATUS=out: 1 of 3 chunks") and (workplace.folder / "waiting").exists())
+    wait_for(lambda: manager.hears("STATUS=computing") and (workplace.folder / "waiting").exists())
     del manager.heard[:]
     wait_for(lambda: manager.hears("WATCHDOG=1"))
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -139,18 +140,18 @@ def test_manager_that_is_away_for_a_while(path: str) -> None:
 
 def test_status_is_one_line_and_not_a_flood(manager: Manager) -> None:
     """Whatever a message holds, the status is one line; progress is told now and then, and at the end."""
-    observer = Systemd(manager.address, None)
-    for done in range(1, 101):
-        commit = ChunkCommitted(
-            "out", done, texts=1, texts_done=done, chunks_done=done, chunks=100, texts_per_s=1234.5, eta_s=7200.0 - done
-        )
-        observer.event(commit, RunState())
-    observer.event(OutputOpened("short", rows=1, distinct=1, chunks=1), RunState())
-    observer.event(Halted(1, "wrong\nREADY=1\n"), RunState())
-    assert manager.hears("STATUS=wrong READY=1")
-    assert manager.heard == [
-        "STATUS=out: 1 of 100 chunks, 1,234 rows/s, about 2.0 h left",
-        "STATUS=out: 100 of 100 chunks, 1,234 rows/s, about 2.0 h left",
-        "STATUS=short: 0 of 1 chunk done before",
-        "STATUS=wrong READY=1",
+    observer, state = Systemd(manager.address, None), RunState()
+    events: list[Event] = [
+        OutputOpened("out", rows=100, distinct=100, chunks=100, chunk_size=1),
+        Go("out", 0, 1, rows=1),
     ]
+    events += [ChunkCommitted("out", done, 1, done, done, 100) for done in range(1, 101)]
+    for event in [*events, Halted(1, "wrong\nREADY=1\n")]:
+        state.apply(event, 1000.0)
+        observer.event(event, state)
+    assert manager.hears("STATUS=wrong READY=1")
+    opened, first, last, halted = manager.heard
+    assert opened == "STATUS=out: 100 chunks of up to 1 text"
+    assert "1 of 100 chunks" in first
+    assert "100 of 100 chunks" in last
+    assert halted == "STATUS=wrong READY=1"

@@ -11,8 +11,7 @@ from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, likeness, policy, suspicion
 from chunkvisor.events import journal, state
-from chunkvisor.observe import invocation, messenger, metrics, notices, pace, sensors
-from chunkvisor.show import defaults
+from chunkvisor.show import metrics, notices, observer, record, sensors
 from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
@@ -51,12 +50,12 @@ NUMBERS = [
     ("docs/how-to/write-an-encoder.md", f"`batch_size: auto` is {specs.AUTO_ROWS}"),
     ("docs/how-to/watch-a-run.md", f"every {metrics.INTERVAL_S:g} seconds"),
     ("docs/how-to/watch-a-run.md", f"that of its last {state._WINDOW} chunks"),
-    ("docs/how-to/watch-a-run.md", f"larger than {defaults._MOST_BYTES >> 20} MiB together"),
-    ("docs/how-to/watch-a-run.md", f"{in_words(pace._TIMES)} times as long as usual"),
+    ("docs/how-to/watch-a-run.md", f"larger than {observer._MOST_BYTES >> 20} MiB together"),
+    ("docs/how-to/watch-a-run.md", f"{in_words(notices.STALL_TIMES)} times as long as usual"),
     ("docs/how-to/watch-a-run.md", f"{in_words(notices.END_S)} seconds at most, {in_words(notices.HURRIED_S)} after"),
     ("docs/reference/metrics.md", f"Every {in_words(sensors.INTERVAL_S)} seconds"),
     ("docs/reference/metrics.md", f"After {sensors.LINES:,} lines"),
-    ("docs/reference/run-folder.md", f"The newest {invocation.KEPT}"),
+    ("docs/reference/run-folder.md", f"The newest {record.KEPT}"),
     ("docs/reference/run-folder.md", f"the first {badrows.LISTED:,} rows at most"),
     ("docs/reference/run-folder.md", f"every {journal._EVERY_BYTES >> 10} KB"),
     ("docs/reference/failures.md", f"only the first {taxonomy.HEAD_CHARS >> 10} KiB count"),
@@ -89,5 +88,5 @@ def test_the_page_has_the_numbers_of_the_code(page: str) -> None:
 
 def test_times_in_words() -> None:
     """A half hour and a minute are what the code has."""
-    assert pace._LEAST_S == 30 * 60
-    assert messenger.TIMEOUT_S == 60
+    assert notices.STALL_LEAST_S == 30 * 60
+    assert notices.TIMEOUT_S == 60

@@ -10,11 +10,11 @@ import pytest
 from chunkvisor.assemble.badreasons import BadReason
 from chunkvisor.events.event import Severity
 from chunkvisor.events.run import Note
-from chunkvisor.observe.follow import Follower, Tail
-from chunkvisor.observe.outputstatus import OutputStatus, moved
-from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
-from chunkvisor.observe.status import State, Status
-from chunkvisor.observe.statusscreen import status_screen
+from chunkvisor.show.follow import Follower, Tail
+from chunkvisor.show.outputstatus import OutputStatus, moved
+from chunkvisor.show.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
+from chunkvisor.show.status import State, Status
+from chunkvisor.show.statusscreen import status_screen
 from harness import ROOT
 
 

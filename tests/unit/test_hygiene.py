@@ -33,7 +33,6 @@ ROOMS = (
         "testing",
         "supervise",
         "show",
-        "observe",
         "assemble",
         "ingest",
         "engine",
@@ -95,7 +94,7 @@ def test_room_imports_only_what_stands_below_it() -> None:
 
 def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
     """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
-    light = ("cli.run", "config.load", "observe.terminal", "observe.afterwards", "supervise.session", "observe.record")
+    light = ("cli.run", "config.load", "show.terminal", "show.afterwards", "supervise.session", "show.record")
     program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
@@ -200,7 +199,7 @@ def test_state_is_opened_by_the_functions_for_it() -> None:
             assert list(opened(path)) == [], path
 
 
-MAY_PRINT = {"printing.py", "engine/ray/survey.py", "observe/messenger.py", "commands/drill.py"}
+MAY_PRINT = {"printing.py", "engine/ray/survey.py", "show/notices.py", "commands/drill.py"}
 """The one that prints, and programs of their own, whose output is read by ours."""
 
 
@@ -217,7 +216,6 @@ def test_what_is_printed_goes_through_one_module() -> None:
 
 def test_no_page_is_stale() -> None:
     """Each generated part is as `python tools/pages.py` writes it, and each that can be made is in one page."""
-    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra: metrics)")
     texts = {page: page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md")}
     stale = [str(page.relative_to(ROOT)) for page, text in texts.items() if pages.renewed(text) != text]
     assert stale == [], "run `python tools/pages.py`, and commit what it writes"

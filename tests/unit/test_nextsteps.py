@@ -6,7 +6,7 @@ import pytest
 
 from chunkvisor.assemble.form import Form
 from chunkvisor.config.choices import FinalFormat
-from chunkvisor.observe.nextsteps import how_to_read
+from chunkvisor.show.nextsteps import how_to_read
 
 TABLE = FinalFormat.PARQUET
 SOURCE_ROW = "source_row there is the row of the source"

@@ -5,7 +5,7 @@ import pytest
 from chunkvisor.events.event import Event
 from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.show.observer import Observer, Observers
 
 
 class Fragile(Observer):

@@ -16,9 +16,9 @@ from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import OutputOpened, Staging
 from chunkvisor.events.run import Draining, Invoked, Waiting
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.logger import LOGGER, Logger
-from chunkvisor.observe.observer import Observers
-from chunkvisor.observe.progressbar import ProgressBar, is_watched
+from chunkvisor.show.logger import LOGGER, Logger
+from chunkvisor.show.observer import Observers
+from chunkvisor.show.progressbar import ProgressBar, is_watched
 
 INVOKED = Invoked(workdir="nowhere")
 OPENED = OutputOpened("out", rows=40, distinct=20, chunks=2, chunk_size=10)

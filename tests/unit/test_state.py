@@ -12,10 +12,11 @@ from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import KINDS, Severity, Signed
 from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.progress import closing_line, figure, heartbeat_s, percent, progress_line, stage
-from chunkvisor.observe.readings import GpuReading, ProcessReading, Readings, SensorLine, last_line
-from chunkvisor.observe.runview import snapshot_of
-from chunkvisor.observe.snapshot import Snapshot
+from chunkvisor.show.progress import closing_line, figure, heartbeat_s, percent, progress_line, stage
+from chunkvisor.show.readings import Readings
+from chunkvisor.show.runview import snapshot_of
+from chunkvisor.show.sensors import GpuReading, ProcessReading, SensorLine, last_line
+from chunkvisor.show.snapshot import Snapshot
 from chunkvisor_worker.contract.messages import Beat, Phase, Tier
 
 Event = tuple[float, str, dict[str, Any]]

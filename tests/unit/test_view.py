@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.events.event import Severity
-from chunkvisor.observe.progress import progress_line
-from chunkvisor.observe.readings import GpuReading
-from chunkvisor.observe.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
-from chunkvisor.observe.view import Room, view
+from chunkvisor.show.progress import progress_line
+from chunkvisor.show.sensors import GpuReading
+from chunkvisor.show.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
+from chunkvisor.show.view import Room, view
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.observe.afterwards import Afterwards
+from chunkvisor.show.afterwards import Afterwards
 
 _DISCARDING = ("--from-scratch", "--yes")
 

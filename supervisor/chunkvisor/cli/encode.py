@@ -11,7 +11,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 
 if TYPE_CHECKING:
     from chunkvisor.commands.fileinplace import OneFile
-    from chunkvisor.observe.observer import Observer
+    from chunkvisor.show.observer import Observer
 
 
 @click.command("encode")
@@ -75,7 +75,7 @@ def encode(
     from chunkvisor.cli.again import typed
     from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
     from chunkvisor.config.load import in_sections
-    from chunkvisor.observe.terminal import shown
+    from chunkvisor.show.terminal import shown
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -103,8 +103,8 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
     """Make the file; where that does not end well, say how to go on. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
     from chunkvisor.commands.onefile import encode
-    from chunkvisor.observe.afterwards import Afterwards
-    from chunkvisor.observe.observer import Observers
+    from chunkvisor.show.afterwards import Afterwards
+    from chunkvisor.show.observer import Observers
     from chunkvisor.store.layout import Layout
 
     afterwards = Afterwards(observer, Layout(wanted.workdir))

@@ -12,7 +12,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.observer import Observer
+    from chunkvisor.show.observer import Observer
     from chunkvisor.store.slices import Slice
     from chunkvisor.supervise.request import Request
 
@@ -70,7 +70,7 @@ def run(
     """
     from chunkvisor.cli.again import typed
     from chunkvisor.config.load import load
-    from chunkvisor.observe.terminal import shown
+    from chunkvisor.show.terminal import shown
     from chunkvisor.supervise.request import Request
 
     if of_slice is not None and from_scratch:
@@ -100,9 +100,9 @@ def run(
 def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
-    from chunkvisor.observe.afterwards import Afterwards
-    from chunkvisor.observe.observer import Observers
-    from chunkvisor.observe.systemd import service_manager
+    from chunkvisor.show.afterwards import Afterwards
+    from chunkvisor.show.observer import Observers
+    from chunkvisor.show.systemd import service_manager
     from chunkvisor.store.layout import Layout
     from chunkvisor.supervise.session import run
 
@@ -117,7 +117,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         raise
     finally:
         if in_words:
-            from chunkvisor.observe.nextsteps import next_steps
+            from chunkvisor.show.nextsteps import next_steps
 
             complete = code is ExitCode.COMPLETE and request.slice is None
             told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)

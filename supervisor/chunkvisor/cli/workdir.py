@@ -12,7 +12,7 @@ from chunkvisor.printing import say
 from chunkvisor.units import counted
 
 if TYPE_CHECKING:
-    from chunkvisor.observe.outputstatus import OutputStatus
+    from chunkvisor.show.outputstatus import OutputStatus
 
 _FEW = 3
 """Files that are named where they are as they were written."""
@@ -34,10 +34,10 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.observe.follow import Follower
-    from chunkvisor.observe.status import read_status
-    from chunkvisor.observe.statusscreen import status_screen
-    from chunkvisor.observe.watching import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
+    from chunkvisor.show.follow import Follower
+    from chunkvisor.show.status import read_status
+    from chunkvisor.show.statusscreen import status_screen
+    from chunkvisor.show.watching import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
     from chunkvisor.store.layout import Layout
 
     if watch:
@@ -152,7 +152,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
 
 def _to_go_on(workdir: Path) -> str:
-    from chunkvisor.observe.status import State, read_status
+    from chunkvisor.show.status import State, read_status
 
     live = read_status(workdir).state is State.RUNNING
     command = "encode" if workdir.suffix == ".chunkvisor" else "run"
@@ -172,7 +172,7 @@ def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
 
 
 def _far(output: "OutputStatus") -> str:
-    from chunkvisor.observe.progress import rows_in_words
+    from chunkvisor.show.progress import rows_in_words
 
     if not output.rows:
         return "its source has not been read yet"

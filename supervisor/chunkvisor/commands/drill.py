@@ -31,9 +31,9 @@ from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.observe.console import Console
-from chunkvisor.observe.observer import Observer
-from chunkvisor.observe.status import read_status
+from chunkvisor.show.console import Console
+from chunkvisor.show.observer import Observer
+from chunkvisor.show.status import read_status
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import mark

@@ -16,8 +16,8 @@ from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.observe.nextsteps import how_to_read
-from chunkvisor.observe.observer import Observer, Observers
+from chunkvisor.show.nextsteps import how_to_read
+from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.store.target import check_target
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run

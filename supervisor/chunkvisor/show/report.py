@@ -29,10 +29,10 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.progress import AttemptKey
 from chunkvisor.ingest.peek import peek
-from chunkvisor.observe.follow import Follower
-from chunkvisor.observe.readings import SensorLine, read_line
-from chunkvisor.observe.status import State, Status, read_status
-from chunkvisor.observe.statusscreen import status_screen
+from chunkvisor.show.follow import Follower
+from chunkvisor.show.sensors import SensorLine, read_line
+from chunkvisor.show.status import State, Status, read_status
+from chunkvisor.show.statusscreen import status_screen
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.runfolders import all_runs

@@ -15,15 +15,14 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import JOURNAL, Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
-from chunkvisor.observe.extras import require_extras
-from chunkvisor.observe.invocation import open_invocation
-from chunkvisor.observe.observer import Observer, Observers
-from chunkvisor.show.defaults import observers_of_run
+from chunkvisor.show.observer import Observer, Observers, observers_of_run
+from chunkvisor.show.record import open_invocation
 from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import claim
 from chunkvisor.store.refusal import refusal
 from chunkvisor.store.slicelock import hold_workdir
+from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.signals import Signals

@@ -9,7 +9,7 @@ from itertools import islice
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import SliceDone
-from chunkvisor.observe.outputstatus import read_output
+from chunkvisor.show.outputstatus import read_output
 from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout

@@ -20,12 +20,12 @@ from chunkvisor.commands.planning.estimate import (
     stride,
 )
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.histogram import distribution, longest_texts
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry
 from chunkvisor.events.run import Note
-from chunkvisor.observe.histogram import distribution, longest_texts
 
 GIB = 1 << 30
 

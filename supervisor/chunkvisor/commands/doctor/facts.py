@@ -20,7 +20,7 @@ from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.devices.torchprobe import ask_torch
 from chunkvisor.engine.ray.survey import survey
 from chunkvisor.errors import Halt
-from chunkvisor.observe.extras import require_extras
+from chunkvisor.supervise.extras import require_extras
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:

@@ -30,7 +30,7 @@ from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_ha
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.ingest.sourcesize import measure_source
-from chunkvisor.observe.status import State, read_status
+from chunkvisor.show.status import State, read_status
 from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError

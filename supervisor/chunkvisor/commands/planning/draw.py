@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
-from chunkvisor.observe.histogram import Bin
-from chunkvisor.observe.progress import figure
+from chunkvisor.commands.planning.histogram import Bin
+from chunkvisor.show.progress import figure
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 WIDTH = 80

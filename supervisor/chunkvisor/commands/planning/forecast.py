@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from chunkvisor.observe.histogram import Distribution
+from chunkvisor.commands.planning.histogram import Distribution
 
 
 class Unit(StrEnum):

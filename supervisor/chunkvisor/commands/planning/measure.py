@@ -9,13 +9,13 @@ import numpy as np
 
 from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.forecast import Unit
+from chunkvisor.commands.planning.histogram import Lengths
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.ingest.tablefiles import TableFiles
-from chunkvisor.observe.histogram import Lengths
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask

@@ -14,6 +14,7 @@ from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, gpu_bytes, last_rate, memory_bytes, scaled
 from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
+from chunkvisor.commands.planning.histogram import Lengths, distribution, longest_texts
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import Measured, measure
 from chunkvisor.commands.planning.samples import Sample, sample_of
@@ -26,12 +27,11 @@ from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_mode
 from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.observe.extras import require_extras
-from chunkvisor.observe.histogram import Lengths, distribution, longest_texts
 from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.fixed import Plan, read_facts
 from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.extras import require_extras
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lanecount import most_lanes
 
