@@ -64,9 +64,8 @@ def prepare_models() -> None:
     gc.disable()
     for module in ("sentence_transformer", "taint", "forked"):
         importlib.import_module(f"chunkvisor_worker.{module}")
-    with importlib.import_module("chunkvisor_worker.lateimports").LateImports():
-        for module in ("torch", "sentence_transformers", "transformers.models.bert.modeling_bert"):
-            importlib.import_module(module)
+    for module in ("torch", "sentence_transformers", "transformers.models.bert.modeling_bert"):
+        importlib.import_module(module)
     gc.enable()
 
 

@@ -1,7 +1,8 @@
 """Batches of models that compute their texts one behind the other, without padding (flash attention, `unpad_inputs`).
 
 sentence-transformers 6.2 makes such a batch anew from its texts (base/modules/transformer.py, `preprocess`); here it is
-made of token ids that were counted before, so that batches can be cut by the sum of their tokens.
+made of token ids that were counted before, so that batches can be cut by the sum of their tokens. This leans on the
+attribute `can_flatten_inputs` of its Transformer. Where that is missing, no batch is flattened.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +14,20 @@ from chunkvisor_worker.encoder import Indices
 
 def is_flattened(model: Any) -> bool:
     """Whether the model takes its batches so."""
-    return bool(model[0].can_flatten_inputs)
+    return bool(getattr(model[0], "can_flatten_inputs", False))
 
 
 @contextmanager
 def unflattened(model: Any) -> Iterator[None]:
     """Within it, the model's `preprocess` gives the token ids text by text."""
-    first, flattens = model[0], model[0].can_flatten_inputs
-    first.can_flatten_inputs = False
+    if not is_flattened(model):
+        yield
+        return
+    model[0].can_flatten_inputs = False
     try:
         yield
     finally:
-        first.can_flatten_inputs = flattens
+        model[0].can_flatten_inputs = True
 
 
 def flatten(model: Any, rows: Sequence[Mapping[str, Indices]]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, Leng
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
-from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 from chunkvisor_worker.model import NO_LIMIT, split_kwargs
 from chunkvisor_worker.tokenizer_check import check_tokenizer
@@ -101,8 +100,7 @@ def answer(files: LengthsFiles, request: LengthsRequest) -> LengthsAnswer:
 
 def folder_of(model: ModelSpec) -> Path:
     """The folder of the model, or of its tokenizer's files, looked up in the hub. Raises what the hub raises."""
-    with LateImports():
-        from transformers import logging
+    from transformers import logging
 
     logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
     if model.path:

@@ -19,7 +19,6 @@ from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for, weights_of
-from chunkvisor_worker.lateimports import LateImports
 from chunkvisor_worker.model import (
     is_placed_by_loading,
     is_plain_text_model,
@@ -31,7 +30,9 @@ from chunkvisor_worker.model import (
 )
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
-from chunkvisor_worker.weightscopy import copy_weights, drop_weights
+
+_LEFT_BYTES = 256 << 20
+"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
 
 
 class SentenceTransformerEncoder:
@@ -69,10 +70,9 @@ class SentenceTransformerEncoder:
         # What an import makes stays. To look for what can be freed among its 400,000 objects, seven times meanwhile and
         # now and then later, takes 0.8 of the 6 s that the import takes.
         gc.disable()
-        with LateImports():
-            import huggingface_hub.utils
-            import sentence_transformers  # noqa: F401 - the import is the work of this phase
-            import transformers
+        import huggingface_hub.utils
+        import sentence_transformers  # noqa: F401 - the import is the work of this phase
+        import transformers
 
         gc.freeze()
         gc.enable()
@@ -105,7 +105,7 @@ class SentenceTransformerEncoder:
             self._tokenize(progress)
         elif self._device != "cpu":
             progress.phase(Phase.WEIGHTS_COPY)
-            copy_weights(self._model, self._device)
+            self._model.to(self._device)
 
     def texts_cut(self) -> Indices:
         """See `Encoder.texts_cut`."""
@@ -162,7 +162,7 @@ class SentenceTransformerEncoder:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
         if self._device == "cpu":
             return True
-        return self._model is not None and self._model.get_backend() == "torch" and drop_weights(self._model)
+        return self._model is not None and self._model.get_backend() == "torch" and _drop_weights(self._model)
 
     def _load(self, device: str, progress: Progress) -> None:
         progress.phase(Phase.MODEL_LOAD)
@@ -243,3 +243,13 @@ class SentenceTransformerEncoder:
             normalize_embeddings=self._encode.normalize,
         )
         return self._pinned.begin_copy(tensor.float())
+
+
+def _drop_weights(model: Any) -> bool:
+    """Give the GPU's memory back; whether nearly all of it is free then. Raises what torch raises."""
+    import torch
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.new_empty(0)
+    torch.cuda.empty_cache()
+    return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)

@@ -10,7 +10,6 @@ from chunkvisor_worker.batching import estimated_tokens, slices
 from chunkvisor_worker.encoder import Indices, Progress
 from chunkvisor_worker.flattened import flatten, is_flattened, unflattened
 from chunkvisor_worker.model import max_length, table_rows
-from chunkvisor_worker.shorten import CHARS_PER_TOKEN, shorten, works_by_word
 from chunkvisor_worker.tokenizer_check import check_ids
 
 
@@ -44,9 +43,6 @@ class TokenizedTexts:
 def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progress) -> TokenizedTexts:
     """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
     sizes = [len(text.encode()) for text in texts]
-    chars = [len(text) for text in texts]
-    if (shortened := _shortened(model, texts)) is not texts:
-        texts, sizes = shortened, [len(text.encode()) for text in shortened]
     # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
     unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
@@ -59,9 +55,7 @@ def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progres
         extras = {key: value for key, value in features.items() if key not in columns}
         found = _cut_tokens(features)
         if cut is not None and found is not None:
-            # Of a text that was shortened before, the tokenizer has seen the beginning alone.
-            seen = ((part.start + at, tokens) for at, tokens in found)
-            cut += [(at, tokens * chars[at] // max(1, len(texts[at]))) for at, tokens in seen]
+            cut += [(part.start + at, tokens) for at, tokens in found]
         else:
             cut = None
         for row in zip(*columns.values(), strict=True):
@@ -97,17 +91,3 @@ def estimated_lengths(model: Any, texts: Sequence[str], prompt: str | None) -> I
     limit = max_length(model) or max(sizes, default=0)
     prompt_bytes = len((prompt or "").encode())
     return np.array([min(limit, estimated_tokens(prompt_bytes + size)) for size in sizes], dtype=np.int64)
-
-
-def _shortened(model: Any, texts: list[str]) -> list[str]:
-    limit, tokenizer = max_length(model), model.tokenizer
-    if limit is None or not any(len(text) > CHARS_PER_TOKEN * limit for text in texts):
-        return texts
-    if not works_by_word(tokenizer):
-        return texts
-
-    def count(heads: list[str]) -> list[int]:
-        found = tokenizer(heads, truncation=False, padding=False, add_special_tokens=False, verbose=False)
-        return [len(ids) for ids in found["input_ids"]]
-
-    return shorten(texts, limit, count)
