@@ -34,6 +34,14 @@ class AcceleratorError(RuntimeError):
 AcceleratorError.__module__ = "torch"
 
 
+def damage():
+    """A fault that no text can cause: its chunk is given up in the end."""
+    raise TextsDamagedError("the texts are not those that were written")
+
+
+TextsDamagedError = type("TextsDamagedError", (RuntimeError,), {"__module__": "chunkvisor_worker.job"})
+
+
 def device_assert():
     raise AcceleratorError("CUDA error: device-side assert triggered")
 
@@ -64,6 +72,7 @@ FAULTS = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "value_error": value_error,
+    "damage": damage,
     "device_assert": device_assert,
     "kill_worker": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "kill_supervisor": kill_supervisor,

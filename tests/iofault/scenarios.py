@@ -46,7 +46,7 @@ def _begun(folder: Path) -> ScriptedWorkplace:
     """All but the last chunk is committed, and an out-of-memory fault has left its lesson."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2)
     place.lay("t0", "oom")
-    place.lay("t6", "terminate!")
+    place.lay("t6", "damage!")
     assert place.run_here().returncode == 75
     place.lift("t6")
     return place

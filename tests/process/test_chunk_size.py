@@ -22,7 +22,7 @@ def test_fixed_by_the_first_run(tmp_path: Path) -> None:
     figures, words = planned(place)
     assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
     assert "2 of 500 texts; usual for cpu" in words
-    place.lay("t510", "terminate!")
+    place.lay("t510", "damage!")
     first = place.run_here("--set", "recovery.attempts=1")
     assert "out: chunks of 500 texts, usual for cpu" in first.stderr
     place.lift("t510")

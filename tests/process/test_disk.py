@@ -101,7 +101,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
     """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not computed again."""
     assert place.run_here().returncode == 0
     shutil.rmtree(place.workdir)
-    place.lay("t4", "terminate!")
+    place.lay("t4", "damage!")
     assert place.run_here("--set", "recovery.attempts=1").returncode == 75
     place.lift("t4")
     with monkeypatch.context() as patch:

@@ -80,7 +80,7 @@ def test_what_was_there_is_kept_until_it_is_replaced(place: ScriptedWorkplace) -
     """While the new run has no final file the old one is kept; then it is removed, and nothing else is left of it."""
     before = files(place)
     place.write_source(OTHERS)
-    place.lay("n2", "terminate!")
+    place.lay("n2", "damage!")
     ended = place.run_here("--from-scratch")
     assert ended.returncode == 75, ended.stderr
     assert not (place.workdir / "out.npy").exists()
@@ -130,7 +130,7 @@ def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", die)
         assert place.run_here("--from-scratch").returncode == 74
-    place.lay("t3", "terminate!")
+    place.lay("t3", "damage!")
     assert place.run_here("--from-scratch").returncode == 75
     assert (place.workdir / ".out.before" / "out.npy").read_bytes() == final
     place.lift("t3")

@@ -281,7 +281,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place.lay("out5", "value_error!")
     place.lay("out0", "oom")
     place.lay("more1", "value_error!")
-    place.lay("more2", "terminate!")
+    place.lay("more2", "damage!")
     assert place.run_here().returncode == 75
     layout = Layout(place.workdir)
     write_pin(layout.model, Snapshot("org/model", None, str(folder), "abc"))

@@ -24,7 +24,7 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         tmp_path_factory.mktemp("begun") / "place", TEXTS, chunk__size=2, recovery__attempts=1
     )
     if request.param == "unfinished":
-        place.lay("t2", "terminate!")
+        place.lay("t2", "damage!")
     assert place.run_here().returncode == (75 if request.param == "unfinished" else 0)
     if request.param == "unfinished":
         place.lift("t2")

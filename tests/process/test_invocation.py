@@ -177,7 +177,7 @@ def test_what_a_run_leaves(place: ScriptedWorkplace) -> None:
 def test_last_words_are_kept(place: ScriptedWorkplace) -> None:
     """The log of a run that halts ends with the words and the summary has them, with the code."""
     place.write_config("scripted:make", chunk__size=2, recovery__attempts=1)
-    place.lay("t2", "terminate!")
+    place.lay("t2", "damage!")
     ended = place.run_here()
     assert ended.returncode == 75
     log = newest(place).log.read_text()

@@ -103,8 +103,8 @@ def test_a_halt_is_told_in_the_words_of_the_command(workplace: Workplace, receiv
     """The notice of a halt has what, why and what to do, as standard error has them."""
     ended = run(workplace, receiver, {"out/0": "no_gpu@load"})
 
-    assert ended.returncode == 69, ended.stderr
-    assert titles(receiver) == ["ended with exit code 69"]
+    assert ended.returncode == 78, ended.stderr
+    assert titles(receiver) == ["ended with exit code 78"]
     what = next(line for line in ended.stderr.splitlines() if line.startswith("chunkvisor: "))
     assert what.removeprefix("chunkvisor: ") in receiver.got[0]["message"]
     assert "do:  " in receiver.got[0]["message"]

@@ -228,7 +228,7 @@ def test_limit_counts_what_an_earlier_run_found(tmp_path: Path) -> None:
     place = few(tmp_path / "place", recovery__max_bad_rows=2)
     place.lay("t1", "nan!")
     place.lay("t4", "nan!")
-    place.lay("t6", "terminate!")
+    place.lay("t6", "damage!")
     assert place.run_here().returncode == 75
     place.lift("t6")
     place.lay("t6", "nan!")
@@ -259,7 +259,7 @@ def test_first_chunk_is_all_bad(tmp_path: Path, stopped_between: bool) -> None:
     for text in ("t0", "t1"):
         place.lay(text, "value_error!")
     if stopped_between:
-        place.lay("t2", "terminate!")
+        place.lay("t2", "damage!")
         assert place.run_here().returncode == 75
         place.lift("t2")
     ended = place.run_here()
@@ -272,7 +272,7 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
     place = few(tmp_path / "place")
     place.lay("t0", "crash!")
     for text in ("t1", "t3"):
-        place.lay(text, "terminate!")
+        place.lay(text, "damage!")
     ended = place.run_here()
     assert ended.returncode == 75, ended.stderr
     assert "not complete: out chunk 0 failed in every try" in ended.stderr
@@ -368,7 +368,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
     place = few(tmp_path_factory.mktemp("halfway") / "place")
     place.lay("t1", "value_error!")
     place.lay("t5", "value_error!")
-    place.lay("t6", "terminate!")
+    place.lay("t6", "damage!")
     assert place.run_here().returncode == 75
     names = {path.name for path in (parts_folder(place) / "000001").iterdir()}
     assert "index.json" in names

@@ -31,7 +31,7 @@ def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [f"{hostile} {number}" for number in range(12)]
     place = ScriptedWorkplace.make(tmp_path_factory.mktemp("browser") / "place", texts, chunk__size=4)
     place.lay(texts[1], "oom")
-    place.lay(texts[5], "terminate!")
+    place.lay(texts[5], "damage!")
     place.write_config("scripted:make", chunk__size=4, recovery__attempts=1)
     place.lay(texts[9], "value_error!")
     assert place.run_here().returncode == 75

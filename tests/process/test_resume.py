@@ -80,7 +80,7 @@ def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
 def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     """What only changes how the work is done may change at a resume; only what is missing is computed."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
-    place.lay("t0", "terminate!")
+    place.lay("t0", "damage!")
     assert place.run_here().returncode == 75
     place.lift("t0")
     done_before = len(place.calls())

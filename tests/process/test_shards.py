@@ -178,7 +178,7 @@ def test_a_foreign_folder(tmp_path: Path) -> None:
     assert ended.returncode == 78
     assert "is there already, and no run of chunkvisor has made it" in ended.stderr
     mine.parent.rename(tmp_path / "away")
-    place.lay("t6", "terminate!")
+    place.lay("t6", "damage!")
     assert place.run_here().returncode == 75
     (tmp_path / "away").rename(mine.parent)
     place.lift("t6")

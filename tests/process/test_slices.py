@@ -172,7 +172,7 @@ def test_a_slice_of_bad_texts_that_ends_first(place: ScriptedWorkplace) -> None:
 
 def test_a_run_of_the_whole_finishes_what_slices_left(place: ScriptedWorkplace) -> None:
     """A run without --slice does what no slice has done, and joins; of what is done nothing is done again."""
-    place.lay("t3", "terminate!")
+    place.lay("t3", "damage!")
     place.write_config("scripted:make", chunk__size=2, recovery__attempts=1)
     assert place.run_here("--slice", "2/3").returncode == 75
     halted = status(place)

@@ -97,11 +97,11 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
 
 def test_halted(place: ScriptedWorkplace) -> None:
     """A run that gave up is `halted`, and status repeats its last words."""
-    place.lay("t2", "terminate!")
+    place.lay("t2", "damage!")
     assert place.run_here().returncode == 75
     halted = status_here(place)
     assert halted["state"] == "halted"
-    assert halted["attempts"] == {"committed": 1, "interrupted": 1}
+    assert halted["attempts"] == {"committed": 1, "crashed": 1}
     words = place.here("status", str(place.workdir)).stdout
     assert words.startswith("halted\n")
     assert "out: 50 %, about 3 of 6 rows, 1 of 2 chunks" in words
@@ -142,7 +142,7 @@ def test_no_journal(place: ScriptedWorkplace) -> None:
 
 def test_output_of_another_config(place: ScriptedWorkplace) -> None:
     """An unfinished output that the last run's config does not name any more does not make the workdir unfinished."""
-    place.lay("t2", "terminate!")
+    place.lay("t2", "damage!")
     assert place.run_here().returncode == 75
     place.write_config("scripted:make", outputs={"other": {"source": "rows.jsonl", "template": "x{text}"}})
     assert place.run_here().returncode == 0

@@ -54,7 +54,7 @@ def begun(tmp_path: Path) -> ScriptedWorkplace:
     """An output of which the first two chunks were computed under the old torch."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     configure(place, "2.13.0")
-    place.lay("t4", "terminate!")
+    place.lay("t4", "damage!")
     assert place.run_here().returncode == 75
     place.lift("t4")
     return place

@@ -701,12 +701,12 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
             for last in range(1, 7)
         )
         + "".join(
-            f"ready {last} | go {last}: 32\nsigterm {last} | start {last + 1} on 0: {1 << last - 7}..{2 << last - 7}\n"
+            f"ready {last} | go {last}: 32\nunread {last} | start {last + 1} on 0: {1 << last - 7}..{2 << last - 7}\n"
             for last in range(7, 13)
         )
         + "".join(
             f"ready {last} | go {last}: 32\n"
-            f"sigterm {last} | start {last + 1} on 0: {64 * (last - 12)}..{64 * (last - 12) + 64}\n"
+            f"unread {last} | start {last + 1} on 0: {64 * (last - 12)}..{64 * (last - 12) + 64}\n"
             for last in range(13, 21)
         ),
     ),

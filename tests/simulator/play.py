@@ -30,6 +30,7 @@ FAILURES = {
     "host-oom": Failure.HOST_OOM, "killed": Failure.KILLED, "disk": Failure.DISK, "hung": Failure.HANG,
     "dimension": Failure.DIMENSION, "lost": Failure.NODE, "stopped": Failure.STOPPED, "init": Failure.DOES_NOT_START,
     "sigterm": Failure.SIGTERM, "exclusive": Failure.EXCLUSIVE,
+    "unread": Failure.UNREAD,
 }  # fmt: skip
 COMPANIES = {str(each.value) for each in Company}
 PHASES = {"busy": Phase.CUDA_INIT, "hub": Phase.MODEL_LOAD, "disk": Phase.WRITE, "init": Phase.CUDA_INIT}

@@ -38,6 +38,7 @@ class Failure(Enum):
     STOPPED = "stopped"
     NODE = "node lost"
     SIGTERM = "ended by somebody"
+    UNREAD = "texts damaged"
 
 
 _ERROR = ("builtins.RuntimeError", "builtins.Exception")
@@ -57,6 +58,7 @@ _CAUSES = {
     Failure.GPU_LOST: Cause("torch.AcceleratorError", _ERROR, "CUDA error: GPU is lost"),
     Failure.HUB: Cause("huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503),
     Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
+    Failure.UNREAD: Cause("chunkvisor_worker.job.TextsDamagedError", _ERROR, "not those that were written"),
     Failure.DISK: Cause("builtins.OSError", ("builtins.Exception",), "No space left on device", errno=28),
 }
 _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9, Failure.SIGTERM: -15}

@@ -72,7 +72,7 @@ WITHOUT_A_RECORD: dict[str, Row] = {
     "SIGBUS, free space unknown": (Evidence(-7), Outcome.CRASHED, "SIGBUS"),
     "SIGBUS, nearly full": (Evidence(-7, disk_free_bytes=NEARLY_FULL_BYTES - 1), Outcome.DISK_FULL, "full disk"),
     "SIGBUS, full": (Evidence(-7, disk_free_bytes=0), Outcome.DISK_FULL, "full disk"),
-    "SIGILL": (Evidence(-4), Outcome.SETUP, "SIGILL"),
+    "SIGILL": (Evidence(-4), Outcome.CRASHED, "SIGILL"),
     "real-time signal": (Evidence(-40), Outcome.CRASHED, "signal 40"),
     "exit 0": (Evidence(0), Outcome.BAD_OUTPUT, "left no result"),
     "exit 0, whatever the log says": (Evidence(0, log_tail="CUDA out of memory"), Outcome.BAD_OUTPUT, "no result"),
@@ -236,6 +236,41 @@ def test_exit_status_in_words(code: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("code", "may_be"), [(-signal.SIGKILL, True), (-signal.SIGUSR1, True), (1, False), (44, False)]
 )
-def test_a_death_without_a_record_may_be_a_texts_doing(code: int, may_be: bool) -> None:
+def test_an_unknown_death_without_a_record_may_be_a_texts_doing(code: int, may_be: bool) -> None:
     """A signal that nobody sent may come from a text; an exit code without a record says nothing of texts."""
     assert judge(Evidence(code)).row_can_cause is may_be
+
+
+AT_TEXTS = Beat(9, 1, Phase.FORWARD, batch_rows=4)
+SIGNALS = (signal.SIGBUS, signal.SIGILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("code", [*range(19), 20, *range(22, 256), *(-number for number in SIGNALS)])
+def test_a_text_may_end_its_worker_in_any_way(code: int) -> None:
+    """A worker that was at texts and left no record may have been ended by one of them, whatever its exit status."""
+    verdict = judge(Evidence(code, beat=AT_TEXTS))
+    assert verdict.row_can_cause
+    assert verdict.outcome not in (Outcome.SETUP, Outcome.HUB, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT)
+
+
+@pytest.mark.parametrize("phase", [Phase.IMPORT, Phase.MODEL_LOAD, Phase.CUDA_INIT])
+@pytest.mark.parametrize("code", [0, 1, 20, 25, -7, -11, -15])
+def test_before_the_first_batch_no_text_can_be_the_cause(code: int, phase: Phase) -> None:
+    """No text was touched by then."""
+    assert not judge(Evidence(code, beat=Beat(9, 1, phase))).row_can_cause
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause("builtins.MemoryError", ("builtins.Exception",), ""),
+        Cause("builtins.OSError", ("builtins.Exception",), "Cannot allocate memory", errno=12),
+        Cause("builtins.RuntimeError", ("builtins.Exception",), "[x] DefaultCPUAllocator: can't allocate memory"),
+        Cause("builtins.KeyboardInterrupt", ("builtins.BaseException",), ""),
+    ],
+    ids=["MemoryError", "ENOMEM", "CPU allocator", "KeyboardInterrupt"],
+)
+def test_a_text_may_want_too_much_memory_or_interrupt(cause: Cause) -> None:
+    """An encoder that runs out of host memory, or is interrupted, while it is at texts may be so by one of them."""
+    assert judge(Evidence(1, fault=Fault(Phase.FORWARD, (cause,), "", 4))).row_can_cause
+    assert not judge(Evidence(1, fault=Fault(Phase.MODEL_LOAD, (cause,), ""))).row_can_cause

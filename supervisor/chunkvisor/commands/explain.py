@@ -5,12 +5,12 @@ import textwrap
 
 from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.decide.remedies import last_remedy
-from chunkvisor.decide.verdict import OF_GPUS, Verdict
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import Rule
-from chunkvisor_worker.contract.rules import RULES
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 _WIDTH = 96
 _BY_ITSELF, _BY_YOU = "What the run does by itself", "What you can do"

@@ -124,9 +124,9 @@ def nothing_encoded(output: str, texts: int, tried: int, chunk: int, verdict: Ve
 def code_of_nothing(verdict: Verdict) -> ExitCode:
     """With which code a run ends in which no text was ever encoded, whose last failure is this.
 
-    Another run would come to the same, unless it was somebody else who held the memory.
+    Another run would come to the same, unless others held the memory, or ended the workers.
     """
-    if verdict.others_hold_memory:
+    if verdict.others_hold_memory or verdict.outcome is Outcome.INTERRUPTED:
         return _code_of(verdict, ExitCode.TRY_AGAIN)
     return _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.MACHINE)
 

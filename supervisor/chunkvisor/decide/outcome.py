@@ -13,7 +13,7 @@ from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import DISK
+from chunkvisor_worker.contract.rule import BEFORE_WORK, DISK, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -62,6 +62,9 @@ STATUS_LOST = 1 << 16
 NODE_LOST = STATUS_LOST + 1
 """Return code of a worker whose machine, or the way to it, was lost."""
 
+_LEAVES_A_RECORD = frozenset({Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB})
+"""Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may."""
+
 NEARLY_FULL_BYTES = 16 << 20
 """Less free space than this beside a SIGBUS means that a mapped write met a full disk."""
 
@@ -69,6 +72,8 @@ NEARLY_FULL_BYTES = 16 << 20
 def judge(evidence: Evidence) -> Verdict:
     """The verdict; total: every evidence has one."""
     code = evidence.returncode
+    phase = evidence.beat.phase if evidence.beat is not None else None
+    at_texts = phase in ON_TEXTS
     if evidence.result is not None and evidence.vectors_problem is None:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats the status.
         return _verdict(evidence, Outcome.COMMITTED, "done")
@@ -77,7 +82,6 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.ended_by is EndedBy.HANG:
         stack = _stack_head(evidence.log_tail)
         reason = f"the run ended it: {evidence.ended_why}{stack}"
-        at_texts = evidence.beat is not None and evidence.beat.phase in (Phase.TOKENIZE, Phase.FORWARD)
         return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
     if code == NODE_LOST:
         return _verdict(evidence, Outcome.LOST, evidence.ended_why or "its machine was lost")
@@ -87,11 +91,12 @@ def judge(evidence: Evidence) -> Verdict:
         of_texts = bool(evidence.bad_rows) or evidence.other_dimension
         return _verdict(evidence, Outcome.BAD_OUTPUT, reason, row_can_cause=of_texts)
     if evidence.fault is not None:
-        return _diagnosed(evidence, diagnose(evidence.fault))
+        return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu))
     if code is None:
         return _verdict(evidence, Outcome.INTERRUPTED, "left behind by an earlier run", asked_for=True)
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        return _verdict(evidence, Outcome.INTERRUPTED, f"was told to stop by somebody else ({describe_exit(code)})")
+        reason = f"was asked to stop, not by the run ({describe_exit(code)})"
+        return _verdict(evidence, Outcome.INTERRUPTED, reason, row_can_cause=at_texts)
     if code == -signal.SIGKILL and evidence.oom_kills > 0:
         reason = "was killed by the kernel because the machine, or its memory limit, ran out of memory"
         return _verdict(
@@ -104,16 +109,18 @@ def judge(evidence: Evidence) -> Verdict:
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
         return _verdict(evidence, Outcome.DISK_FULL, "a write met a full disk (SIGBUS)", remedy="free some space")
-    diagnosis = diagnose_log(evidence.log_tail, code)
+    diagnosis = diagnose_log(evidence.log_tail, code, phase=phase, on_cpu=evidence.on_cpu)
     if diagnosis is not None:
         return _diagnosed(evidence, diagnosis)
-    if code == 0:
+    if code == 0 and not at_texts:
         return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
+    if at_texts and outcome in _LEAVES_A_RECORD:
+        outcome = Outcome.CRASHED  # such a worker has written why: whoever ended this one did not ask it
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
     ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
     reason = f"ended with {describe_exit(code)}{means} and left no record"
-    return _verdict(evidence, outcome, reason, exit_code=ends_with, row_can_cause=code < 0)
+    return _verdict(evidence, outcome, reason, exit_code=ends_with, row_can_cause=code < 0 or at_texts)
 
 
 def describe_exit(code: int) -> str:
@@ -177,6 +184,9 @@ def _verdict(
     figures: OomFigures | None = None,
 ) -> Verdict:
     beat, fault = evidence.beat, evidence.fault
+    phase = fault.phase if fault else beat.phase if beat else None
+    if phase in BEFORE_WORK and phase is not Phase.TOKENIZE:
+        row_can_cause = False
     return Verdict(
         outcome,
         reason,
@@ -190,7 +200,7 @@ def _verdict(
         evidence.limits,
         (fault and fault.batch_rows) or (beat.batch_rows if beat else 0),
         (fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
-        fault.phase if fault else beat.phase if beat else None,
+        phase,
         (fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
         figures,
         evidence.on_cpu,

@@ -6,19 +6,12 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.oommessage import OomFigures
 from chunkvisor_worker.contract.rule import BEFORE_WORK
-from chunkvisor_worker.contract.rules import FAMILIES, RULES
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 ONE_ROW = Limits(rows=1)
 
 _WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
 """Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
-
-OF_GPUS = frozenset(
-    rule.name
-    for family in ("Hardware", "Broken CUDA context", "GPU memory", "Driver and GPU setup")
-    for rule in FAMILIES[family]
-)
-"""Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
 _CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.decide.remedies import advice_on_row
-from chunkvisor.decide.verdict import OF_GPUS, without_cause
+from chunkvisor.decide.verdict import without_cause
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event
@@ -44,7 +44,7 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import PRIVATE, AttemptFiles, open_regular, read_bounded, write_atomic
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Fault
-from chunkvisor_worker.contract.rules import RULES
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 from chunkvisor_worker.contract.wire import read_message
 
 _MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES = 100, 40, 200, 14

@@ -644,7 +644,7 @@ def test_real_exception(
             Outcome.SETUP,
         ),
         ("Fatal Python error: config_init_hash_seed: must be\n", 1, "worker-not-started", Outcome.SETUP),
-        ("", -signal.SIGILL, "illegal-instruction", Outcome.SETUP),
+        ("", -signal.SIGILL, "illegal-instruction", Outcome.CRASHED),
         ("CUDA out of memory", -signal.SIGTERM, "interrupted", Outcome.INTERRUPTED),
         ("", -signal.SIGHUP, "interrupted", Outcome.INTERRUPTED),
         ("Killed\nCUDA out of memory", -signal.SIGKILL, "killed-from-outside", Outcome.CRASHED),
@@ -671,6 +671,58 @@ def test_log(tail: str, returncode: int, rule: str, outcome: Outcome) -> None:
 def test_log_that_tells_nothing(tail: str, returncode: int) -> None:
     """Success and unknown ends are not guessed at."""
     assert diagnose_log(tail, returncode) is None
+
+
+QUOTED = (
+    *("GPU has fallen off the bus", "GPU is lost", "GPU requires reset", "uncorrectable ECC error encountered"),
+    *("No CUDA GPUs are available", "Found no NVIDIA driver on your system", "Too many open files"),
+    *("CUDA-capable device(s) is/are busy or unavailable", "system not yet initialized", "misaligned address"),
+    *("No space left on device", "Disk quota exceeded", "can't start new thread", "Driver/library version mismatch"),
+    *("pass trust_remote_code=True", "attn_implementation", "undefined symbol: x", "CUDA driver initialization failed"),
+)
+
+
+@pytest.mark.parametrize("phase", [TOKENIZE, FORWARD])
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, OSError, stand_in("my.encoder.Refused", RuntimeError)])
+@pytest.mark.parametrize("words", QUOTED)
+def test_words_of_a_text_are_no_verdict(words: str, kind: type[BaseException], phase: Phase) -> None:
+    """An encoder that quotes a text behind words of its own has met the text, not what the text speaks of."""
+    found = diagnose(fault_of(kind(f"cannot encode: {words}"), phase)).rule
+
+    assert (found.name, found.row_can_cause) == ("unknown-on-texts", True)
+
+
+@pytest.mark.parametrize("words", QUOTED)
+def test_words_of_a_text_in_a_log_are_no_verdict(words: str) -> None:
+    """Nor where the worker prints its texts, and ends without a record."""
+    assert diagnose_log(f"now at: {words}\n", 1, phase=FORWARD) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        cuda(46, "CUDA-capable device(s) is/are busy or unavailable"),
+        cuda(214, "uncorrectable ECC error encountered"),
+        cuda(1, "invalid argument"),
+        RuntimeError("No CUDA GPUs are available"),
+        RuntimeError("NVML: GPU is lost"),
+    ],
+)
+@pytest.mark.parametrize("phase", [LOAD, FORWARD])
+def test_on_the_cpu_no_verdict_speaks_of_a_gpu(error: BaseException, phase: Phase) -> None:
+    """What an encoder on the CPU says of a GPU is its own error: of the model at load, of a text later."""
+    name = diagnose(fault_of(error, phase), on_cpu=True).rule.name
+
+    assert name == ("unknown-at-load" if phase is LOAD else "unknown-on-texts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
+def test_a_signal_outweighs_older_lines_of_the_log(number: int) -> None:
+    """What was printed before native code crashed was survived; only an abort is explained by it."""
+    found = diagnose_log("std::bad_alloc\nCUDA out of memory\nGPU is lost\n", -number)
+
+    assert found is not None
+    assert found.outcome is Outcome.CRASHED
 
 
 causes = st.builds(

@@ -29,6 +29,28 @@ ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
 """The worker is handling texts: one of them can be the cause."""
 
 
+_SPEAKERS = (
+    r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from cuda|cuDNN error: "
+    r"|NVML: |NVIDIA-SMI has failed|Unable to determine the device handle for |The NVIDIA driver on your system "
+    r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
+)
+"""How the driver, the libraries and the kernel begin what they say themselves."""
+_LOG_SPEAKERS = (
+    rf"\s*(?:what\(\): .*|[\w.]*(?:Error|Exception): (?:{_SPEAKERS}.*)?|libgomp: |\S*python[\d.]*: |{_SPEAKERS}.*)?"
+)
+"""What may stand before that in a line of a log: the class of an exception, or a program's name."""
+_LIBRARIES = ("torch.", "cupy.", "cupy_backends.", "pynvml.", "onnxruntime.", "jaxlib.", "huggingface_hub.")
+"""Their own exceptions never quote a text."""
+
+_DECISIVE = frozenset(
+    {
+        *(Outcome.HARDWARE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB),
+        Outcome.DEVICE_FAULT,
+    }
+)
+"""Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about."""
+
+
 class Evidence(StrEnum):
     """How far the signs of a rule are confirmed."""
 
@@ -77,8 +99,11 @@ class Sign:
     Compiled by the first search, as `Rule.log`: every process of ours imports the rules, and few meet a fault.
     """
 
-    def matches(self, cause: Cause, head: str) -> bool:
+    def matches(self, cause: Cause, head: str, *, at_start: bool = False) -> bool:
         """Whether the exception shows the sign; `head` is its message as `taxonomy.head_of` leaves it.
+
+        With `at_start`, its words count only where the driver or a library speaks from the beginning of the message:
+        an encoder may quote a text behind words of its own. Classes that only a library has need no such proof.
 
         Where the exception bears a number and the sign lists numbers of that kind, the number alone decides: texts
         differ between releases, numbers do not. The text is for exceptions that bear none.
@@ -94,7 +119,10 @@ class Sign:
             if wanted and found is not None:
                 return found in wanted
         if self.pattern is not None:
-            return re.search(self.pattern, head) is not None
+            own = any(not name.startswith("builtins.") for name in self.classes) or cause.name.startswith(_LIBRARIES)
+            if own or not at_start or re.match(rf"\s*{_SPEAKERS}", head):
+                return re.search(self.pattern, head) is not None
+            return re.match(self.pattern, head) is not None
         return not any(wanted for wanted, _ in numbers)
 
 
@@ -132,13 +160,31 @@ class Rule:
         return SMALLER_BATCH in self.hints
 
     @property
+    def decisive(self) -> bool:
+        """Whether it ends a run or holds it up, so that a text's words must not be taken for it."""
+        return self.outcome in _DECISIVE or (self.outcome is Outcome.HOST_OOM and self.exit_code is not None)
+
+    @property
     def row_can_cause(self) -> bool:
         """Whether a row of the input can be the cause."""
         return ROW in self.hints
 
     def matches(self, cause: Cause, phase: Phase, head: str) -> bool:
         """Whether one exception of a fault in `phase` falls under the rule; `head` as in `Sign.matches`."""
-        return (not self.phases or phase in self.phases) and any(sign.matches(cause, head) for sign in self.signs)
+        if self.phases and phase not in self.phases:
+            return False
+        at_start = self.decisive and phase in ON_TEXTS
+        return any(sign.matches(cause, head, at_start=at_start) for sign in self.signs)
+
+    def found_in_log(self, end: str) -> re.Match[str] | None:
+        """Where the end of a log tells of it: anywhere, unless it is decisive, which has to begin its line."""
+        if self.log is None:
+            return None
+        found = re.finditer(self.log, end, re.MULTILINE)
+        if not self.decisive or self.outcome is Outcome.DEVICE_FAULT:  # kernels print theirs in many ways
+            return next(found, None)
+        before = ((each, end[end.rfind("\n", 0, each.start()) + 1 : each.start()]) for each in found)
+        return next((each for each, words in before if re.fullmatch(_LOG_SPEAKERS, words[-500:])), None)
 
 
 def runtime_error(pattern: str, *codes: int) -> Sign:

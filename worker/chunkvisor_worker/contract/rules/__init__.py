@@ -26,5 +26,12 @@ FAMILIES: dict[str, tuple[Rule, ...]] = {
 """After an interruption, worst first: a sticky CUDA fault makes all later calls fail, allocations included, so it is
 the cause wherever it stands in a chain."""
 
+OF_GPUS = frozenset(
+    rule.name
+    for family in ("Hardware", "Broken CUDA context", "GPU memory", "Driver and GPU setup")
+    for rule in FAMILIES[family]
+)
+"""Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
+
 RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES.values() for rule in family)
 """All rules, in the order in which they are tried; the first that fits wins."""

@@ -7,6 +7,7 @@ import errno
 
 from chunkvisor_worker.contract.rule import (
     NEW_PROCESS,
+    ROW,
     SAFETENSORS,
     SMALLER_BATCH,
     Evidence,
@@ -33,7 +34,7 @@ DISK_RULES: tuple[Rule, ...] = (
         Sign(
             classes=("builtins.OSError",),
             errnos=(errno.ENOSPC, errno.EDQUOT),
-            pattern=rf"{_NO_SPACE}|Not enough free space to write|\d requested and \d{{1,20}} written",
+            pattern=rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
         # torch.save: the position in the zip file is not what was written.
@@ -89,6 +90,6 @@ HOST_RULES: tuple[Rule, ...] = (
         error(r"Cannot allocate memory \(os error 12\)"),
         log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|memory allocation of \d{1,20} bytes failed",
         exit_code=None,
-        hints=SMALLER_BATCH | NEW_PROCESS,
+        hints=SMALLER_BATCH | NEW_PROCESS | ROW,
     ),
 )

@@ -11,7 +11,6 @@ from chunkvisor_worker.contract.rule import (
     LOAD,
     MACHINE,
     NEW_PROCESS,
-    NO,
     ON_TEXTS,
     ROW,
     SMALLER_BATCH,
@@ -26,12 +25,13 @@ from chunkvisor_worker.contract.rule import (
 INTERRUPTION_RULES: tuple[Rule, ...] = (
     crashed(
         "interrupted",
-        "Somebody asked the worker to stop.",
+        "A signal asked the worker to stop, or the program sent itself one.",
         "Run the same command again to go on.",
         of_class("builtins.KeyboardInterrupt"),
         outcome=Outcome.INTERRUPTED,
         returncodes=(-SIGINT, -SIGTERM, -SIGHUP),
-        hints=NO,
+        # Who comes back with the same texts, and with no others, is not the one who stops the job.
+        hints=ROW,
     ),
 )
 """Apart, since they go first: what fails while a worker is being stopped is no fault."""
@@ -59,12 +59,14 @@ PROCESS_RULES: tuple[Rule, ...] = (
         r"|Fatal Python error: (?:init_|config_|Failed to import)",
         returncodes=(126, 127),
     ),
-    misconfigured(
+    crashed(
         "illegal-instruction",
         "The processor does not know an instruction of an installed package: the CPU is older than the build.",
         "Install builds for this CPU, or use another machine.",
         log=r"Fatal Python error: Illegal instruction",
         returncodes=(-SIGILL,),
+        # Native code meets it at one text alone where that text takes another way through it.
+        hints=NEW_PROCESS | ROW,
         exit_code=MACHINE,
         evidence=Evidence.REPORTED,
     ),
@@ -76,6 +78,7 @@ PROCESS_RULES: tuple[Rule, ...] = (
         "Check free space and the model's files; the chunk is tried again.",
         log=r"Fatal Python error: Bus error",
         returncodes=(-SIGBUS,),
+        hints=NEW_PROCESS | ROW,
     ),
     crashed(
         "segmentation-fault",

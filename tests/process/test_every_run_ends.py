@@ -1,0 +1,37 @@
+"""Every run ends: by its texts, where one of them is the cause, or by a code and a remedy; workers really die."""
+
+import numpy as np
+import pytest
+
+from harness import Workplace, expected
+from soaked import wide
+
+TEXTS = [f"text {number}" for number in range(60)]
+BAD = 27
+
+DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "raise MemoryError", "quote GPU has fallen off the bus")
+MORE_DEEDS = (
+    *("exit 0", "exit 5", "exit 20", "exit 25", "exit 31", "exit 120", "exit 126", "exit 127", "exit 255"),
+    *("signal 1", "signal 2", "signal 4", "raise ENOMEM", "raise allocator", "raise KeyboardInterrupt"),
+    *("quote No CUDA GPUs are available", "quote No space left on device", "quote trust_remote_code=True"),
+    *("quote CUDA-capable device(s) is/are busy or unavailable", "quote attn_implementation"),
+)
+
+
+@pytest.mark.parametrize("deed", [*DEEDS, *wide(*MORE_DEEDS)])
+def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -> None:
+    """However it does so, it alone is quarantined, its neighbors have their vectors, and it costs few attempts."""
+    texts = [*TEXTS[:BAD], f"do {deed}", *TEXTS[BAD + 1 :]]
+    workplace.write_source(texts)
+    workplace.write_config("deadly:make", chunk__size=20, encode__batch_size=8)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 3, ended.stderr
+    assert [each["row"] for each in workplace.manifest()["quarantined"]] == [BAD]
+    right = expected(texts)
+    right[BAD] = np.nan
+    np.testing.assert_array_equal(workplace.vectors(), right)
+    attempts = workplace.status()["attempts"]
+    print(f"| {deed} | {sum(attempts.values())} attempts: {attempts} |")
+    assert sum(attempts.values()) <= 15
