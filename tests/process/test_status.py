@@ -51,6 +51,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         "reasons": [],
         "file": "",
         "listed_in": "",
+        "truncated": None,
     }
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
