@@ -11,7 +11,7 @@ from md import code, table
 
 EXITS: dict[str, Mapping[ExitCode, str]] = {
     "run": {
-        ExitCode.COMPLETE: "complete; of a slice (`run --slice`): its share is done",
+        ExitCode.COMPLETE: "complete",
         ExitCode.QUARANTINED: "finished; some rows have no vector",
         ExitCode.MACHINE: "this machine cannot do it: GPU, driver, hardware",
         ExitCode.DISK: "the disk is full, failing or read-only",
@@ -97,7 +97,7 @@ def _command(command: click.Command, context: click.Context) -> str:
     words, _, example = (command.help or "").partition("Example: ")
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
     lines = [f"## {command.name}", "", _joined(words), "", f"```text\n{usage}\n```", ""]
-    options = [each for each in command.params if isinstance(each, click.Option)]
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
     if options:
         lines += [table(("option", "meaning"), [(code(_spelled(each)), _said(each)) for each in options]), ""]
     lines += [f"Example: {code(_joined(example.splitlines()[0]))}", ""]

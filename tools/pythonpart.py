@@ -72,6 +72,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "status reason": partial(keys, badreasons.BadReason),
     "status device": partial(keys, status.DeviceStatus),
     "status worker": partial(keys, status.WorkerStatus),
-    "status slice": partial(keys, status.SliceStatus),
 }
 """Name of a part -> what makes it."""

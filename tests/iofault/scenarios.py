@@ -52,13 +52,6 @@ def _begun(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-def _sliced(folder: Path) -> ScriptedWorkplace:
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
-    for which in ("1/3", "3/3"):
-        assert place.run_here("--slice", which).returncode == 0
-    return place
-
-
 def _quarantined(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, recovery__attempts=1)
     place.lay("t1", "value_error!")
@@ -98,7 +91,6 @@ SCENARIOS = {
     "complete": Scenario(_complete),
     "from-scratch": Scenario(_complete, (*RUN, "--from-scratch")),
     "sql": Scenario(_csv, finals=("out",)),
-    "slice": Scenario(_sliced, (*RUN, "--slice", "2/3")),
     "warm": Scenario(lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")),
     "retry": Scenario(_quarantined, ("retry", "{work}")),
 }

@@ -296,12 +296,6 @@ SCENARIOS = {
         exact=("work/out.parquet",),
     ),
     "warm": Scenario(FEW, config={"workers.start": "warm"}, again=_same((*RUN, *_options(workers__start="fresh")))),
-    "slices": Scenario(
-        ("t0", "big0", "t0", "t2", "t3", "t4"),
-        (Command((*RUN, "--slice", "1/2")), Command((*RUN, "--slice", "2/2"))),
-        config={"chunk.keep": True},
-        again=lambda _: (Try((*RUN, "--slice", "1/2"), final=False), Try((*RUN, "--slice", "2/2"))),
-    ),
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),

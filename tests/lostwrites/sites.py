@@ -120,7 +120,6 @@ def record_all(folder: Path, names: Collection[str]) -> dict[str, Recording]:
 
 
 MISSED_IN: dict[str, str] = {
-    "chunkvisor/store/fixed.py write_facts sync_folder": "slices",
     "chunkvisor/ingest/stage.py stage fsync": "plain",
     "chunkvisor/commands/fileinplace.py _move sync_folder": "one file",
     "chunkvisor/commands/fileinplace.py _move sync_folder 2": "one file",
@@ -151,7 +150,6 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
     "chunkvisor/store/parts.py Parts.add fsync": "retry",
     "chunkvisor/store/parts.py Parts.add sync_folder": "retry",
-    "chunkvisor/store/slicelock.py hold_workdir make_folder": "slices",
     "chunkvisor_worker/contract/files.py sync_folder fsync": "plain",
     "chunkvisor_worker/contract/files.py make_folders sync_folder": "plain",
     "chunkvisor_worker/contract/files.py make_folder sync_folder": "plain",

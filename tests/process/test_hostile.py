@@ -42,7 +42,7 @@ from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.lock import read_holder, taken_by_run
+from chunkvisor.store.lock import read_holder
 from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, write_sealed
@@ -320,7 +320,6 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     def alive() -> None:
         if (holder := read_holder(layout.lock)) is not None:
             holder.alive()
-        in_words(taken_by_run(layout.lock))
 
     def ledger(name: str) -> None:
         found = ledger_of(layout.output(name))

@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 # Files of the person's in a folder that is to be the workdir
 
 MINE = ["out.npy", "out.json", "lock", "events.jsonl", "report.html", "model.json", "lessons.json", ".out.npy.partial"]
-MINE += ["outputs/out/identity.json", "outputs/note.txt", "template/page.html", "slices/1.txt", "out/0000.npy"]
+MINE += ["outputs/out/identity.json", "outputs/note.txt", "template/page.html", "out/0000.npy"]
 
 
 @pytest.mark.parametrize("name", MINE)

@@ -179,7 +179,6 @@ def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
         ["init", str(folder)],
         [ESCAPE],
         ["run", f"--{ESCAPE}"],
-        ["run", str(place.config_path), "--slice", ESCAPE],
         ["drill", str(place.config_path), "--fault", ESCAPE],
     ]
     for arguments in calls:

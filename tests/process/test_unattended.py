@@ -38,10 +38,10 @@ class Service:
         path.chmod(0o700)
         return path
 
-    def start(self, script: Path, **env: str) -> subprocess.Popen[str]:
-        """Start a script on the config `a b.yaml`."""
+    def start(self, script: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+        """Start a script on the config `a b.yaml`, with these options."""
         return subprocess.Popen(
-            ["bash", str(script), "a b.yaml"],
+            ["bash", str(script), "a b.yaml", *words],
             cwd=self.folder,
             env=self._env | env,
             stdin=subprocess.DEVNULL,
@@ -50,9 +50,9 @@ class Service:
             text=True,
         )
 
-    def call(self, script: Path, **env: str) -> Ended:
+    def call(self, script: Path, *words: str, **env: str) -> Ended:
         """Run a script to its end."""
-        return finish(self.start(script, **env))
+        return finish(self.start(script, *words, **env))
 
     def lines(self, name: str) -> list[str]:
         """What has been noted in one of the files."""
@@ -171,13 +171,13 @@ def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, re
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
 
 
-@pytest.mark.parametrize(("slices", "wanted"), [("", "3/8"), ("12", "3/12")])
-def test_slurm_job_of_an_array(service: Service, slices: str, wanted: str) -> None:
-    """A task of a job array works on its slice, and is requeued by its own number alone."""
-    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MAX": "8"}
-    ended = service.call(JOB, CODES="75", SLURM_RESTART_COUNT="0", **array, SLICES=slices)
+def test_slurm_job_of_an_array(service: Service) -> None:
+    """A task of a job array has its number in the options, and is requeued by its own number alone."""
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    words = ("--set", "workdir=part-{}", "--set", "outputs.out.where=id % 8 = {}")
+    ended = service.call(JOB, *words, CODES="75", SLURM_RESTART_COUNT="0", **array)
     assert ended.returncode == 75, ended.stderr
-    assert service.lines("calls") == [f"run a b.yaml --slice {wanted}"]
+    assert service.lines("calls") == ["run a b.yaml --set workdir=part-3 --set outputs.out.where=id % 8 = 3"]
     assert service.lines("scontrol") == ["requeue 4711_3"]
 
 

@@ -517,7 +517,7 @@ class _Run:
         poison = self.world.poison[task.output]
         bad = [text for text in task.wanted if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
-            # As if another slice had told the right dimension before.
+            # As if another attempt had told the right dimension before.
             alike = all(poison.get(text) is Failure.DIMENSION for text in task.wanted)
             return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
         if bad:

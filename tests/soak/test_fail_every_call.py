@@ -21,7 +21,6 @@ TRIALS = {
     "complete": 1400,
     "from-scratch": 3600,
     "sql": 3200,
-    "slice": 3200,
     "warm": 3300,
     "retry": 650,
 }

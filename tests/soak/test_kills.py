@@ -1,13 +1,10 @@
-"""Runs and slices that are killed at any call that touches the disk, by chance, and come out right all the same."""
+"""Runs that are killed at any call that touches the disk, by chance, and come out right all the same."""
 
 import random
 from pathlib import Path
 
-import numpy as np
-
-from harness import expected, sweep
+from harness import sweep
 from killed import assert_whole, eventful
-from scripted_workplace import ScriptedWorkplace
 
 JOURNAL = "chunkvisor.events.journal:Journal.write"
 CALLS = (
@@ -21,7 +18,6 @@ CALLS = (
     "os:ftruncate",
     "os:write",
 )
-SLICED = ["t0", "t1", "t0", "t2", "t3", "t1", "t4", "t5", "t2"]
 
 
 def a_lot(chance: random.Random, one_in: int) -> str:
@@ -49,18 +45,3 @@ def test_killed_again_and_again(tmp_path: Path, chance: random.Random) -> None:
     assert told[-1]["returncode"] == 0, told[-1]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(Path(told[-1]["folder"]))
-
-
-def test_slice_killed_again_and_again(tmp_path: Path, chance: random.Random) -> None:
-    """The slice that joins, killed at one such call after another, still completes the whole."""
-    place = ScriptedWorkplace.make(tmp_path / "place", SLICED, chunk__size=2)
-    for which in ("1/3", "3/3"):
-        assert place.run_here("--slice", which).returncode == 0
-    calls = [JOURNAL, *chance.sample(CALLS[1:], 2)]
-    when, share = chance.choice(["before", "after"]), a_lot(chance, 3)
-    told = sweep("chain", when, place.folder, tmp_path / "chain", *calls, options="--slice 2/3", share=share, most=20)
-    assert told[-1]["returncode"] == 0, told[-1]["stderr"]
-    assert not [line for line in told if "Traceback" in line["stderr"]]
-    whole = ScriptedWorkplace(Path(told[-1]["folder"]))
-    np.testing.assert_array_equal(whole.vectors(), expected(SLICED))
-    assert not (whole.workdir / "outputs" / "out" / "chunks").exists()

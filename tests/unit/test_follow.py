@@ -15,6 +15,7 @@ from chunkvisor.show.outputstatus import OutputStatus, moved
 from chunkvisor.show.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
 from chunkvisor.show.status import State, Status
 from chunkvisor.show.statusscreen import status_screen
+from chunkvisor.store.layout import Layout
 from harness import ROOT
 
 
@@ -47,7 +48,7 @@ def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(
         "".join(json.dumps({"t": number + 1, "event": "note", "text": f"n{number}"}) + "\n" for number in range(50))
     )
-    follower = Follower(tmp_path)
+    follower = Follower(Layout(tmp_path))
     follower.look()
     assert [line.words for line in follower.news] == ["n45", "n46", "n47", "n48", "n49"]
     follower.look()
@@ -61,7 +62,7 @@ def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(
         "".join(json.dumps({"t": 1, "event": event, **details}) + "\n" for event, details in story)
     )
-    follower = Follower(tmp_path)
+    follower = Follower(Layout(tmp_path))
     follower.look()
     assert [line.words for line in follower.news] == ["new"]
 

@@ -30,8 +30,8 @@ from chunkvisor_worker.contract.messages import Facts
 from harness import SOAK_SEED
 
 COUNT = 60
-DULL = {"on_cluster", "ending", "slice", "nodes", "set_aside", "dropped"}
-"""Of a run that has ended, of a slice, of a cluster: the story here is of none."""
+DULL = {"on_cluster", "ending", "nodes", "set_aside", "dropped"}
+"""Of a run that has ended, of a cluster: the story here is of none."""
 
 
 def story(chunks: int) -> Iterator[Event]:
@@ -179,7 +179,7 @@ def test_nothing_is_left_out(path: Path) -> None:
 def test_follower_reads_the_end(path: Path) -> None:
     """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
     (path.parent / "outputs").mkdir()
-    follower = Follower(path.parent)
+    follower = Follower(Layout(path.parent))
     snapshot = follower.look()
     assert snapshot.chunks == COUNT
     assert snapshot.chunks_here == 51
@@ -199,13 +199,13 @@ def test_follower_reads_the_end(path: Path) -> None:
 
 def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
     """All that comes before the last sums may be gone: nothing of it is read, however much it was."""
-    before, follower = sums(read_state(path)[0]), Follower(path.parent).look()
+    before, follower = sums(read_state(path)[0]), Follower(Layout(path.parent)).look()
     _, offset = newest_state(path)
     data = path.read_bytes()
     last = data.rindex(b"\n", 0, offset - 1) + 1
     path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
     assert sums(read_state(path)[0]) == before
-    assert Follower(path.parent).look() == follower
+    assert Follower(Layout(path.parent)).look() == follower
 
 
 def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:

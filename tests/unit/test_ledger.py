@@ -53,7 +53,7 @@ def test_read_back(layout: OutputLayout) -> None:
     ledger = loaded(layout)
 
     assert committed(ledger) == [0, 1, 2]
-    assert ledger.complete
+    assert not ledger.left
     assert list(ledger.bad) == [3]
     assert ledger.facts == Facts(DIMENSION)
 

@@ -41,7 +41,7 @@ def test_cut_that_was_promised(tmp_path: Path, name: str, cut: Cut, dtype: str, 
     for each in (ours, theirs):
         each.state.mkdir(parents=True)
         write_fixed(each, Fixed(identity_of(config, each.name, "abc", "digest", 3, {}), 1000))
-    write_facts(theirs, Facts(384, dtype), None)
+    write_facts(theirs, Facts(384, dtype))
     place = Place(PlaceKind.OUTPUT, "output full", "full", texts=3, cut=cut)
     if holds:
         check_cut(ours, theirs, place)

@@ -82,7 +82,7 @@ def _forget_rounded(layout: OutputLayout, manifest: dict[str, Any], asked: Form)
     there, ledger = form_of(manifest).dtype, ledger_of(layout)
     if ledger is not None:
         ledger.load()
-    if ledger is None or not ledger.complete or _takes_earlier(layout):
+    if ledger is None or ledger.left or _takes_earlier(layout):
         raise config_error(
             f"output {layout.name} is complete in {there}, and {asked.dtype} cannot be made of that",
             why="what is rounded cannot be made exact again, and the chunk files are not kept",

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, set_option, show_options, stop_after_option
+from chunkvisor.cli.parameters import (
+    ROW_COUNT,
+    config_argument,
+    gone_option,
+    set_option,
+    show_options,
+    stop_after_option,
+)
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, may_ask
 
 if TYPE_CHECKING:
     from chunkvisor.show.observer import Observer
-    from chunkvisor.store.slices import Slice
     from chunkvisor.supervise.request import Request
-
-
-def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "Slice | None":
-    from chunkvisor.store.slices import Slice
-
-    try:
-        return Slice.parse(text) if text is not None else None
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.command("run")
@@ -35,13 +32,7 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> "
     metavar="N",
     help="A trial with the first N rows of every output, in a separate workdir: WORKDIR-first-N.",
 )
-@click.option(
-    "--slice",
-    "of_slice",
-    metavar="K/N",
-    callback=_parsed,
-    help="Do only share K of N; other runs, on other machines say, do the rest in the same workdir.",
-)
+@gone_option("--slice", "one job for each source file, or for each `where: id % 8 = 3`, each in its own workdir")
 @click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
 @click.option(
     "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."
@@ -53,7 +44,6 @@ def run(
     config: Path,
     overrides: tuple[str, ...],
     max_rows: int | None,
-    of_slice: "Slice | None",
     update: bool,
     from_scratch: bool,
     yes: bool,
@@ -73,14 +63,8 @@ def run(
     from chunkvisor.show.terminal import shown
     from chunkvisor.supervise.request import Request
 
-    if of_slice is not None and from_scratch:
-        raise click.UsageError(
-            "--from-scratch would remove what the other slices have done. Use it without --slice, or name another "
-            "workdir: --set workdir=NEW."
-        )
-    if update and (from_scratch or of_slice is not None):
-        other = "--from-scratch, which discards what --update keeps" if from_scratch else "--slice"
-        raise click.UsageError(f"--update does not go with {other}. Begin the update without it.")
+    if update and from_scratch:
+        raise click.UsageError("--update does not go with --from-scratch, which discards what --update keeps.")
     with shown(quiet, log_format) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
@@ -89,9 +73,7 @@ def run(
             names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
-        request = Request(
-            loaded, max_rows, from_scratch, update, slice=of_slice, stop_after_s=stop_after_s, typed=typed()
-        )
+        request = Request(loaded, max_rows, from_scratch, update, stop_after_s=stop_after_s, typed=typed())
         code = _run(request, observer, in_words=log_format == "text")
     if code is not ExitCode.COMPLETE:
         sys.exit(int(code))
@@ -107,7 +89,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
     from chunkvisor.supervise.session import run
 
     loaded = request.loaded
-    afterwards = Afterwards(observer, Layout(loaded.config.workdir, request.slice))
+    afterwards = Afterwards(observer, Layout(loaded.config.workdir))
     began_s, code, end = time.time(), ExitCode.BUG, None
     try:
         code = run(request, Observers(observer, afterwards, guarded=[service_manager()]))
@@ -119,7 +101,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         if in_words:
             from chunkvisor.show.nextsteps import next_steps
 
-            complete = code is ExitCode.COMPLETE and request.slice is None
+            complete = code is ExitCode.COMPLETE
             told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
             trial = request.max_rows is not None
             for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):

@@ -50,7 +50,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     if as_json and not watch:
         say(json.dumps(found.to_json(), indent=2))
         return
-    follower = Follower(workdir)
+    follower = Follower(Layout(workdir))
     try:
         if as_json:
             with ctrl_c_in_pauses():
@@ -63,7 +63,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     except KeyboardInterrupt:
         return  # the person has seen enough; the run goes on
     snapshot = follower.look()
-    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.ending, workdir)), indent=4)
+    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.code, workdir)), indent=4)
     if not follower.alive and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 

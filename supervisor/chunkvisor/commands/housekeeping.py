@@ -13,11 +13,11 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.ledger import Ledger, ledger_of
+from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
 
 
@@ -68,7 +68,7 @@ def _remove(folder: Path) -> list[int]:
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
     set_links_of_others_aside(layout)
-    with hold_workdir(layout, ""):
+    with hold(layout.lock, ""):
         yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
 
 

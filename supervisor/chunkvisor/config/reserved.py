@@ -3,7 +3,7 @@
 RESERVED_NAMES = frozenset(
     {
         *("lock", "events.jsonl", "model.json", "lessons.json", "report.html", "fetch", "template", "ray"),
-        *("combined", "invocations", "outputs", "slices"),
+        *("combined", "invocations", "outputs"),
     }
 )
 """What else is in a workdir (see `store.layout`): no final file or manifest may have such a name."""

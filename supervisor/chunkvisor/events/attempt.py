@@ -138,7 +138,7 @@ class ChunkCommitted(ChunkEvent):
 
     texts: int
     texts_done: int
-    """Of the whole output, like `chunks_done` and `chunks`; of a slice, of its share."""
+    """Of the whole output, like `chunks_done` and `chunks`."""
     chunks_done: int
     chunks: int
     attempt_ok: bool = False

@@ -18,7 +18,7 @@ class Staged(Event):
 
 @event("{output}: {work}")
 class OutputOpened(Event):
-    """There is work to do for it; of a slice, the figures are those of its share."""
+    """There is work to do for it."""
 
     output: str
     rows: int

@@ -18,7 +18,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(slots=True)
 class OutputProgress:
-    """How far an output is; of a slice, its share."""
+    """How far an output is."""
 
     rows: int = 0
     distinct: int = 0
@@ -109,14 +109,6 @@ class DeviceTimes:
         if self.busy_s:
             self.texts_per_s = round(self.texts / self.busy_s, 3)
             self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """How much of an output a run has to do; of a slice, its part."""
-
-    chunks_done: int
-    chunks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ class Invoked(Event):
     workdir: str
     invocation: str = ""
     """Name of its folder; empty where the disk did not let it have one."""
-    slice: str = ""
-    """Such as 3/8; empty for a run of the whole."""
     pid: int = 0
     journal_version: int = 0
     """Of the lines of this run; 0 in journals from before there were versions."""
@@ -44,13 +42,11 @@ class RunStarted(Event):
     model: str = ""
     outputs: tuple[str, ...] = ()
     """That the config asks for."""
-    slice: str = ""
 
     @property
     def sentence(self) -> str:
         """What is to be done, with what, and where."""
         what = f"encoding {listed(self.outputs, 3)}" if self.outputs else "working"
-        what += f", slice {self.slice}" if self.slice else ""
         model = f" with {self.model}" if self.model else ""
         return f"{what}{model} on {_devices_in_words(self.device)}, in {self.workdir}"
 
@@ -60,7 +56,7 @@ class WorkPlanned(Event):
     """All sources are read, and it is known what is left to do."""
 
     rows: int
-    """Of all outputs that are not complete; of a slice, of its share."""
+    """Of all outputs that are not complete."""
     texts: int
     """Distinct ones."""
     texts_left: int
@@ -97,11 +93,6 @@ class Note(Event):
     """Something that only people need to know."""
 
     text: str
-
-
-@event("waiting for {who}, which prepares or joins the files of all slices")
-class WaitingForTurn(Event):
-    who: str
 
 
 @event("the run stood still for {gap_s:.0f} s: the machine was suspended, or its container was frozen", Severity.CARE)
@@ -166,16 +157,6 @@ class Draining(Event):
     signal: str = ""
     """Or the option that ends the run."""
     how: str = "finishing the chunks under way"
-
-
-@event(
-    "slice {slice} is done; of all slices together, {done:,} of {chunks:chunk}. "
-    "The last slice joins them, or a run without --slice"
-)
-class SliceDone(Event):
-    slice: str
-    done: int
-    chunks: int
 
 
 @event()

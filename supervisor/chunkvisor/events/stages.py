@@ -19,7 +19,6 @@ STAGES: dict[type[Event], str] = {
     of_device.DevicesChecked: STARTING,
     of_model.Resolving: "asking the model hub for {0.model}",
     of_model.CheckingModel: "reading the files of the model",
-    of_run.WaitingForTurn: "waiting for {0.who}",
     of_run.WorkPlanned: STARTING,
     of_output.Staging: "reading the source of {0.output}",
     of_device.TemplateStarted: "loading the model, once for all workers",
@@ -34,7 +33,7 @@ STAGES: dict[type[Event], str] = {
 
 NO_WORK = (
     *(of_run.Invoked, of_run.OrphansEnded, of_run.RunStarted, of_model.Resolving, of_model.CheckingModel),
-    *(of_run.WaitingForTurn, of_output.OutputAlreadyComplete, of_run.RunEnded, of_run.Halted),
+    *(of_output.OutputAlreadyComplete, of_run.RunEnded, of_run.Halted),
     *(of_device.LookingForGpus, of_device.GpusGuessed, of_device.CheckingDevice, of_device.DevicesChecked),
 )
 """All that a run tells which finds everything done, or cannot begin."""

@@ -11,7 +11,7 @@ from chunkvisor.events import model as of_model
 from chunkvisor.events import output as of_output
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event, plain
-from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, Share, labels_of
+from chunkvisor.events.progress import ActiveWorker, DeviceTimes, NewsLine, OutputProgress, Point, labels_of
 from chunkvisor.events.stages import NO_WORK, STAGES, STOPPING
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -22,7 +22,7 @@ _LAST_LINES = 5
 
 @dataclass(slots=True)
 class RunState:
-    """What is known of a workdir, or a slice of it, after some events: of its last run, and in sums of all."""
+    """What is known of a workdir after some events: of its last run, and in sums of all."""
 
     # Of all runs.
     attempts_before: dict[str, int] = field(default_factory=dict)
@@ -31,7 +31,6 @@ class RunState:
     # Of the last run that has begun to work.
     wanted: tuple[str, ...] = ()
     """Outputs of its config."""
-    shares: dict[str, Share] = field(default_factory=dict)
     """By output."""
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
     """By number."""
@@ -41,7 +40,6 @@ class RunState:
     # Of the last run.
     workdir: str = ""
     """As the run sees it; empty until it has told."""
-    slice: str = ""
     """Such as 3/8; empty for a run of the whole."""
     invocation: str = ""
     command: str = ""
@@ -133,9 +131,9 @@ class RunState:
         before = dict(self.attempts_before)
         for outcome, count in self.attempts.items():
             before[outcome] = before.get(outcome, 0) + count
-        kept = (before, self.wanted, self.shares, self.device_times, self.texts_per_s)
+        kept = (before, self.wanted, self.device_times, self.texts_per_s)
         self.__init__(*kept)  # type: ignore[misc]  # every other field to its default
-        self.began_s, self.workdir, self.slice = t, event.workdir, event.slice
+        self.began_s, self.workdir = t, event.workdir
         self.invocation, self.command = getattr(event, "invocation", ""), getattr(event, "command", "")
 
     def _do(self, doing: str, t: float) -> None:
@@ -146,7 +144,7 @@ class RunState:
         match event:
             case of_run.RunStarted():
                 self.started, self.wanted = True, event.outputs
-                self.shares, self.device_times, self.texts_per_s, self.eta_s = {}, {}, None, None
+                self.device_times, self.texts_per_s, self.eta_s = {}, None, None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else labels_of(event.device)
             case of_device.NodeJoined():
@@ -172,8 +170,6 @@ class RunState:
             case of_output.OutputOpened():
                 output = self._output(event.output)
                 output.begin(event)
-                # The slice that joins opens the output a second time, as a whole.
-                self.shares.setdefault(event.output, Share(event.chunks_done, event.chunks))
             case of_output.OutputAlreadyComplete() | of_output.OutputComplete():
                 output = self._output(event.output)
                 output.rows, output.complete = event.rows, True
@@ -226,7 +222,6 @@ class RunState:
         output.texts_saved = max(0, output.texts_saved - saved)
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
-        self.shares[event.output] = Share(event.chunks_done, event.chunks)
         self.split.pop(_key(event), None)
         self.chunks_here, self.kept_s = self.chunks_here + 1, t
         self.texts_per_s, self.eta_s = event.texts_per_s, event.eta_s

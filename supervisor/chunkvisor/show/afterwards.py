@@ -16,7 +16,6 @@ class Afterwards(Observer):
     """Says lines to a person when the run is over, and adds them to the log, which is to have all that was shown."""
 
     def __init__(self, shown: Observer, layout: Layout) -> None:
-        """`layout`: of the run, or of its slice."""
         self._shown = shown
         self._layout = layout
         self._files: InvocationFiles | None = None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import say
 from chunkvisor.store.layout import InvocationFiles, Layout
@@ -78,12 +77,9 @@ class Reporter(Observer):
         self._layout = layout
         self._news = False
 
-    def event(self, event: Event, state: RunState) -> None:
-        """A run that found everything complete leaves the report as it is; so does a slice that joins nothing."""
-        if self._layout.slice is None:
-            self._news = state.worked
-        else:  # only one slice joins, and no two may write the same file
-            self._news = self._news or isinstance(event, OutputComplete)
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - of every observer
+        """A run that found everything complete leaves the report as it is."""
+        self._news = state.worked
 
     def close(self) -> None:
         """Write it; a disk that is full costs the report, nothing else."""

@@ -8,7 +8,6 @@ from chunkvisor.events.progress import AttemptKey
 from chunkvisor.events.state import RunState
 from chunkvisor.show.sensors import SensorLine, last_line
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.messages import Beat
 
@@ -23,9 +22,8 @@ class Readings:
 
 
 def layout_of(state: RunState) -> Layout | None:
-    """The workdir, as the run sees it; None until it has told. Raises ValueError where it told of no slice."""
-    of_slice = Slice.parse(state.slice) if state.slice else None
-    return Layout(Path(state.workdir), of_slice) if state.workdir else None
+    """The workdir, as the run sees it; None until it has told."""
+    return Layout(Path(state.workdir)) if state.workdir else None
 
 
 def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> Readings:

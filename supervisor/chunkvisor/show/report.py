@@ -35,7 +35,6 @@ from chunkvisor.show.status import State, Status, read_status
 from chunkvisor.show.statusscreen import status_screen
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.runfolders import all_runs
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.target import check_target
 from chunkvisor.units import counted, human_bytes, human_moment, human_time
@@ -184,11 +183,10 @@ class Story:
 
 
 def read_story(layout: Layout) -> Story:
-    """Read the journals."""
+    """Read the journal."""
     story = Story()
-    for run in all_runs(layout):
-        for entry in read_events(run.events):
-            story.apply(entry.run, entry.t, entry.event)
+    for entry in read_events(layout.events):
+        story.apply(entry.run, entry.t, entry.event)
     story.cut_off()
     story.runs.sort()
     story.limits.sort()
@@ -384,9 +382,10 @@ def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    status, follower, layout = read_status(workdir), Follower(workdir), Layout(workdir.absolute())
+    status, layout = read_status(workdir), Layout(workdir.absolute())
+    follower = Follower(layout)
     story, invocations = read_story(layout), _invocations(layout)
-    lines = status_screen(status, follower.look(), follower.begun_anew(), follower.ending, workdir.absolute())
+    lines = status_screen(status, follower.look(), follower.begun_anew(), follower.code, workdir.absolute())
     moods = {State.HALTED: "bad", State.STOPPED: "care"}
     bad = any(output.quarantined for output in status.outputs.values())
     head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]
@@ -408,8 +407,7 @@ def render(workdir: Path, now_s: float) -> str:
 
 def _invocations(layout: Layout) -> list[InvocationFiles]:
     """Return the folders of the invocations, oldest first."""
-    found = [path for run in all_runs(layout) for path in sorted(run.invocations.glob("*/")) if not path.is_symlink()]
-    return [InvocationFiles(path) for path in found]
+    return [InvocationFiles(path) for path in sorted(layout.invocations.glob("*/")) if not path.is_symlink()]
 
 
 def _sensor_lines(path: Path) -> Iterator[SensorLine]:
@@ -420,7 +418,7 @@ def _sensor_lines(path: Path) -> Iterator[SensorLine]:
 def history_bytes(workdir: Path) -> int:
     """Return how many bytes a report has to read, about."""
     layout = Layout(workdir)
-    paths = [*(run.events for run in all_runs(layout)), *(files.sensors for files in _invocations(layout))]
+    paths = [layout.events, *(files.sensors for files in _invocations(layout))]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 

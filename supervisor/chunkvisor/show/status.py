@@ -1,18 +1,16 @@
 """How far a workdir is, read from its folder alone, without the lock: beside a live run or after any end."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.show.follow import RunFollower, merged
+from chunkvisor.show.follow import Follower
 from chunkvisor.show.outputstatus import OutputStatus, moved, read_output
-from chunkvisor.show.snapshot import Snapshot
 from chunkvisor.store.mark import require_workdir
-from chunkvisor.store.runfolders import all_runs, latest
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -52,35 +50,13 @@ class DeviceStatus(DeviceTimes):
 
 
 @dataclass(frozen=True, slots=True)
-class SliceStatus:
-    """Of one slice, as its own journal has it."""
-
-    slice: str
-    """Such as 3/8."""
-    state: State
-    """As of the whole; `complete`: its share is done."""
-    pid: int | None
-    """Of the run that does it, or did."""
-    host: str | None
-    """On which it is or was at work."""
-    chunks: int
-    """Of its share, of all outputs; 0 until it has read them."""
-    chunks_done: int
-    """Of these."""
-    texts_per_s: float | None
-    """Distinct texts a second since it began to compute, as of its last commit."""
-    eta_s: float | None
-    """Seconds until its share is done; null unless it is at work."""
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
 
     state: State
     """`running`, `stopped` (it can go on), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
     pid: int | None
-    """Of the run that holds the workdir, or held it last; with slices, of the first of them that is at work."""
+    """Of the run that holds the workdir, or held it last."""
     outputs: dict[str, OutputStatus]
     """By name."""
     attempts: dict[str, int]
@@ -96,10 +72,8 @@ class Status:
     """Such as CPU or GPU 0, by the same numbers."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
-    slices: list[SliceStatus] = field(default_factory=list)
-    """Of the cut that was worked on last; none where that was a run of the whole."""
     command: str = ""
-    """That was typed last, and where, without secrets; empty for slices, and for a call from Python."""
+    """That was typed last, and where, without secrets; empty for a call from Python."""
     host: str = ""
     """On which the run is or was at work that `pid` is of; empty where that is not known."""
     silent_s: float | None = None
@@ -123,54 +97,47 @@ _STOPPED = (*_DONE, 130, 143)
 def read_status(workdir: Path) -> Status:
     """The status. Raises Halt (78) where the folder is no workdir."""
     layout = require_workdir(workdir)
-    runs = [RunFollower(folder) for folder in all_runs(layout)]
+    run = Follower(layout)
     names = [path.name for path in sorted(layout.outputs.glob("*/"))]
     outputs = {name: read_output(layout.output(name)) for name in names}
-    now = latest(layout)
-    last = [run for run in runs if run.layout in now]
-    newest = max(last, key=lambda run: run.state.told_s)
-    running = [run for run in last if run.alive]
-    wanted = newest.state.wanted or outputs
-    if running:
+    wanted = run.state.wanted or outputs
+    if run.alive:
         state = State.RUNNING
     elif bool(outputs) and all(name in outputs and outputs[name].complete for name in wanted):
         state = State.COMPLETE
     else:
-        state = State.HALTED if any(_halted(run) for run in last) else State.STOPPED
-    outputs |= {name: _as_found_so_far(each, name, last) for name, each in outputs.items() if not each.complete}
-    shown = running or [newest]
-    live = _live(last, outputs) if running else None
+        state = State.HALTED if _halted(run) else State.STOPPED
+    outputs |= {name: _as_found_so_far(each, name, run) for name, each in outputs.items() if not each.complete}
+    live = run.look() if run.alive else None
     if live is not None:
         outputs |= {each.name: moved(outputs[each.name], each) for each in live.outputs if each.name in outputs}
-    silent_s = shown[0].silent_s if running else None
-    rows_per_s = live.rows_per_s if live is not None else _last_rate(newest, outputs)
-    attempts = Counter[str]()
-    for each in (counts for run in runs for counts in (run.state.attempts_before, run.state.attempts)):
-        attempts.update(each)
+    silent_s = run.silent_s if live is not None else None
+    rows_per_s = live.rows_per_s if live is not None else _last_rate(run, outputs)
+    attempts = Counter(run.state.attempts_before)
+    attempts.update(run.state.attempts)
     return Status(
         state,
-        shown[0].holder.pid if shown[0].holder else None,
+        run.holder.pid if run.holder else None,
         outputs,
         dict(attempts),
         round(rows_per_s, 3) if rows_per_s else None,
         round(live.eta_s, 1) if live is not None and live.eta_s is not None else None,
-        {_place(run, number): device for run in last for number, device in _devices(run).items()},
-        {_place(run, number): name for run in last for number, name in run.state.devices.items()},
-        [line for run in last if _says_why(run, state) for line in _last_words(run)],
-        [_read_slice(run) for run in last if run.layout.slice is not None],
-        newest.state.command if newest.layout.slice is None else "",
-        shown[0].holder.host if shown[0].holder else "",
+        _devices(run),
+        dict(run.state.devices),
+        run.state.ending.last_words if run.state.ending is not None and _says_why(run, state) else [],
+        run.state.command,
+        run.holder.host if run.holder else "",
         None if silent_s is None else round(silent_s, 1),
     )
 
 
-def _as_found_so_far(output: OutputStatus, name: str, runs: Sequence[RunFollower]) -> OutputStatus:
-    """The output with the rows that its runs have given up, which a manifest lists only once it is complete."""
-    told = [run.state.outputs[name] for run in runs if name in run.state.outputs]
-    return replace(output, quarantined=sum(each.without for each in told if not each.complete))
+def _as_found_so_far(output: OutputStatus, name: str, run: Follower) -> OutputStatus:
+    """The output with the rows that its run has given up, which a manifest lists only once it is complete."""
+    told = run.state.outputs.get(name)
+    return replace(output, quarantined=told.without if told is not None and not told.complete else 0)
 
 
-def _devices(run: RunFollower) -> dict[str, DeviceStatus]:
+def _devices(run: Follower) -> dict[str, DeviceStatus]:
     """Those that the run has, and those that it has lost since, by number."""
     times, workers = run.state.device_times, run.state.workers.values() if run.alive else ()
     found = {}
@@ -181,12 +148,12 @@ def _devices(run: RunFollower) -> dict[str, DeviceStatus]:
     return found
 
 
-def _halted(run: RunFollower) -> bool:
+def _halted(run: Follower) -> bool:
     """Whether its last word was that it cannot go on."""
     return run.code is not None and run.code not in _STOPPED
 
 
-def _says_why(run: RunFollower, state: State) -> bool:
+def _says_why(run: Follower, state: State) -> bool:
     """Whether its last words are worth showing: those of a halt, and of a stop that was amid troubles."""
     if state is State.HALTED:
         return _halted(run)
@@ -194,40 +161,8 @@ def _says_why(run: RunFollower, state: State) -> bool:
     return state is State.STOPPED and ending is not None and ending.code not in _DONE and bool(ending.why)
 
 
-def _read_slice(run: RunFollower) -> SliceStatus:
-    ended = State.COMPLETE if run.code in _DONE else State.HALTED if _halted(run) else State.STOPPED
-    return SliceStatus(
-        str(run.layout.slice),
-        State.RUNNING if run.alive else ended,
-        run.holder.pid if run.holder else None,
-        run.holder.host if run.holder else None,
-        sum(share.chunks for share in run.state.shares.values()),
-        sum(share.chunks_done for share in run.state.shares.values()),
-        run.state.texts_per_s,
-        run.state.eta_s if run.alive else None,
-    )
-
-
-def _live(runs: Sequence[RunFollower], outputs: Mapping[str, OutputStatus]) -> Snapshot:
-    """What those who follow the runs see at this moment."""
-    if runs[0].layout.slice is None:
-        return runs[0].look()
-    sizes = {name: (output.rows, output.chunks) for name, output in outputs.items()}
-    parts = [(str(run.layout.slice), run.look()) for run in runs]
-    return merged(parts, {name for (name, _), run in zip(parts, runs, strict=True) if run.alive}, sizes)
-
-
-def _last_rate(run: RunFollower, outputs: Mapping[str, OutputStatus]) -> float | None:
+def _last_rate(run: Follower, outputs: Mapping[str, OutputStatus]) -> float | None:
     """Rows a second, as the run's last commit told."""
     distinct = sum(output.distinct_texts for output in outputs.values())
     rows = sum(output.rows for output in outputs.values())
     return run.state.texts_per_s * rows / distinct if run.state.texts_per_s and distinct else None
-
-
-def _place(run: RunFollower, device: str) -> str:
-    return device if run.layout.slice is None else f"{device} of slice {run.layout.slice}"
-
-
-def _last_words(run: RunFollower) -> list[str]:
-    lines = run.state.ending.last_words if run.state.ending is not None else []
-    return lines if run.layout.slice is None else [f"slice {run.layout.slice}:", *lines]

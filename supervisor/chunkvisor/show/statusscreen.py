@@ -1,6 +1,6 @@
 """The screen of `chunkvisor status`: state, progress, whether to worry, what to do, in a few plain lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from chunkvisor.assemble.badreasons import reasons_in_words
@@ -9,10 +9,9 @@ from chunkvisor.events.progress import DeviceTimes
 from chunkvisor.show.outputstatus import OutputStatus
 from chunkvisor.show.progress import figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.show.snapshot import Snapshot
-from chunkvisor.show.status import SliceStatus, State, Status
+from chunkvisor.show.status import State, Status
 from chunkvisor.units import counted, human_elapsed, human_time, listed
 
-_MOST_SLICES = 16
 _NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
 _STOPPED = {
     None: "its process was killed, the machine went down, or the disk was full",
@@ -32,8 +31,7 @@ def status_screen(
     """
     lines = [str(status.state)]
     if status.state is State.RUNNING:
-        by = "" if status.slices else f" ({_process(status)})"
-        lines[0] = f"running{by}: {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
+        lines[0] = f"running ({_process(status)}): {stage(snapshot)}, {human_elapsed(snapshot.elapsed_s)} so far"
         lines[0] += f", {time_left(snapshot)}" if snapshot.eta_s is not None else ""
     lines += [f"  {name}: {_progress(output)}" for name, output in status.outputs.items()]
     if status.state is State.RUNNING:
@@ -41,7 +39,6 @@ def status_screen(
     else:
         names = status.device_names
         lines += [_device(names.get(key, f"device {key}"), each) for key, each in status.devices.items() if each.busy_s]
-    lines += [f"  {line}" for line in _slices(status.slices)]
     if status.attempts:
         lines.append("  attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     lines += [f"  {line}" for line in status.message]
@@ -54,7 +51,7 @@ def status_screen(
         if status.state is State.STOPPED:
             why = _STOPPED.get(ending, f"the last run ended with code {ending}")
             why += KEPT if ending is None and (status.anything_done or any(begun.values())) else ""
-            lines[0] += f": {'no slice is at work' if status.slices else why}"
+            lines[0] += f": {why}"
     return lines
 
 
@@ -62,11 +59,8 @@ def again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | No
     """What running again would do; `ending` is the exit code of the last run."""
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
-    how = "run the same command again"
-    if status.slices:
-        how = "run the slices that are left, or the same command without --slice"
     first = "do what is said above, then " if ending in _NEED_A_PERSON else ""
-    lines = [f"to go on: {first}{how}"]
+    lines = [f"to go on: {first}run the same command again"]
     if status.command:
         lines.append(f"the command: {status.command}")
     if not chunks:
@@ -92,25 +86,6 @@ def _process(status: Status) -> str:
         return f"pid {status.pid}"
     unsure = f"last sign of life {human_time(status.silent_s)} ago, more cannot be seen from here"
     return f"pid {status.pid} on {status.host}, {unsure}"
-
-
-def _slices(slices: Sequence[SliceStatus]) -> list[str]:
-    """A line for each, but for those that are done, of which only the names are told."""
-    done = [each.slice for each in slices if each.state is State.COMPLETE]
-    others = [each for each in slices if each.state is not State.COMPLETE]
-    lines = [_slice(each) for each in others[:_MOST_SLICES]]
-    if len(others) > _MOST_SLICES:
-        lines.append(f"and {len(others) - _MOST_SLICES:,} more slices")
-    if done:
-        lines.append(f"done with their share: {listed(done, _MOST_SLICES)}")
-    return lines
-
-
-def _slice(each: SliceStatus) -> str:
-    where = f" on {each.host}, pid {each.pid}" if each.host else ""
-    far = f", {each.chunks_done:,} of its {counted(each.chunks, 'chunk')}" if each.chunks else ""
-    left = f", about {human_time(each.eta_s)} left" if each.eta_s else ""
-    return f"slice {each.slice}: {each.state}{where}{far}{left}"
 
 
 def _progress(output: OutputStatus) -> str:

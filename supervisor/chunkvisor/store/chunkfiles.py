@@ -9,21 +9,18 @@ from chunkvisor.store.outputlayout import CHUNKS_PER_FOLDER, OutputLayout, parse
 from chunkvisor_worker.contract.files import remove_folder
 
 
-def chunk_files(layout: OutputLayout, wanted: range | None = None) -> Iterator[tuple[int, Path]]:
-    """(number, file) of all committed chunks, or of those wanted, in order; lists one folder of a thousand at a time.
+def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
+    """(number, file) of all committed chunks, in order; lists one folder of a thousand at a time.
 
     Raises OSError.
     """
     if not layout.chunks.is_dir():
         return
     for number in sorted({int(path.name) for path in layout.chunks.iterdir() if path.name.isdecimal()}):
-        first = number * CHUNKS_PER_FOLDER
-        if wanted is not None and not (wanted.start < first + CHUNKS_PER_FOLDER and first < wanted.stop):
-            continue
-        folder = layout.chunk(first, "").parent
+        folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
             parsed = parse_chunk_name(name)
-            if parsed and parsed[0] // CHUNKS_PER_FOLDER == number and (wanted is None or parsed[0] in wanted):
+            if parsed and parsed[0] // CHUNKS_PER_FOLDER == number:
                 yield parsed[0], folder / name
 
 

@@ -15,9 +15,6 @@ Nothing is created, read or deleted here.
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
       report.html                       the page of `chunkvisor report`, also written at the end of each run
-      slices/count                      how many slices the workdir is cut into; held by flock, shared, while one lives
-      slices/turn                       held by flock by the slice that prepares, or joins, what belongs to all of them
-      slices/3of8/                      lock, journal, lessons, fetch, template, ray and invocations of slice 3/8
       <output>.npy  <output>.json       final file and manifest, each there only when complete
       <output>.quarantined.jsonl        the rows without a vector, where they are too many for the manifest
       <output>.truncated.jsonl          the rows whose texts were cut, where there are any
@@ -55,12 +52,10 @@ Nothing is created, read or deleted here.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.store.entry import Entry
 from chunkvisor.store.outputlayout import CombinedLayout, OutputLayout
-from chunkvisor.store.slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,39 +85,23 @@ class InvocationFiles:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of a workdir, as a run of the whole sees it or, with `slice`, one of its slices.
-
-    Each of them has a folder of its own, `run`: two that run at the same time write nothing in the same place.
-    """
+    """Paths of a workdir."""
 
     workdir: Path
-    slice: Slice | None = None
 
     mark = Entry("workdir", ".chunkvisor")
     model = Entry("workdir", "model.json")
     report = Entry("workdir", "report.html")
     outputs = Entry("workdir", "outputs")
-    slices = Entry("workdir", "slices")
-    slice_count = Entry("slices", "count")
-    turn = Entry("slices", "turn")
-    lock = Entry("run", "lock")
-    events = Entry("run", "events.jsonl")
-    lessons = Entry("run", "lessons.json")
-    fetch = Entry("run", "fetch")
-    template = Entry("run", "template")
-    ray = Entry("run", "ray")
-    upload = Entry("run", ".upload")
-    invocations = Entry("run", "invocations")
+    lock = Entry("workdir", "lock")
+    events = Entry("workdir", "events.jsonl")
+    lessons = Entry("workdir", "lessons.json")
+    fetch = Entry("workdir", "fetch")
+    template = Entry("workdir", "template")
+    ray = Entry("workdir", "ray")
+    upload = Entry("workdir", ".upload")
+    invocations = Entry("workdir", "invocations")
     latest = Entry("invocations", "latest")
-
-    @property
-    def run(self) -> Path:
-        """Folder of what this run has for itself."""
-        return self.workdir if self.slice is None else self.slices / self.slice.name
-
-    def of(self, which: Slice | None) -> Self:
-        """The same workdir, as that slice sees it; None = as a run of the whole does."""
-        return type(self)(self.workdir, which)
 
     def owns(self, path: Path) -> bool:
         """Whether the path is one of the state's, links resolved; final files are not state."""

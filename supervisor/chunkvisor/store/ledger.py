@@ -1,6 +1,5 @@
 """What is done and known of one output, as its folder says: a new process reads the same."""
 
-import contextlib
 import itertools
 import os
 import stat
@@ -14,7 +13,6 @@ from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, wr
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
-from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
@@ -23,23 +21,20 @@ _HEADER_BYTES = 128
 
 
 class Ledger:
-    """Committed chunks, bad texts and model facts of one output, or of a slice's share of it."""
+    """Committed chunks, bad texts and model facts of one output."""
 
-    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str, of_slice: Slice | None = None) -> None:
-        """Of a slice, nothing is seen or touched but what belongs to its chunks, and the facts, which all share."""
+    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
-        self.share = range(plan.count) if of_slice is None else of_slice.chunks(plan.count)
-        """The chunks that are ours."""
-        self._slice = of_slice
-        self._facts: Facts | None = None
+        self.facts: Facts | None = None
+        """What the first worker found out about the model."""
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
         self._durable: set[Path] = set()
         """Folders of chunks whose names are sure to be on the disk."""
         self.chunks_done = 0
-        """Our committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
+        """Committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
         self.texts_done = 0
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by number."""
@@ -51,10 +46,10 @@ class Ledger:
         """
         make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
-        self._facts = read_facts(self.layout)
+        self.facts = read_facts(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
-            if number in self.share and not self._committed[number] and self._size_fits(number, path):
+            if number < self.plan.count and not self._committed[number] and self._size_fits(number, path):
                 self._committed[number] = 1
             else:
                 self.discard(number)
@@ -64,35 +59,14 @@ class Ledger:
         self._load_quarantine()
         self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
 
-    @property
-    def facts(self) -> Facts | None:
-        """What the first worker found out about the model, of whichever slice."""
-        if self._facts is None and self._slice is not None:
-            self._facts = read_facts(self.layout)
-        return self._facts
-
-    def mine(self, chunk: int) -> bool:
-        """Whether the chunk is ours to look after; for the whole, so is one that the plan does not have."""
-        return self._slice is None or chunk in self.share
-
     def committed(self, chunk: int) -> bool:
         """Whether the chunk's vectors are in place."""
         return bool(self._committed[chunk])
 
     @property
     def left(self) -> int:
-        """Number of our chunks that are still to do."""
-        return len(self.share) - self.chunks_done
-
-    @property
-    def texts(self) -> int:
-        """Distinct texts in our chunks."""
-        return self.plan.bounds(self.share[-1])[1] - self.plan.bounds(self.share[0])[0] if self.share else 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is committed, and the output can be joined; a slice cannot know that by itself."""
-        return self._slice is None and not self.left
+        """Number of chunks that are still to do."""
+        return self.plan.count - self.chunks_done
 
     def parts(self, chunk: int) -> Parts:
         """What is known of a chunk that is being taken apart."""
@@ -112,12 +86,12 @@ class Ledger:
 
     def next_pending(self, start: int) -> int | None:
         """The first chunk from `start` on that is not committed; None where there is none."""
-        found = self._committed.find(0, max(start, self.share.start), self.share.stop)
+        found = self._committed.find(0, start)
         return None if found < 0 else found
 
     def known_good(self) -> tuple[int, int] | None:
         """(chunk, text) of a text that has a vector, in a chunk or in a part of one; None where there is none."""
-        committed = (number for number in self.share if self._committed[number])
+        committed = (number for number in range(self.plan.count) if self._committed[number])
         of_chunks = ((chunk, text) for chunk in committed for text in range(*self.plan.bounds(chunk)))
         of_parts = ((chunk, text) for chunk, parts in self._parts.items() for text in parts.good_texts())
         return next((each for each in itertools.chain(of_chunks, of_parts) if each[1] not in self.bad), None)
@@ -134,19 +108,18 @@ class Ledger:
     def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
         """(chunk, files) of every attempt that left a folder."""
         for chunk_folder in sorted(self.layout.attempts.iterdir()):
-            if chunk_folder.name.isdecimal() and self.mine(int(chunk_folder.name)) and chunk_folder.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # another slice has just committed it, and clears it away
-                    for folder in sorted(chunk_folder.iterdir()):
-                        yield int(chunk_folder.name), AttemptFiles(folder)
+            if chunk_folder.name.isdecimal() and chunk_folder.is_dir():
+                for folder in sorted(chunk_folder.iterdir()):
+                    yield int(chunk_folder.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
         """Chunks of which parts are known; folders of chunks that are committed are removed."""
         found = []
         for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
             chunk = int(path.name) if path.name.isdecimal() else None
-            if chunk is not None and chunk in self.share and not self._committed[chunk]:
+            if chunk is not None and chunk < self.plan.count and not self._committed[chunk]:
                 found.append(chunk)
-            elif chunk is None or self.mine(chunk):
+            else:
                 remove_folder(path)
         return found
 
@@ -157,12 +130,10 @@ class Ledger:
         return {chunk: self.plan.size(chunk) - missing[chunk] for chunk in chunks}
 
     def fix_facts(self, facts: Facts) -> None:
-        """The first vectors fix the facts of the output.
-
-        Raises OSError; Halt (78) where another slice has fixed another dimension in the same moment.
-        """
+        """The first vectors fix the facts of the output. Raises OSError."""
         if self.facts is None:
-            self._facts = write_facts(self.layout, facts, self._slice)
+            write_facts(self.layout, facts)
+            self.facts = facts
 
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
@@ -202,8 +173,8 @@ class Ledger:
         self.texts_done += change * self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
-        """(number, file) of our committed chunks, in order."""
-        return chunk_files(self.layout, None if self._slice is None else self.share)
+        """(number, file) of committed chunks, in order."""
+        return chunk_files(self.layout)
 
     def remove_chunks(self) -> None:
         """Remove the chunk files of a finished output. Raises OSError."""
@@ -212,8 +183,6 @@ class Ledger:
     def _load_quarantine(self) -> None:
         self.bad = {}
         for chunk, texts in read_quarantine(self.layout):
-            if not self.mine(chunk):
-                continue
             start, stop = self.plan.bounds(chunk)
             if chunk >= self.plan.count or not self._committed[chunk]:
                 self.layout.quarantine_of(chunk).unlink()

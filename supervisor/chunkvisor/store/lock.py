@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -90,13 +90,14 @@ def _place_of(path: Path) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def hold(path: Path, run_id: str, taken: Callable[[], Halt] | None = None) -> Iterator[Holder | None]:
+def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
     """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) when another run holds it.
 
     Who holds it without a run of its own gives an empty `run_id`: the last run's stays noted, for `orphans`.
-    `taken` makes the words of the Halt.
     """
-    with locked(path, fcntl.LOCK_EX, taken or (lambda: taken_by_run(path))) as fd:
+    with _opened(path) as fd:
+        if not _take(fd, fcntl.LOCK_EX, _LOOK_S):
+            raise _taken(path)
         previous = read_holder(path)
         me = Holder(
             run_id or (previous.run_id if previous is not None and previous.over else ""),
@@ -106,21 +107,13 @@ def hold(path: Path, run_id: str, taken: Callable[[], Halt] | None = None) -> It
             time.time(),
             (os.fstat(fd).st_dev, os.fstat(fd).st_ino),
         )
-        write_note(fd, json.dumps(asdict(me)))
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(me)).encode(), 0)
         yield previous
 
 
 @contextlib.contextmanager
-def locked(path: Path, operation: int, taken: Callable[[], Halt]) -> Iterator[int]:
-    """Hold the lock alone (LOCK_EX) or with others who share it (LOCK_SH); gives the descriptor. Raises `taken()`."""
-    with opened(path) as fd:
-        if not take(fd, operation, _LOOK_S):
-            raise taken()
-        yield fd
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
+def _opened(path: Path) -> Iterator[int]:
     """The descriptor of a lock file, which is made where it is missing. Raises Halt (78) where it is no file, OSError.
 
     The descriptor is close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
@@ -138,7 +131,7 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
+def _take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
     """Whether the lock could be taken, as LOCK_EX or LOCK_SH say; tries at least once. Raises Halt (69), OSError."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -162,12 +155,6 @@ def take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
             return True
 
 
-def write_note(fd: int, text: str) -> None:
-    """Replace what stands in a lock file that is held alone. Raises OSError."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text.encode(), 0)
-
-
 def is_held(path: Path) -> bool:
     """Whether somebody, on whatever machine, holds the lock alone."""
     try:
@@ -175,36 +162,25 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not take(fd, fcntl.LOCK_SH)
+        return not _take(fd, fcntl.LOCK_SH)
     except (OSError, Halt):  # a file system without locks
         return False
     finally:
         os.close(fd)
 
 
-def taken_by_run(path: Path) -> Halt:
-    """The words where a run of the whole holds the workdir of this lock."""
-    holder = read_holder(path)
+def _taken(path: Path) -> Halt:
+    """The words where another run holds the workdir of this lock."""
+    holder, name = read_holder(path), "another run"
     # One that is over was noted before: whoever has taken the lock since has not said so yet.
-    name = named("the run", holder) if holder and holder.alive() is not False else "another run"
-    return taken_by(name, path.parent, "one run at a time may write there")
-
-
-def taken_by(name: str, workdir: Path, why: str) -> Halt:
-    """A Halt (75): somebody of this name works in the workdir."""
+    if holder and holder.alive() is not False:
+        name = f"the run with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
     return Halt(
         ExitCode.TRY_AGAIN,
-        f"{name} already works in {workdir}",
-        why=why,
-        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {workdir}",
+        f"{name} already works in {path.parent}",
+        why="one run at a time may write there",
+        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent}",
     )
-
-
-def named(name: str, holder: Holder | None) -> str:
-    """The name with its process behind it, as far as that is known."""
-    if holder is None:
-        return name
-    return f"{name} with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
 
 
 def _no_file(path: Path) -> Halt:

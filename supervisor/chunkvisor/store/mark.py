@@ -58,8 +58,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     _require_text(layout.workdir)
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     known = is_workdir(layout)
-    # Of many slices that begin at once one is the first, and the others find what it has made since.
-    if not known and (found := next(_in_the_way(layout, outputs), None)) is not None and not _is_marked(layout):
+    if not known and (found := next(_in_the_way(layout, outputs), None)) is not None:
         why = f"a run in {layout.workdir} needs this name for itself"
         raise not_ours(found, "choose another workdir, best an empty folder", why, ours="chunkvisor")
     if not _is_marked(layout):
@@ -124,7 +123,7 @@ def _is_marked(layout: Layout) -> bool:
 
 def _begun_without_mark(layout: Layout) -> bool:
     """Whether there is a note of a run in the lock, a journal, or a sealed identity, as all versions have written."""
-    if read_note(layout.of(None).lock) is not None or next(read_events(layout.of(None).events), None) is not None:
+    if read_note(layout.lock) is not None or next(read_events(layout.events), None) is not None:
         return True
     with suppress(OSError):
         for folder in layout.outputs.iterdir():

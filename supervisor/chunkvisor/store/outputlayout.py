@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.store.entry import Entry
-from chunkvisor.store.slices import Slice
 from chunkvisor_worker.contract.files import AttemptFiles
 
 CHUNKS_PER_FOLDER = 1000
@@ -142,14 +141,6 @@ class OutputLayout:
     def next(self) -> "OutputLayout":
         """The same, with the state that is to take the place of this one."""
         return OutputLayout(self.workdir, self.name, self.workdir / f".{self.name}.next")
-
-    def facts_of(self, which: Slice) -> Path:
-        """The facts as a slice has found them, for the moment in which it is seen whose are the first."""
-        return self.state / f"facts.{which.name}.json"
-
-    def versions_of(self, which: Slice) -> Path:
-        """The versions as a slice has found them, of its own texts."""
-        return self.state / f"versions.{which.name}.json"
 
     def cut_texts(self, fingerprint: str) -> Path:
         """Tokens before the cut of each text that is encoded under that fingerprint; see `store.cuttexts`."""

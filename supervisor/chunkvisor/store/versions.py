@@ -5,11 +5,9 @@ The config's `identity` decides whether that may be. Where all were the same, th
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, write_sealed
-from chunkvisor.store.slices import Slice
 
 _TELLING = ("torch", "cuda", "transformers", "sentence-transformers", "int8")
 """The last is no library: with which instructions of the processor a model in int8 was computed."""
@@ -39,12 +37,11 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 class VersionNotes:
-    """What is noted of one output, by a run of the whole or by a slice."""
+    """What is noted of one output."""
 
-    def __init__(self, layout: OutputLayout, of_slice: Slice | None) -> None:
-        self._path = layout.versions if of_slice is None else layout.versions_of(of_slice)
-        others = read_stretches(layout) if of_slice is None else _read(self._path)
-        self._stretches = list(others)
+    def __init__(self, layout: OutputLayout) -> None:
+        self._path = layout.versions
+        self._stretches = read_stretches(layout)
 
     def note(self, start: int, stop: int, first: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Note by which versions texts start..stop were computed, `first` being those of the output. Raises OSError."""
@@ -55,13 +52,12 @@ class VersionNotes:
 
 
 def read_stretches(layout: OutputLayout) -> list[Stretch]:
-    """All that is noted of the output; of two that speak of the same text, what was noted last."""
-    found: list[Stretch] = []
-    paths = [path for path in layout.state.glob("versions*.json") if path.is_file()]
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
-        for stretch in _read(path):
-            found = [*_without(found, stretch.start, stretch.stop), stretch]
-    return _joined(found)
+    """All that is noted of the output."""
+    try:
+        record = read_record(_Record, layout.versions)
+    except (DamagedError, OSError):
+        return []
+    return [each for each in record.stretches if 0 <= each.start < each.stop] if record is not None else []
 
 
 def _without(stretches: list[Stretch], start: int, stop: int) -> list[Stretch]:
@@ -83,11 +79,3 @@ def _joined(stretches: list[Stretch]) -> list[Stretch]:
         else:
             joined.append(each)
     return joined
-
-
-def _read(path: Path) -> list[Stretch]:
-    try:
-        record = read_record(_Record, path)
-    except (DamagedError, OSError):
-        return []
-    return [each for each in record.stretches if 0 <= each.start < each.stop] if record is not None else []

@@ -166,22 +166,11 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
         fresh.rename(prepared.table)
         write_staged(prepared, record)
         return begun
-    if opening.slice is not None and _is_there(layout, staged):
-        remove_folder(fresh)  # another slice may be reading what is there, and it is the same
-    else:
-        remove_folder(layout.table)
-        fresh.rename(layout.table)
+    remove_folder(layout.table)
+    fresh.rename(layout.table)
     write_staged(layout, record)
     opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
     return staged
-
-
-def _is_there(layout: OutputLayout, staged: Staged) -> bool:
-    try:
-        there = StagedTable.open(layout.table)
-        return (there.digest, there.carried) == (staged.digest, staged.carried)
-    except DamagedError:
-        return False
 
 
 def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:

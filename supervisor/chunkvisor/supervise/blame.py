@@ -159,8 +159,7 @@ class Blame:
         output = self._outputs[last.task.output]
         bad = output.bad_count + sum(each.task.output == last.task.output for each in self._undecided)
         refused = all(each.verdict.refused_by_encoder for each in self._undecided)
-        if refused and (not output.whole or bad >= output.texts):
-            # Another slice, or the rest of the source, may have good ones; or there are no others.
+        if refused and bad >= output.texts:
             undecided, self._undecided = self._undecided, []
             self._probed.clear()
             for each in undecided:

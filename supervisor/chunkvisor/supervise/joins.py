@@ -60,10 +60,10 @@ class Joins:
         if output.has_facts:
             first = output.bounds(chunk)[0]
             self._say(do.Compose(Task(NOW, number, chunk, first, first)))
-        elif output.whole and output.bad_count >= output.texts:
+        elif output.bad_count >= output.texts:
             self._say(do.HaltRun(lastwords.all_bad(output.name, output.last_bad)))
         else:
-            # Of a slice: other texts may be good; until then its chunks stay in parts.
+            # Other texts may be good; until then its chunks stay in parts.
             self._without_facts.add((number, chunk))
 
     def compose_late(self) -> None:

@@ -5,7 +5,6 @@ It is all that is imported before a model begins to load. Whatever else a run ne
 """
 
 import time
-from contextlib import AbstractContextManager
 from typing import Self
 
 from chunkvisor.config.choices import EngineKind
@@ -13,8 +12,7 @@ from chunkvisor.decide.history import Budget
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
-from chunkvisor.events.run import RunStarted, WaitingForTurn
-from chunkvisor.store.slicelock import turn
+from chunkvisor.events.run import RunStarted
 from chunkvisor.supervise.engines import Engines
 from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor.supervise.request import Request, Run
@@ -58,7 +56,7 @@ class Means:
 
         Raises Halt; OSError.
         """
-        config, layout, of_slice = self._request.loaded.config, self._run.layout, self._request.slice
+        config, layout = self._request.loaded.config, self._run.layout
         self._run.emit(
             RunStarted(
                 workdir=str(layout.workdir),
@@ -68,10 +66,9 @@ class Means:
                 engine=str(config.engine.kind),
                 model=config.model.name,
                 outputs=tuple(config.outputs),
-                slice=str(of_slice or ""),
             )
         )
-        if of_slice is None and not all(layout.output(name).state.exists() for name in config.outputs):
+        if not all(layout.output(name).state.exists() for name in config.outputs):
             load = self.engines.load_ahead
             self._resolved = self.model.resolve(load, anew=self._request.from_scratch)
             load(self._resolved)
@@ -80,10 +77,6 @@ class Means:
         """Where the model's files are now. Raises Halt; OSError."""
         resolved, self._resolved = self._resolved, None
         return resolved or self.model.resolve(anew=self._request.from_scratch)
-
-    def turn(self) -> AbstractContextManager[None]:
-        """What belongs to all slices is prepared, and joined, by one of them at a time."""
-        return turn(self._run.layout, self.pause, lambda who: self._run.emit(WaitingForTurn(who)))
 
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises as `on_wait`."""

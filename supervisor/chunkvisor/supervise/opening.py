@@ -10,7 +10,6 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.event import Emit
 from chunkvisor.store.fixed import Fixed, Staged
 from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.planreuse import Planner
 
@@ -24,8 +23,6 @@ class Opening:
     device_kind: str
     run_id: str
     max_rows: int | None
-    slice: Slice | None
-    """None = all chunks are ours."""
     arithmetic: Mapping[str, str]
     """Variables of the workers that choose other arithmetic."""
     disk: DiskWait

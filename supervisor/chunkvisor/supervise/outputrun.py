@@ -34,7 +34,6 @@ class OutputRun:
     """The folder from which its workers load, which must not change meanwhile."""
     versions: VersionWatch | None = None
     rows: int = 0
-    """Of a slice, those of its share, about."""
     taken: int = 0
     """Texts whose vectors are taken over."""
     awaits: frozenset[str] = frozenset()
@@ -69,17 +68,12 @@ class OutputRun:
     @property
     def complete(self) -> bool:
         """See Progress."""
-        return self.ledger.complete and all(each.joined for each in self.awaited)
+        return not self.ledger.left and all(each.joined for each in self.awaited)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do: of a slice, its chunks are committed; of the whole, the output is joined."""
+        """Whether nothing is left to do: the output is joined."""
         return not self.left and (not self.complete or self.ledger.layout.done.exists())
-
-    @property
-    def whole(self) -> bool:
-        """See Progress."""
-        return len(self.ledger.share) == self.ledger.plan.count
 
     @property
     def has_facts(self) -> bool:

@@ -57,10 +57,9 @@ def open_output(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> Out
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
         opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
     reuse = read_reuse(layout)
-    ledger = Ledger(layout, *work_with(reuse, fixed, staged), opening.slice)
+    ledger = Ledger(layout, *work_with(reuse, fixed, staged))
     ledger.load()
-    # A slice does not count them as its own.
-    taken = reuse.taken if reuse is not None and opening.slice is None else 0
+    taken = reuse.taken if reuse is not None else 0
     return _output_run(opening, begun, ledger, table, reuse, taken)
 
 
@@ -81,8 +80,8 @@ def _output_run(
         Finish(opening, begun, ledger, table, reuse, job),
         asked_form(config.outputs[name], staged.carried),
         opening.source.local,
-        VersionWatch(name, VersionNotes(begun.layout, opening.slice), opening.emit, strict=strict),
-        rows=rows_of_share(ledger, taken, begun),
+        VersionWatch(name, VersionNotes(begun.layout), opening.emit, strict=strict),
+        rows=staged.rows,
         taken=taken,
         awaits=frozenset(each.output for each in taken_from),
     )
@@ -101,9 +100,9 @@ def _tell_opened(
     saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
     told = OutputOpened(
         output=ledger.layout.name,
-        rows=rows_of_share(ledger, taken, begun),
-        distinct=ledger.texts + taken,
-        chunks=len(ledger.share),
+        rows=begun.staged.rows,
+        distinct=ledger.plan.distinct + taken,
+        chunks=ledger.plan.count,
         chunk_size=begun.fixed.chunk_size,
         chunks_done=ledger.chunks_done,
         texts_done=ledger.texts_done + taken,
@@ -111,11 +110,6 @@ def _tell_opened(
         quarantined=sum(rows_of(table, [bad.text for bad in ledger.bad_texts()]).values()),
     )
     opening.emit(told)
-
-
-def rows_of_share(ledger: Ledger, taken: int, begun: Begun) -> int:
-    """Of the output; of a slice those of its texts, about, since a text may stand in several rows."""
-    return begun.staged.rows * (ledger.texts + taken) // begun.staged.distinct
 
 
 def _job(opening: Opening, name: str, fingerprint: str) -> Job:

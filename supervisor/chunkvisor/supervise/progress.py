@@ -19,19 +19,15 @@ class Progress(Protocol):
 
     @property
     def chunks(self) -> int:
-        """Chunks in all, those of other slices included."""
+        """Chunks in all."""
 
     @property
     def left(self) -> int:
-        """Our chunks that are not committed."""
+        """Chunks that are not committed."""
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks are committed, and the output can be joined by us."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether all texts are ours; of a slice they are not, nor of the first rows alone."""
+        """Whether all chunks are committed, and the output can be joined."""
 
     @property
     def has_facts(self) -> bool:
@@ -59,7 +55,7 @@ class Progress(Protocol):
         """First text of the chunk, and one past its last."""
 
     def next_pending(self, start: int) -> int | None:
-        """The first of our chunks from `start` on that is not committed."""
+        """The first chunk from `start` on that is not committed."""
 
     def missing(self, chunk: int) -> list[tuple[int, int]]:
         """Ranges of texts that have neither vectors nor a verdict, in order, cut where the chunk was taken apart."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.events.event import Emit
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.signals import Signals
 
 
@@ -19,8 +18,6 @@ class Request:
     from_scratch: bool = False
     update: bool = False
     """Take a source that has changed as it is now."""
-    slice: Slice | None = None
-    """The slice that this run works on; None = the whole."""
     stop_after_s: float | None = None
     """So long it may take, at most; None = as long as it takes."""
     keeps: bool = True

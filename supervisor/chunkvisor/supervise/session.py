@@ -19,9 +19,9 @@ from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.record import open_invocation
 from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
 from chunkvisor.store.refusal import refusal
-from chunkvisor.store.slicelock import hold_workdir
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
@@ -36,11 +36,11 @@ def run(request: Request, observer: Observer) -> ExitCode:
     """
     config = request.loaded.config
     require_extras(config)
-    layout, run_id = Layout(config.workdir, request.slice), secrets.token_hex(8)
+    layout, run_id = Layout(config.workdir), secrets.token_hex(8)
     with ExitStack() as stack:
         stack.enter_context(_refusals_in_words(layout))
-        claim(layout.of(None), [*config.outputs, *config.combine])
-        previous = stack.enter_context(hold_workdir(layout, run_id))
+        claim(layout, [*config.outputs, *config.combine])
+        previous = stack.enter_context(hold(layout.lock, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         speed = journal.state.texts_per_s or speed_of_trials(layout.workdir, layout.events)
@@ -63,14 +63,13 @@ def run(request: Request, observer: Observer) -> ExitCode:
             Invoked(
                 workdir=str(layout.workdir),
                 invocation=invocation.name if invocation else "",
-                slice=str(layout.slice or ""),
                 pid=os.getpid(),
                 journal_version=JOURNAL,
                 command=request.typed,
             )
         )
         with _failures_told(emit, layout, troubles):
-            if ended := end_orphans(*previous):
+            if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(OrphansEnded(len(ended), tuple(ended)))
             code = _work(request, Run(layout, run_id, signals, emit, observers.tick, speed))
         emit(RunEnded(int(code)))

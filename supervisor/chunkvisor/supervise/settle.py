@@ -10,7 +10,6 @@ from chunkvisor.assemble.finalfiles import all_places
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.unpack import Scratch
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.run import Note
 from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import StagedTable
@@ -44,12 +43,6 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         problem = _problem_of(opening, begun, outputs)
         if problem is None:
             return
-        if opening.slice is not None:
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{begun.name}: vectors that were to be taken over are not there any more: {problem}",
-                remedy="run once without --slice: that looks them up again, and keeps what is encoded",
-            )
         opening.emit(Note(f"{begun.name}: {problem}; its texts are looked up again"))
         if not is_planned(layout):
             return
@@ -69,7 +62,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
         facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
-        write_facts(target, facts, None)
+        write_facts(target, facts)
     if begun.moves_on:
         switch(layout)
         begun.moves_on, begun.manifest = False, None

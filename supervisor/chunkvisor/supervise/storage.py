@@ -164,14 +164,14 @@ class Storage:
         if self._first_go_s is not None:
             elapsed_s = max(1e-6, time.monotonic() - self._first_go_s)
             rate = sum(each.texts_here for each in self._outputs) / elapsed_s
-        left = sum(each.ledger.texts - each.ledger.texts_done for each in self._outputs)
+        left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
         told = ChunkCommitted(
             output.name,
             chunk,
             texts,
             output.ledger.texts_done + output.taken,
             output.ledger.chunks_done,
-            len(output.ledger.share),
+            output.ledger.plan.count,
             attempt_ok=result is not None,
             texts_per_s=rate and round(rate, 3),
             eta_s=round(left / rate, 1) if rate else None,
@@ -195,7 +195,7 @@ def _still_needed(output: OutputRun) -> int | None:
     ledger = output.ledger
     if ledger.facts is None:
         return None
-    left, dimension = ledger.texts - ledger.texts_done, ledger.facts.dimension
+    left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
     beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
     return need_bytes(output.table.rows, left, dimension, beside)
 

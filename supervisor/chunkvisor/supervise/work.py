@@ -20,7 +20,6 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.slices import Slice
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
@@ -35,7 +34,6 @@ from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
-from chunkvisor.supervise.sliceend import awaiting_dimension, end_slice, progress_of
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
 
@@ -52,21 +50,11 @@ class Work:
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
-        config, of_slice, on_wait = self._config, self._request.slice, self._means.on_wait
-        with self._means.turn():
-            source, outputs = self._open(of_slice)
+        config, on_wait = self._config, self._means.on_wait
+        source, outputs = self._open()
         refuse_others(config, self._layout, [output.name for output in outputs], self._emit, on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
-        if of_slice is not None:
-            # The last slice finds all chunks committed, and then does what a run of the whole would do.
-            with self._means.turn():
-                done, chunks = progress_of(self._layout, config.outputs)
-                if done + awaiting_dimension(self._layout, config.outputs) == chunks:
-                    self._encode(*self._open(None))
-                    done = chunks
-            if done < chunks:
-                return end_slice(self._layout, outputs, done, chunks, self._emit)
         combine_finals(config, self._layout, self._emit, on_wait)
         upload_finals(config, self._layout, self._emit, on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
@@ -75,7 +63,7 @@ class Work:
             raise with_bad_rows(self._layout, quarantined)
         return ExitCode.COMPLETE
 
-    def _open(self, of_slice: Slice | None) -> tuple[ModelSource, list[OutputRun]]:
+    def _open(self) -> tuple[ModelSource, list[OutputRun]]:
         """The model's files, and the outputs that are not complete."""
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
@@ -87,7 +75,6 @@ class Work:
             means.devices[0].kind,
             self._run.run_id,
             self._request.max_rows,
-            of_slice,
             # The environment of this machine does not travel to the nodes of a cluster.
             arithmetic_variables({} if means.on_ray else os.environ, config.env),
             DiskWait(config.recovery.wait_timeout, means.pause, self._emit),
@@ -122,9 +109,10 @@ class Work:
         if not outputs:
             return
         ledgers = [output.ledger for output in outputs]
-        texts, left = sum(each.texts for each in ledgers), sum(each.texts - each.texts_done for each in ledgers)
+        texts = sum(each.plan.distinct for each in ledgers)
+        left = texts - sum(each.texts_done for each in ledgers)
         rows = sum(output.rows for output in outputs)
-        chunks, pending = sum(len(each.share) for each in ledgers), sum(output.left for output in outputs)
+        chunks, pending = sum(each.plan.count for each in ledgers), sum(output.left for output in outputs)
         taken = sum(output.taken for output in outputs)
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
