@@ -17,10 +17,10 @@ from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub,
 from chunkvisor.commands.doctor.job import measure
 from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, SampleReading
 from chunkvisor.commands.doctor.smi import parse, read_driver
-from chunkvisor.commands.trial import environment_of
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
+from chunkvisor.engine.trial import environment_of
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase

@@ -523,6 +523,13 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     "worker crashed": (with_sample(Outcome.CRASHED), "encoding", FAULT, "failed: crashed: why"),
     "bad vectors": (with_sample(Outcome.BAD_OUTPUT), "encoding", FAULT, "bad_output"),
     "vectors differ": (with_job(samples=(replace(GOOD, difference=0.1),)), "encoding", FAULT, "differ by 0.1"),
+    "random weights": (with_job(samples=(replace(GOOD, elsewhere=0.9),)), "encoding", FAULT, "each has other weights"),
+    "weights that are the same": (with_job(samples=(replace(GOOD, elsewhere=1e-4),)), "encoding", OK, "same vector"),
+    "other vectors than expected": (
+        with_job(expected=("e.jsonl", 2), samples=(replace(GOOD, unexpected="cosine 0.2"),)),
+        *("expect", FAULT, "cosine 0.2"),
+    ),
+    "expected vectors": (with_job(expected=("e.jsonl", 2)), "expect", OK, "2 texts in e.jsonl"),
     "vectors differ by rounding": (with_job(samples=(replace(GOOD, difference=1e-6),)), "encoding", OK, "rounding"),
     "texts do not matter": (with_job(samples=(replace(GOOD, tells_apart=False),)), "encoding", WARNING, "same vector"),
     "packed weights": (

@@ -163,7 +163,7 @@ MAY_OPEN = {
     "devices/": "reads /proc, /sys and /dev",
     "commands/doctor/": "reads /proc and /sys",
     "commands/drill.py": "works in a scratch folder",
-    "commands/trial.py": "works in a scratch folder of its own",
+    "engine/trial.py": "works in a scratch folder of its own",
     "commands/planning/": "works in a temporary folder of its own",
     "engine/ray/": "reads /proc, and works in a scratch folder of its own",
     "commands/explain.py": "reads files of the package; as a program, writes a page of docs/",

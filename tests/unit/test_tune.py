@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from chunkvisor.commands.trial import Conditions, Trial
 from chunkvisor.commands.tune import bench, draw, measure, to_json, tune
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
@@ -19,6 +18,7 @@ from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
 from chunkvisor.decide.likeness import Likeness, likeness
 from chunkvisor.decide.verdict import Verdict
+from chunkvisor.engine.trial import Conditions, Trial
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec

@@ -10,6 +10,7 @@ import click
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import say
+from chunkvisor.units import counted
 
 if TYPE_CHECKING:
     from chunkvisor.commands.audit import Audit
@@ -29,8 +30,15 @@ _SHOWN = 20
     show_default=True,
     help="Where to encode them: cpu, cuda or cuda:N.",
 )
+@click.option(
+    "--write-expect",
+    "expect",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write up to 10 of the rows, text and vector in float32, to a new FILE for model.expect.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: JSON with every row that was looked at.")
-def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
+def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bool) -> None:
     r"""Encode some finished rows of CONFIG again, and compare.
 
     It finds vectors that are wrong. Each row is encoded alone, in float32 and in a new process. Vectors that differ by
@@ -41,9 +49,11 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
     Example: chunkvisor audit embeddings.yaml --rows 500
     """
     from chunkvisor.commands.audit import audit as audits_of
-    from chunkvisor.commands.trial import Conditions, environment_of
+    from chunkvisor.commands.audit import write_expect
     from chunkvisor.config.load import load
+    from chunkvisor.config.specs import encode_spec
     from chunkvisor.devices.gpu import find_devices
+    from chunkvisor.engine.trial import Conditions, environment_of
 
     loaded = load(config) if config.is_file() else None
     chosen = find_devices([device])[0]
@@ -66,6 +76,9 @@ def audit(config: Path, rows: int, device: str, as_json: bool) -> None:
             remedy="encode the outputs again: chunkvisor run CONFIG --from-scratch; if they differ again, run "
             "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",
         )
+    if expect is not None:
+        count = write_expect(expect.absolute(), found, encode_spec(loaded.config.encode) if loaded else None)
+        say(f"{expect}: {counted(count, 'text')} with the vectors that the model gives now", err=as_json)
 
 
 def _lines(audit: "Audit") -> list[str]:

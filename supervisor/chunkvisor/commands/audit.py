@@ -7,7 +7,7 @@ changed half-way, because it was not made for padding, because a card computes w
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.sides import ranges_of
-from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.engine.expect import allowed_difference, difference_and_cosine, write_line
 from chunkvisor.engine.modelsource import resolve_local
+from chunkvisor.engine.trial import Conditions, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed
@@ -34,19 +35,15 @@ from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
+from chunkvisor_worker.contract.files import RESULT, write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
-
-_ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
-"""How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
-
-float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model.
-docs/how-to/check-vectors.md has what was measured."""
 
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
 """How much more, by the type of numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension."""
 
-_ALLOWED_ELSE = 0.15
-"""Of weights that are quantised, or of which the dtype is not known (plug-ins)."""
+
+EXPECTED = 10
+"""Rows that `--write-expect` writes, at most: each run encodes them anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,10 @@ class Audit:
     rows: tuple[Compared, ...]
     note: str = ""
     """What else the person should know."""
+    encode: EncodeSpec = field(default_factory=EncodeSpec)
+    """What shaped the vectors."""
+    lines: tuple[bytes, ...] = ()
+    """Of some rows that do not differ: text and vector in float32, as lines of a file for `model.expect`."""
 
     @property
     def differing(self) -> list[Compared]:
@@ -82,7 +83,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name not in ("encode", "lines")}
 
 
 def audit(workdir: Path, rows: int, conditions: Conditions, on_wait: Callable[[], None]) -> Iterator[Audit]:
@@ -130,27 +131,42 @@ def _of_output(
     sample = sorted([row for row in candidates if row not in bad][:rows])
     texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
     model, note = _model(layout, fixed.identity, on_wait)
-    again = _encode(output.name, model, _encode_spec(fixed.identity), texts, conditions, on_wait)
+    encode = _encode_spec(fixed.identity)
+    again = _encode(output.name, model, encode, texts, conditions, on_wait)
     dtype = str(manifest["model"]["dtype"])
     quantised = "quantization_config" in model.kwargs
-    allowed = _ROUNDED[form_of(manifest).dtype] + (_ALLOWED_ELSE if quantised else _ALLOWED.get(dtype, _ALLOWED_ELSE))
+    allowed = _ROUNDED[form_of(manifest).dtype] + allowed_difference(dtype, quantized=quantised)
     compared = []
     for row, stored, made in zip(sample, _stored(output, manifest, sample), again, strict=True):
-        difference, cosine = _compare(stored, made)
+        difference, cosine = difference_and_cosine(stored, made)
         compared.append(
             Compared(row, table.place_of(row, with_line=False), difference, cosine, not difference <= allowed)
         )
-    return Audit(output.name, dtype, allowed, tuple(compared), note)
+    good = [at for at, row in enumerate(compared) if not row.differs and again[at].any()]
+    lines = tuple(write_line(texts[at], again[at]) for at in good[:EXPECTED])
+    return Audit(output.name, dtype, allowed, tuple(compared), note, encode, lines)
 
 
-def _compare(stored: npt.NDArray[np.float32], made: npt.NDArray[np.float32]) -> tuple[float, float]:
-    """(relative difference, cosine); a blank text's zero vector equals itself."""
-    one, other = stored.astype(np.float64), made.astype(np.float64)
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
-    if not any(lengths):
-        return 0.0, 1.0
-    difference = float(np.linalg.norm(one - other)) / max(lengths[1], 1e-30)
-    return difference, float(one @ other) / max(lengths[0] * lengths[1], 1e-30)
+def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec | None) -> int:
+    """Write texts and vectors of the audited rows to a new file for `model.expect`; returns how many.
+
+    `encode` is what the config says of all outputs, None if it is not at hand. Raises Halt (78) if no output, or not
+    all of them, are encoded in that way; OSError.
+    """
+    if path.exists():
+        raise config_error(f"{path} is there already", remedy="name another file, or remove this one")
+    wanted = encode if encode is not None else audits[0].encode
+    fit = [audit for audit in audits if audit.encode == wanted and audit.lines]
+    if not fit or (encode is None and any(audit.encode != wanted for audit in audits)):
+        raise config_error(
+            f"nothing was written to {path}: no output is encoded as `encode` says, without settings of its own"
+            if encode is not None
+            else f"nothing was written to {path}: the outputs are encoded in different ways, or none can be compared",
+            why="model.expect is checked with the section `encode` of a config, without the overrides of outputs",
+            remedy="give the config instead of the workdir, and have one output without an `encode` of its own",
+        )
+    write_blocks(path, fit[0].lines, mode=RESULT)
+    return len(fit[0].lines)
 
 
 def _model(layout: Layout, identity: Identity, on_wait: Callable[[], None]) -> tuple[ModelSpec, str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import FinalDtype, Long, Strictness
+from chunkvisor.config.choices import EngineKind, FinalDtype, Long, Strictness
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.outputsection import OutputConfig, distinct_names, files_of
 from chunkvisor.config.reserved import RESERVED_NAMES
@@ -74,6 +74,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible_combinations(self) -> Self:
+        if self.model.expect is not None and self.engine.kind is EngineKind.RAY:
+            raise refused(
+                "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, and check it by "
+                "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
+            )
         taken = {file.casefold(): name for name, output in self.outputs.items() for file in files_of(name, output)}
         taken |= dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
         for name, members in self.combine.items():

@@ -1,8 +1,10 @@
 """The work of one run: its outputs, its engine, and the loop over them; `means` has what it works with."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
@@ -10,15 +12,18 @@ from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.choices import OnBadRow, Strictness
+from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.expect import read_expected, wrong_vectors
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
-from chunkvisor.errors import ExitCode
+from chunkvisor.engine.trial import Conditions, environment_of, try_texts
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.output import OutputAlreadyComplete
-from chunkvisor.events.run import WorkPlanned
+from chunkvisor.events.run import Note, WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
@@ -36,6 +41,7 @@ from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
+from chunkvisor.units import counted
 
 
 class Work:
@@ -69,6 +75,8 @@ class Work:
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source, means = self._means.source(), self._means
         refuse_unknown_prompts(config, source.path)
+        if config.model.expect is not None:
+            read_expected(config.model.expect)  # what is wrong with it is said before the source is read
         opening = Opening(
             self._request.loaded,
             source,
@@ -117,10 +125,35 @@ class Work:
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
+        if any(output.left for output in outputs):
+            self._expect(source)
         with closing(self._means.engines.take(source, outputs)) as engine:
             given_up = self._drive(source, outputs, engine)
         if given_up:
             raise gave_up(given_up)
+
+    def _expect(self, source: ModelSource) -> None:
+        """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
+        config, device = self._config, self._means.devices[0]
+        if config.model.expect is None:
+            return
+        expected, model = read_expected(config.model.expect), model_spec(config.model, source.path, source.revision)
+        environment = environment_of(os.environ, [device], config.env)
+        conditions = Conditions(device.kind, environment, (str(self._request.loaded.folder),), Patience.of(config))
+        with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
+            encode = encode_spec(config.encode)
+            trial = try_texts(expected.texts, model, encode, conditions, Path(folder), self._means.on_wait)
+        if trial.vectors is None:
+            raise Halt(
+                ExitCode(trial.verdict.exit_code or ExitCode.TRY_AGAIN),
+                f"the texts of model.expect could not be encoded: {trial.verdict.outcome}",
+                why=f"{trial.verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
+                remedy=trial.verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
+            )
+        quantized = "quantization_config" in model.kwargs
+        if problem := expected.problem(trial.vectors, trial.dtype, quantized=quantized):
+            raise wrong_vectors(problem, config.model.name)
+        self._emit(Note(f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"))
 
     def _drive(self, source: ModelSource, outputs: Sequence[OutputRun], engine: Engine) -> list[GivenUp]:
         config, run = self._config, self._run

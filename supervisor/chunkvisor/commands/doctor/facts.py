@@ -13,12 +13,12 @@ from chunkvisor.commands.doctor.job import read_job
 from chunkvisor.commands.doctor.readings import Readings, Wanted
 from chunkvisor.commands.doctor.smi import read_driver, read_smi
 from chunkvisor.commands.doctor.variables import READ
-from chunkvisor.commands.trial import environment_of
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.devices.torchprobe import ask_torch
 from chunkvisor.engine.ray.survey import survey
+from chunkvisor.engine.trial import environment_of
 from chunkvisor.errors import Halt
 from chunkvisor.supervise.extras import require_extras
 

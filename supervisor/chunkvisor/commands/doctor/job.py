@@ -15,7 +15,6 @@ import numpy as np
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
-from chunkvisor.commands.trial import Conditions, try_texts
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
@@ -25,12 +24,15 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.engine.expect import Expected, read_expected
 from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
+from chunkvisor.engine.trial import Conditions, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.ingest.firstrow import try_first_row
 from chunkvisor.ingest.sourcesize import measure_source
 from chunkvisor.show.status import State, read_status
+from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import DamagedError
@@ -73,7 +75,14 @@ def read_job(
     )
     if reading.busy_pid is not None or source is None:
         return reading
-    return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say)))
+    expected: Expected | None = None
+    if config.model.expect is not None:
+        try:
+            expected = read_expected(config.model.expect)
+        except Halt as halt:
+            return replace(reading, expect_problem=(halt.what, halt.remedy))
+        reading = replace(reading, expected=(str(expected.path), len(expected.texts)))
+    return replace(reading, samples=tuple(_samples(loaded, source, devices, environment, scratch, say, expected)))
 
 
 def _sources(config: Config, layout: Layout, say: Callable[[str], None]) -> Iterator[SourceReading]:
@@ -135,14 +144,21 @@ def _samples(
     environment: Mapping[str, str],
     scratch: Path,
     say: Callable[[str], None],
+    expected: Expected | None,
 ) -> Iterator[SampleReading]:
-    """Every way of encoding on the first device, and the first of them on the others."""
+    """Every way of encoding on the first device, and the first of them on the others.
+
+    The first is done by two processes, each of which loads the model.
+    """
     config = loaded.config
     model = model_spec(config.model, source.path, source.revision)
     patience = Patience.of(config)
     outputs_of: dict[EncodeSpec, list[str]] = {}
     for name in config.outputs:
         outputs_of.setdefault(encode_spec(config.effective_encode(name)), []).append(name)
+    general = encode_spec(config.encode)
+    if expected is not None:  # its vectors are those of `encode`, without the overrides of outputs
+        outputs_of.setdefault(general, [])
     encodes = list(outputs_of)
     todo = [(device, encode) for device in devices for encode in (encodes if device is devices[0] else encodes[:1])]
     for number, (device, encode) in enumerate(todo):
@@ -151,13 +167,33 @@ def _samples(
         folder.mkdir(mode=0o700)
         on_device = {**environment, "CUDA_VISIBLE_DEVICES": device.uuid}
         conditions = Conditions(device.kind, on_device, (str(loaded.folder),), patience)
-        trial = try_texts(_TEXTS, model, encode, conditions, folder)
-        sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear)
+        asked = expected if expected is not None and device is devices[0] and encode == general else None
+        texts = (*_TEXTS, *asked.texts) if asked else _TEXTS
+        trial = try_texts(texts, model, encode, conditions, folder)
+        sample = SampleReading(trial.verdict, log_line=trial.log_line, linear=trial.linear, notes=trial.notes)
         if trial.vectors is not None:
-            sample = measure(sample, trial.vectors)
-        outputs = f"outputs {', '.join(outputs_of[encode])}" if len(encodes) > 1 else ""
+            sample = measure(sample, trial.vectors[: len(_TEXTS)])
+            if asked is not None:
+                quantized = "quantization_config" in model.kwargs
+                wrong = asked.problem(trial.vectors[len(_TEXTS) :], trial.dtype, quantized=quantized)
+                sample = replace(sample, unexpected=wrong)
+        if trial.vectors is not None and number == 0:
+            say("encoding it once more in another process")
+            folder = scratch / "again"
+            folder.mkdir(mode=0o700)
+            again = try_texts(_TEXTS, model, encode, conditions, folder)
+            if again.vectors is None:
+                sample = SampleReading(again.verdict, log_line=again.log_line)
+            else:
+                sample = replace(sample, elsewhere=_distance(trial.vectors[: len(_TEXTS)], again.vectors))
+        outputs = f"outputs {', '.join(outputs_of[encode]) or 'none'}" if len(encodes) > 1 else ""
         where = ", ".join(filter(None, [outputs, str(device) if len(devices) > 1 else ""]))
         yield replace(sample, where=where)
+
+
+def _distance(one: Vectors, other: Vectors) -> float:
+    """The largest difference, relative to the largest component; 1 for vectors of another dimension."""
+    return float(np.abs(one - other).max()) / float(np.abs(one).max()) if one.shape == other.shape else 1.0
 
 
 def measure(reading: SampleReading, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> SampleReading:

@@ -7,15 +7,18 @@ from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
 from chunkvisor.devices.processor import SLOW_BFLOAT16
+from chunkvisor.engine.expect import wrong_vectors
 from chunkvisor.engine.modelname import NAME_REMEDY
 from chunkvisor.errors import ExitCode
-from chunkvisor.units import human_bytes
+from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
 
 _ROUNDING = 1e-3
 """Two vectors of one text that differ by less, relative to their largest component, differ by rounding: half
 precision has about three digits."""
+_OTHER_WEIGHTS = 0.01
+"""Vectors of two processes that loaded the same weights differ by less: both compute by the same means."""
 _TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
 
 
@@ -37,8 +40,12 @@ def check_model(readings: Readings) -> Iterator[Finding]:
         yield Finding("encoding", State.NOTE, meaning)
     elif not job.samples:
         yield Finding("encoding", State.NOTE, "no sample was encoded: what stands above is in the way")
+    if job.expect_problem is not None:
+        what, mend = job.expect_problem
+        yield Finding("expect", State.FAULT, what, mend, Blame.CONFIG)
     for sample in job.samples:
         yield from _check_sample(sample, job)
+    yield from _check_expected(job)
 
 
 def _check_hub(hub: HubReading, job: JobReading | None) -> Iterator[Finding]:
@@ -111,6 +118,8 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
         if is_plugin:
             mend = "make the plug-in encoder deterministic: eval() on its model, no dropout"
         yield Finding("encoding", State.FAULT, text, mend, blame)
+    elif sample.elsewhere > _OTHER_WEIGHTS:
+        yield _other_weights(sample, who, is_plugin=is_plugin)
     elif not sample.tells_apart:
         text = f"two different texts get the same vector{who}: the texts do not reach the model"
         mend = "check the plug-in encoder" if is_plugin else "download the model again, with all its tokenizer files"
@@ -122,6 +131,29 @@ def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
     if sample.linear is not None:
         text = f"workers compute linear layers, most of a model's work, by {_kernel(sample.linear)}{who}"
         yield Finding("linear-layers", State.OK, text)
+
+
+def _other_weights(sample: SampleReading, who: str, *, is_plugin: bool) -> Finding:
+    text = f"two processes that load the model give the same text vectors that differ by {sample.elsewhere:.2g} of "
+    text += f"their size{who}: each has other weights"
+    if is_plugin:
+        mend = "have the plug-in encoder load its weights from a file, and set what is random in it by a fixed seed"
+        return Finding("encoding", State.FAULT, text, mend, Blame.CONFIG)
+    text += "".join(f"\nwhile it loads: {note}" for note in sample.notes[:3])
+    mend = "weights that the folder lacks are drawn at random by each process, and buffers that the model's code does "
+    mend += "not save are left empty by transformers 5: download the folder again and compare its files with the "
+    mend += "model's page, or install the version of transformers that the page names"
+    return Finding("encoding", State.FAULT, text, mend, Blame.CONFIG)
+
+
+def _check_expected(job: JobReading) -> Iterator[Finding]:
+    if job.expected is None or not job.samples:
+        return
+    path, count = job.expected
+    if wrong := next((sample.unexpected for sample in job.samples if sample.unexpected), ""):
+        yield Finding("expect", State.FAULT, wrong, wrong_vectors(wrong, job.model).remedy, Blame.CONFIG)
+    elif all(sample.verdict.outcome is Outcome.COMMITTED for sample in job.samples):
+        yield Finding("expect", State.OK, f"the model gives the vectors of {counted(count, 'text')} in {path}")
 
 
 def _kernel(linear: LinearKernel) -> str:

@@ -144,6 +144,13 @@ class SampleReading:
     """The last of the worker's log, where it failed."""
     linear: LinearKernel | None = None
     """What computed the linear layers on the CPU."""
+    elsewhere: float = 0.0
+    """Largest difference to the vectors that a second process made of the same texts, relative to their largest
+    component; 0 if there was none."""
+    unexpected: str = ""
+    """How the vectors are not those of `model.expect`."""
+    notes: tuple[str, ...] = ()
+    """What the libraries warned of while they loaded the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,10 @@ class JobReading:
     cpu_has_bfloat16: bool = True
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()
+    expected: tuple[str, int] | None = None
+    """`model.expect`: its path, and how many texts it has."""
+    expect_problem: tuple[str, str] | None = None
+    """(what, mend) if that file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

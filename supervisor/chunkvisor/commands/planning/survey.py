@@ -23,6 +23,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
+from chunkvisor.engine.expect import read_expected
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import revision_at_hand
 from chunkvisor.events.journal import read_with_trials
@@ -41,6 +42,8 @@ def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None
 
     `say` gets a line where a step may take a while.
     """
+    if loaded.config.model.expect is not None:
+        read_expected(loaded.config.model.expect)
     config = loaded.config
     require_extras(config)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:

@@ -9,7 +9,6 @@ from threading import Event
 
 import numpy as np
 
-from chunkvisor.commands.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.commands.tune.candidates import Candidate
 from chunkvisor.commands.tune.compare import Measured
 from chunkvisor.config.load import LoadedConfig
@@ -18,6 +17,7 @@ from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.likeness import Vectors, likeness
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.commands.planning.samples import sample_of
-from chunkvisor.commands.trial import Trial
 from chunkvisor.commands.tune.bench import Bench, Run, first_encode
 from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes
 from chunkvisor.commands.tune.compare import Measured, best_of
@@ -19,6 +18,7 @@ from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import find_devices
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
+from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.sampled import sampled
 from chunkvisor.ingest.table import StagedTable

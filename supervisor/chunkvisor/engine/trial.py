@@ -59,6 +59,8 @@ class Trial:
     """Of the weights as loaded."""
     linear: LinearKernel | None = None
     """What computed the linear layers."""
+    notes: tuple[str, ...] = ()
+    """What the libraries warned of while they loaded the model."""
 
 
 def try_texts(
@@ -117,7 +119,8 @@ def _trial_of(evidence: Evidence, files: AttemptFiles) -> Trial:
     if evidence.result is None:
         return Trial(verdict, vectors, last[:300])
     facts = evidence.result.facts
-    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, facts.dtype, facts.linear)
+    notes = facts.loaded.notes if facts.loaded else ()
+    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, facts.dtype, facts.linear, notes)
 
 
 def environment_of(

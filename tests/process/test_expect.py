@@ -1,0 +1,118 @@
+"""Vectors that the model must give: in doctor, plan and run, and the file of them that audit writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import Workplace
+
+
+def prepare(workplace: Workplace, salt: str = "", **keys: object) -> None:
+    """A config with an encoder whose vectors the salt decides."""
+    workplace.write_source([f"text {number}" for number in range(20)])
+    workplace.write_config("random_weights:steady", model__kwargs={"salt": salt}, **keys)
+
+
+def written(workplace: Workplace) -> Path:
+    """The file that audit writes for the model without salt."""
+    prepare(workplace)
+    assert workplace.run().returncode == 0
+    path = workplace.folder / "expected.jsonl"
+    ended = workplace.call("audit", str(workplace.config_path), "--rows", "12", "--write-expect", str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert "10 texts with the vectors that the model gives now" in ended.stdout
+    return path
+
+
+def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> None:
+    """A run and the doctor name text, cosine and file, and nothing is encoded; with the same vectors they go on."""
+    path = written(workplace)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [len(line["vector"]) for line in lines] == [32] * 10
+    assert {line["text"] for line in lines} <= {f"text {number}" for number in range(20)}
+
+    prepare(workplace, model__expect="expected.jsonl", workdir="again")
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert "the model gives the vectors of 10 texts in" in ended.stderr
+    doctor = workplace.call("doctor", str(workplace.config_path), "--json")
+    assert {each["check"]: each["state"] for each in json.loads(doctor.stdout)["findings"]}["expect"] == "ok"
+
+    prepare(workplace, "other", model__expect="expected.jsonl", workdir="other")
+    ended = workplace.run()
+    assert ended.returncode == 78
+    for words in ("10 of 10 vectors are not those in", "expected.jsonl", "cosine", "'text ", "line "):
+        assert words in ended.stderr
+    assert not list((workplace.folder / "other").rglob("*.npy"))
+    doctor = workplace.call("doctor", str(workplace.config_path), "--json")
+    assert doctor.returncode == 78
+    (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "expect"]
+    assert "cosine" in found["meaning"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "line 1"),
+        ('{"text": "a", "vector": [1, 2]}\n{"text": "b", "vector": [1]}\n', "line 2"),
+        ('{"text": "a", "vector": [1, 2]}\n\n', "line 2"),
+        ('{"vector": [1, 2]}\n', "no text under the key text"),
+        ('{"text": "a", "vector": [1, "2"]}\n', "finite numbers"),
+        ('{"text": "a", "vector": [NaN]}\n', "finite numbers"),
+        ('{"text": "a", "vector": [0.0]}\n', "finite numbers"),
+        ('{"text": "a", "vector": [1]}\n' * 101, "more than 100 lines"),
+        (None, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
+def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, words: str, command: str) -> None:
+    """By its name and the line that is wrong, before a worker starts."""
+    if content is not None:
+        (workplace.folder / "expected.jsonl").write_text(content)
+    prepare(workplace, model__expect="expected.jsonl")
+    ended = workplace.call(command, str(workplace.config_path))
+    told = " ".join((ended.stdout + ended.stderr).split())
+    assert ended.returncode == 78, told
+    assert "expected.jsonl" in told
+    assert words in told
+
+
+def test_audit_writes_no_file_over_another(workplace: Workplace) -> None:
+    """A second time, it is refused by name."""
+    path = written(workplace)
+    before = path.read_bytes()
+    ended = workplace.call("audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path))
+    assert ended.returncode == 78
+    assert f"{path} is there already" in ended.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.model
+def test_of_a_real_model(workplace: Workplace, minilm_path: Path) -> None:
+    """Another dtype passes, another prompt does not."""
+    name = {"model__name": str(minilm_path)}
+    workplace.write_source(["How do I sort a list?", "Wie sortiere ich eine Liste?", "A commit"])
+    workplace.write_config("sentence-transformers", **name)
+    assert workplace.run().returncode == 0
+    ended = workplace.call("audit", str(workplace.workdir), "--write-expect", str(workplace.folder / "expected.jsonl"))
+    assert ended.returncode == 0, ended.stderr
+    name["model__expect"] = "expected.jsonl"
+    workplace.write_config("sentence-transformers", **name, workdir="again", model__dtype="bfloat16")
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    workplace.write_config("sentence-transformers", **name, workdir="other", encode__prompt="query: ")
+    ended = workplace.run()
+    assert ended.returncode == 78
+    assert "3 of 3 vectors are not those in" in ended.stderr
+
+
+def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> None:
+    """The doctor loads the model twice; that it has other weights each time is a fault of the config."""
+    prepare(workplace)
+    workplace.write_config("random_weights:drawn")
+    ended = workplace.call("doctor", str(workplace.config_path))
+    assert ended.returncode == 78, ended.stdout
+    assert "two processes that load the model give the same text vectors that differ by" in " ".join(
+        ended.stdout.split()
+    )
