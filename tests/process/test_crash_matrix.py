@@ -456,6 +456,7 @@ SLOW_CASES = (
         # Once before the other chunk has shown that the setup works, twice after it.
         {"committed": 2, "setup": 3},
         ("halted at out chunk 1: setup", "before the first batch"),
+        changes={"recovery__wait_timeout": 0.01},
     ),
     Case(
         "no-memory-at-load-lowers-no-limit",
@@ -463,6 +464,7 @@ SLOW_CASES = (
         69,
         {"committed": 2, "host_oom": 3},
         ("halted at out chunk 1: host_oom", "before the first batch"),
+        changes={"recovery__wait_timeout": 0.01},
     ),
     *(
         Case(name, {"out/1": f"{name}@{moment}"}, 0, {"committed": 3, "hung": 1}, (words,), (0, 1, 2), changes, 1)

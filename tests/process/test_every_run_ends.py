@@ -35,3 +35,16 @@ def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -
     attempts = workplace.status()["attempts"]
     print(f"| {deed} | {sum(attempts.values())} attempts: {attempts} |")
     assert sum(attempts.values()) <= 15
+
+
+def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> None:
+    """Where workers have encoded before, more failed starts than recovery.attempts end no run within wait_timeout."""
+    workplace.write_source(TEXTS)
+    kwargs = {"plan": {"out/5": "runtime_error@load"}, "times": 4}
+    workplace.write_config("misbehaving:make", model__kwargs=kwargs, recovery__attempts=2)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.status()["attempts"] == {"committed": 6, "setup": 4}
+    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))

@@ -1430,13 +1430,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E1: the model cannot be loaded: another chunk shows it, and no text is touched",
+        "E1: the model cannot be loaded: three workers in a row show it, and no text is touched",
         {"chunks": 3, "standby": 1},
         """
         join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
         crashed 1 model_load   |
         wait 0.5               | start 3 on 0: 16..24
-        crashed 3 model_load   | halt 78
+        crashed 3 model_load   |
+        wait 1                 | start 4 on 0: 0..8
+        crashed 4 model_load   | halt 78
         """,
     ),
     (
@@ -1454,8 +1456,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E1: what has worked before gets all its tries, and then ends the run",
-        {"chunks": 3},
+        "X9: starts that fail where it worked before are waited out, and end the run after wait_timeout",
+        {"chunks": 3, "wait_timeout": 5},
         """
         join 0 look none       | start 1 on 0: 0..8
         ready 1                | go 1: 32
@@ -1464,7 +1466,11 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         wait 0.5               | start 3 on 0: 16..24
         init 3                 |
         wait 1                 | start 4 on 0: 8..16
-        init 4                 | halt 69
+        init 4                 |
+        wait 2                 | start 5 on 0: 16..24
+        init 5                 |
+        wait 4                 | start 6 on 0: 8..16
+        init 6                 | halt 69
         """,
     ),
     (
@@ -1477,8 +1483,23 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 2                | go 2: 32
         init 1                 |
         wait 0.5               | start 3 on 0: 16..24
-        init 3                 | drop 0 69
-        ok 2                   | keep 2, start 4 on 1: 16..24
+        init 3                 |
+        ok 2                   | keep 2, start 4 on 1: 24..32
+        wait 1                 | start 5 on 0: 32..40
+        init 5                 | drop 0 69
+        """,
+    ),
+    (
+        "D2: a GPU that fails twice and then works has lost nothing",
+        {"chunks": 2, "attempts": 3},
+        """
+        join 0 look none       | start 1 on 0: 0..8
+        init 1                 |
+        wait 0.5               | start 2 on 0: 8..16
+        init 2                 |
+        wait 1                 | start 3 on 0: 0..8
+        ready 3                | go 3: 32
+        ok 3                   | keep 3
         """,
     ),
     (

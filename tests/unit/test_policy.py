@@ -243,7 +243,7 @@ def test_step_where_a_text_can_be_the_cause(verdict: Verdict, history: History, 
 BEFORE = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.READY, Phase.CUDA_INIT)
 ON_LOADING = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
 CAN_BE_A_TEXTS = {"row_can_cause": True, "smaller_batch_helps": True, "limits": Limits(32), "batch_rows": 0}
-TWICE = History(failed_starts=1, same_elsewhere=True)
+TWICE, THRICE = History(failed_starts=1), History(failed_starts=2)
 STARTS: dict[str, tuple[Outcome, int | None, Phase, History, Step]] = {
     **{f"crash in {p}": (Outcome.CRASHED, None, p, History(), StartAgain(0.5)) for p in BEFORE},
     **{f"crash in {p}, of a text alone": (Outcome.CRASHED, None, p, History(texts=1), StartAgain(0.5)) for p in BEFORE},
@@ -268,28 +268,35 @@ STARTS: dict[str, tuple[Outcome, int | None, Phase, History, Step]] = {
         )
         for p in BEFORE
     },
-    "crash, the same over another chunk": (Outcome.CRASHED, None, Phase.IMPORT, TWICE, EndRun(ExitCode.CONFIG)),
-    "crash, the same over another chunk, but it worked": (
+    "crash, where it worked before, is waited out": (
         Outcome.CRASHED,
         None,
-        Phase.IMPORT,
-        History(failed_starts=1, same_elsewhere=True, worked_before=True),
-        StartAgain(1.0),
+        Phase.CUDA_INIT,
+        History(failed_starts=7, failing_s=599, worked_before=True),
+        StartAgain(60.0),
+    ),
+    "crash, where it worked before, and waited for": (
+        Outcome.CRASHED,
+        None,
+        Phase.CUDA_INIT,
+        History(failed_starts=7, failing_s=600, worked_before=True),
+        EndRun(ExitCode.MACHINE),
     ),
     "killed, third": (Outcome.CRASHED, 69, Phase.MODEL_LOAD, History(failed_starts=2), EndRun(ExitCode.MACHINE)),
     **{
-        f"{o}, the same over another chunk": (o, None, Phase.MODEL_LOAD, TWICE, EndRun(ExitCode.MACHINE))
+        f"{o}, {name}": (o, None, Phase.MODEL_LOAD, history, step)
         for o in (Outcome.DEVICE_FAULT, Outcome.HUNG, Outcome.HOST_OOM, Outcome.GPU_OOM)
+        for name, history, step in (("second", TWICE, StartAgain(1.0)), ("third", THRICE, EndRun(ExitCode.MACHINE)))
     },
     "device fault": (Outcome.DEVICE_FAULT, None, Phase.CUDA_INIT, History(), StartAgain(0.5)),
     "host_oom": (Outcome.HOST_OOM, None, Phase.MODEL_LOAD, History(), StartAgain(0.5)),
     "setup": (Outcome.SETUP, None, Phase.IMPORT, History(), EndRun(ExitCode.CONFIG)),
     "setup that worked": (Outcome.SETUP, 69, Phase.IMPORT, History(worked_before=True), StartAgain(0.5)),
-    "setup that worked, third": (
+    "setup that worked, waited for": (
         Outcome.SETUP,
         69,
         Phase.IMPORT,
-        History(worked_before=True, failed_starts=2),
+        History(worked_before=True, failed_starts=2, failing_s=600),
         EndRun(ExitCode.MACHINE),
     ),
     "bad output": (Outcome.BAD_OUTPUT, None, Phase.IMPORT, History(), StartAgain(0.5)),
@@ -412,10 +419,10 @@ def test_every_verdict_has_a_step_that_ends() -> None:
     """With its tries and its time used up every outcome ends, but for what is nobody's fault."""
     free = {Outcome.LOST, Outcome.COMMITTED}
     for outcome, exit_code, worked in itertools.product(Outcome, (None, 69, 74, 75, 78), (False, True)):
-        step = decide(of(outcome, exit_code), History({outcome: 2}, worked, 600), BUDGET)
+        step = decide(of(outcome, exit_code), History({outcome: 4}, worked, 600, failing_s=600), BUDGET)
         assert isinstance(step, SetAside | EndRun) == (outcome not in free)
         for texts, apart in ((1, True), (8, False), (8, True)):
-            history = History({outcome: 2}, worked, 600, texts=texts, taken_apart=apart)
+            history = History({outcome: 4}, worked, 600, texts=texts, taken_apart=apart)
             step = decide(of(outcome, exit_code, row_can_cause=True), history, BUDGET)
             assert isinstance(step, SetAside | EndRun | Split | Quarantine) == (outcome not in free)
             assert not isinstance(step, Split) or texts > 1

@@ -38,7 +38,7 @@ class History:
     tries: Mapping[Outcome, int] = field(default_factory=dict)
     """Charged failures of this chunk, by outcome."""
     worked_before: bool = False
-    """Whether this run has kept vectors of this output."""
+    """Whether this run has kept vectors of this output; for a failed start, whether workers have encoded there."""
     waited_s: float = 0
     """How long this cause is waited for by now while nothing has succeeded anywhere: wall time of one spell."""
     spell_s: float = 0
@@ -46,8 +46,8 @@ class History:
     company: Company = Company.UNTOLD
     failed_starts: int = 0
     """Workers that failed before their first batch since the last success, on the device or machine of the attempt."""
-    same_elsewhere: bool = False
-    """Whether one of them failed in the same way over another chunk."""
+    failing_s: float = 0
+    """How long ago the first of them failed."""
     barren_chunks: int = 0
     """Chunks given up since the last success of the run."""
     fruitless: int = 0

@@ -19,6 +19,9 @@ BACKOFF_S = 0.5
 
 BACKOFF_MAX_S = 60.0
 
+MEMORY_BACKOFFS = 64
+"""So many times longer is the pause before a text is tried alone again that ran out of the host's memory."""
+
 SEEN_TWICE = 2
 """A fault that a text can cause is taken for its doing when it comes back."""
 
@@ -80,6 +83,10 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
     certain = verdict.outcome is Outcome.BAD_INPUT or bool(verdict.bad_rows)
     # A hang may always have been the machine's, even where the config wants one try.
     looks = SEEN_TWICE if verdict.outcome is Outcome.HUNG else min(SEEN_TWICE, budget.attempts)
+    if history.texts == 1 and verdict.outcome is Outcome.HOST_OOM:
+        # The machine runs out of memory for many reasons that pass. Some of the tries may have been workers that could
+        # not even be started, so that two more, with time between them, have to show that it is the text.
+        return Quarantine() if tries >= budget.attempts + SEEN_TWICE else Retry(MEMORY_BACKOFFS * BACKOFF_S)
     if history.texts == 1:
         # What may have been chance is looked at twice before a row is lost to it.
         return Quarantine() if certain or tries >= looks else Retry()
@@ -108,9 +115,10 @@ def _suspect_rows(verdict: Verdict, history: History, budget: Budget) -> Step:
 def _start_again(verdict: Verdict, history: History, budget: Budget) -> Step:
     """The answer to a fault before the first batch: no text can be the cause, so none is charged."""
     starts = history.failed_starts + 1
-    certain = verdict.outcome is Outcome.SETUP or history.same_elsewhere
-    # What worked a minute ago is not set up wrongly: something passing happened to it.
-    if starts >= budget.attempts or (certain and not history.worked_before):
+    certain = verdict.outcome is Outcome.SETUP and not history.worked_before
+    # What worked a minute ago is not set up wrongly: something passing happened to it, and it is waited out.
+    passing = history.worked_before and history.failing_s < budget.wait_timeout_s
+    if certain or (starts >= budget.attempts and not passing):
         default = _START_CODES[verdict.outcome]
         if default is None:
             default = ExitCode.CONFIG if verdict.phase in LOAD else ExitCode.MACHINE

@@ -1,4 +1,4 @@
-"""Workers that failed before their first batch, which no text can cause: how often in a row, and over which chunks.
+"""Workers that failed before their first batch, which no text can cause: how often in a row, and since when.
 
 Pure: what follows is for the policy to say.
 """
@@ -6,19 +6,12 @@ Pure: what follows is for the policy to say.
 from dataclasses import dataclass, field
 
 from chunkvisor.decide.suspicion import Place
-from chunkvisor_worker.contract.exits import Outcome
-
-Chunk = tuple[int, int]
-"""Output and chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
     """A worker's end before its first batch."""
 
-    outcome: Outcome
-    rule: str
-    chunk: Chunk
     began_s: float
     """When the worker was started."""
     ended_s: float
@@ -30,16 +23,15 @@ class Starts:
 
     _rows: dict[Place, list[FailedStart]] = field(default_factory=dict)
 
-    def before(self, place: Place, start: FailedStart) -> tuple[int, bool]:
-        """(failed starts in a row before this one, whether one of another chunk failed in the same way).
+    def before(self, place: Place, start: FailedStart) -> tuple[int, float]:
+        """(failed starts in a row before this one, seconds since the first of them).
 
         A worker that was on its way when the last one failed confirms nothing: both may have met the same moment.
         """
         row = self._rows.get(place, [])
         if row and start.began_s < row[-1].ended_s:
-            return len(row) - 1, False
-        same = (each for each in row if (each.outcome, each.rule) == (start.outcome, start.rule))
-        return len(row), any(each.chunk != start.chunk for each in same)
+            return len(row) - 1, start.ended_s - row[0].ended_s
+        return len(row), start.ended_s - row[0].ended_s if row else 0.0
 
     def failed(self, place: Place, start: FailedStart) -> None:
         """Take it down, unless it confirms nothing."""

@@ -15,7 +15,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.waits import Cause, Waits
 from chunkvisor.supervise.fleet import Device, Fleet
 from chunkvisor.supervise.progress import Progress
-from chunkvisor.supervise.suspects import Guilty, Suspects
+from chunkvisor.supervise.suspects import Guilty, Suspects, of_installation
 from chunkvisor.supervise.task import Seat, Task, TaskKey
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -71,25 +71,28 @@ class RunHistory:
         self._waits = Waits()
         self._barren_chunks = 0
         self._fruitless = 0
+        self._sound: set[int] = set()
+        """Devices on which a worker has done all it was to do."""
         self._worked: set[int] = set()
         """Outputs of which this run has kept vectors."""
 
     def before(self, end: AttemptEnd) -> History:
         """What the policy is to know beside the verdict."""
         cause, task = self.cause(end), end.task
-        failed_starts, same_elsewhere = 0, False
-        if end.verdict.before_first_batch and end.device is not None and end.life_s is not None:
-            chunk = (task.output, task.chunk)
-            found = self._suspects.starts_before(end.device.seat, end.verdict, chunk, end.life_s)
-            failed_starts, same_elsewhere = found
+        failed_starts, failing_s, worked_before = 0, 0.0, task.output in self._worked
+        if end.verdict.before_first_batch and end.device is not None:
+            place = self._fleet.on_node(end.device.node) if of_installation(end.verdict) else [end.device]
+            worked_before = any(device.number in self._sound for device in place)
+            if end.life_s is not None:
+                failed_starts, failing_s = self._suspects.starts_before(end.device.seat, end.verdict, end.life_s)
         return History(
             tries=self._tries.setdefault(task.key, Counter()),
-            worked_before=task.output in self._worked,
+            worked_before=worked_before,
             waited_s=self._waits.without_success_s(cause, end.now_s),
             spell_s=self._waits.spell_s(cause, end.now_s),
             company=end.company,
             failed_starts=failed_starts,
-            same_elsewhere=same_elsewhere,
+            failing_s=failing_s,
             barren_chunks=self._barren_chunks,
             # Every device may fail with its first chunk as often as that is tried, without a success in between.
             fruitless=max(0, self._fruitless - self._budget.attempts * (len(self._fleet.alive) - 1)),
@@ -127,8 +130,7 @@ class RunHistory:
     def did_not_start(self, end: AttemptEnd) -> None:
         """Its worker failed before its first batch."""
         if end.device is not None and end.life_s is not None:
-            chunk = (end.task.output, end.task.chunk)
-            self._suspects.did_not_start(end.device.seat, end.verdict, chunk, end.life_s)
+            self._suspects.did_not_start(end.device.seat, end.verdict, end.life_s)
 
     def guilty(self) -> Iterator[Guilty]:
         """Devices and machines on which all fails that succeeds on others; what that cost the chunks is given back."""
@@ -160,6 +162,7 @@ class RunHistory:
 
     def encoded(self, device: Device) -> None:
         """A worker has done all it was to do on the device."""
+        self._sound.add(device.number)
         self._waits.free(device.number)
         self._suspects.succeeded(device.seat)
 

@@ -6,7 +6,7 @@ Pure. It leaves none out, and gives no chunk its tries back: the scheduler does.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chunkvisor.decide.starts import Chunk, FailedStart, Starts
+from chunkvisor.decide.starts import FailedStart, Starts
 from chunkvisor.decide.suspicion import Charge, Place, Suspicion
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.supervise.task import Seat
@@ -50,15 +50,13 @@ class Suspects:
         """A worker got to its first batch there."""
         self._starts.succeeded(seat.device, seat.node)
 
-    def starts_before(
-        self, seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]
-    ) -> tuple[int, bool]:
+    def starts_before(self, seat: Seat, verdict: Verdict, life_s: tuple[float, float]) -> tuple[int, float]:
         """As `Starts.before`; `life_s` is when the worker began and when it ended."""
-        return self._starts.before(*_start_of(seat, verdict, chunk, life_s))
+        return self._starts.before(*_start_of(seat, verdict, life_s))
 
-    def did_not_start(self, seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> None:
+    def did_not_start(self, seat: Seat, verdict: Verdict, life_s: tuple[float, float]) -> None:
         """A worker failed before its first batch."""
-        self._starts.failed(*_start_of(seat, verdict, chunk, life_s))
+        self._starts.failed(*_start_of(seat, verdict, life_s))
 
     def guilty(self) -> Iterator[Guilty]:
         """Those that are to be left out; each is told once, and forgotten."""
@@ -70,8 +68,11 @@ class Suspects:
             yield Guilty(guilty, self._devices.pardon(guilty))
 
 
-def _start_of(seat: Seat, verdict: Verdict, chunk: Chunk, life_s: tuple[float, float]) -> tuple[Place, FailedStart]:
+def _start_of(seat: Seat, verdict: Verdict, life_s: tuple[float, float]) -> tuple[Place, FailedStart]:
     """(place, failed start): what fails while the model is loaded is the machine's, with its installation."""
-    of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
-    place = seat.node if of_model else seat.device
-    return place, FailedStart(verdict.outcome, verdict.rule, chunk, *life_s)
+    return seat.node if of_installation(verdict) else seat.device, FailedStart(*life_s)
+
+
+def of_installation(verdict: Verdict) -> bool:
+    """Whether a failed start is the matter of a machine, with what is installed there, and not of a device."""
+    return verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
