@@ -21,9 +21,9 @@ from chunkvisor.show.record import surroundings
 _LOADED_LATE = (
     *("chunkvisor.cli.encode", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
-    *("chunkvisor.show.console", "chunkvisor.show.record", "chunkvisor.show.sensors"),
-    *("chunkvisor.show.nextsteps", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),
-    *("chunkvisor.show.afterwards", "chunkvisor.supervise.work"),
+    *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.sensors"),
+    *("chunkvisor.show.lines", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),
+    *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.processes", "chunkvisor.ingest.stage"),
     *("chunkvisor.ingest.peek", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from chunkvisor.show.follow import Follower
-from chunkvisor.show.live import line_of
-from chunkvisor.show.view import Room, view
+from chunkvisor.show.terminal import Room, line_of, view
 
 COLUMNS, LINES = 80, 24
 OUT = Path(__file__).with_name("run.svg")

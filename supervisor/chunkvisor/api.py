@@ -27,8 +27,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.given import place_of, writing
 from chunkvisor.results import Report, loss_in_words
-from chunkvisor.show.console import Console
-from chunkvisor.show.logger import Logger
+from chunkvisor.show.lines import Console, Logger
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.show.progressbar import ProgressBar, is_watched
 from chunkvisor.store.layout import Layout
@@ -40,7 +39,7 @@ from chunkvisor_worker.contract.files import make_folders
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
 """Gets the name and the details of each event, as the journal has them; what it raises ends the run.
 
-An `Observer`, such as `chunkvisor.show.console.Console()`, may stand in its place.
+An `Observer`, such as `chunkvisor.show.lines.Console()`, may stand in its place.
 """
 
 StrPath: TypeAlias = str | os.PathLike[str]

@@ -36,7 +36,7 @@ _MEANINGS = {
     "progress": "True = a progress bar; False = none; None = one in a terminal or a notebook, unless on_event is "
     "given.",
     "on_event": "A function that gets the name and the details (a dict) of each event; docs/reference/events.md lists "
-    "them. What it raises ends the run. chunkvisor.show.console.Console() prints what the command prints.",
+    "them. What it raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
 }
 """What the arguments mean that are no keys of the sections `model` and `encode`; those keys have descriptions."""
 

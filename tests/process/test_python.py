@@ -20,7 +20,7 @@ import pytest
 import chunkvisor
 from chunkvisor.callwords import without_config
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
-from chunkvisor.show.console import Console
+from chunkvisor.show.lines import Console
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.request import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
@@ -534,7 +534,7 @@ def test_in_a_thread() -> None:
 SCRIPT = """
 import sys
 import chunkvisor
-from chunkvisor.show.console import Console
+from chunkvisor.show.lines import Console
 assert not {name.partition(".")[0] for name in sys.modules} & {"numpy", "pydantic", "click", "yaml"}
 vectors = chunkvisor.encode(["one", "two"], model="m", encoder="good:make", device="cpu")
 print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
@@ -553,7 +553,7 @@ def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal
 import chunkvisor
-from chunkvisor.show.console import Console
+from chunkvisor.show.lines import Console
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 
 def on_event(name, details):

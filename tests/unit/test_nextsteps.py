@@ -6,7 +6,7 @@ import pytest
 
 from chunkvisor.assemble.form import Form
 from chunkvisor.config.choices import FinalFormat
-from chunkvisor.show.nextsteps import how_to_read
+from chunkvisor.show.lines import how_to_read
 
 TABLE = FinalFormat.PARQUET
 SOURCE_ROW = "source_row there is the row of the source"
@@ -18,8 +18,8 @@ SOURCE_ROW = "source_row there is the row of the source"
         (Form(), None, 'mmap_mode="r"); row i is row i of the source'),
         (Form(2), None, "in the order of their names; row i of the source is row i of them all"),
         (Form(format=TABLE), None, 'read_parquet("/w/out")'),
-        (Form(), "out.rows.parquet", f"row i is row i of out.rows.parquet beside it, and {SOURCE_ROW}"),
-        (Form(2), "out.rows.parquet", f"row i is row i of out.rows.parquet beside it, and {SOURCE_ROW}"),
+        (Form(), "out.rows.parquet", f"row i is row i of out.rows.parquet next to it, and {SOURCE_ROW}"),
+        (Form(2), "out.rows.parquet", f"row i is row i of out.rows.parquet next to it, and {SOURCE_ROW}"),
         (Form(format=TABLE), "out.rows.parquet", 'read_parquet("/w/out"); ' + SOURCE_ROW),
         (Form(2, TABLE), "out.rows.parquet", f"of their names; {SOURCE_ROW}"),
     ],

@@ -16,7 +16,7 @@ from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import OutputOpened, Staging
 from chunkvisor.events.run import Draining, Invoked, Waiting
 from chunkvisor.events.state import RunState
-from chunkvisor.show.logger import LOGGER, Logger
+from chunkvisor.show.lines import LOGGER, Logger
 from chunkvisor.show.observer import Observers
 from chunkvisor.show.progressbar import ProgressBar, is_watched
 

@@ -12,11 +12,9 @@ from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import KINDS, Severity, Signed
 from chunkvisor.events.progress import AttemptKey, DeviceTimes
 from chunkvisor.events.state import RunState
-from chunkvisor.show.progress import closing_line, figure, heartbeat_s, percent, progress_line, stage
-from chunkvisor.show.readings import Readings
-from chunkvisor.show.runview import snapshot_of
+from chunkvisor.show.lines import closing_line, figure, heartbeat_s, percent, progress_line, stage
 from chunkvisor.show.sensors import GpuReading, ProcessReading, SensorLine, last_line
-from chunkvisor.show.snapshot import Snapshot
+from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of
 from chunkvisor_worker.contract.messages import Beat, Phase, Tier
 
 Event = tuple[float, str, dict[str, Any]]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.show.afterwards import Afterwards
+from chunkvisor.show.lines import Afterwards
 
 _DISCARDING = ("--from-scratch", "--yes")
 

@@ -75,7 +75,7 @@ def encode(
     from chunkvisor.cli.again import typed
     from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.terminal import shown
+    from chunkvisor.show.lines import shown
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -103,7 +103,7 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
     """Make the file; where that does not end well, say how to go on. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
     from chunkvisor.commands.onefile import encode
-    from chunkvisor.show.afterwards import Afterwards
+    from chunkvisor.show.lines import Afterwards
     from chunkvisor.show.observer import Observers
     from chunkvisor.store.layout import Layout
 

@@ -60,7 +60,7 @@ def run(
     """
     from chunkvisor.cli.again import typed
     from chunkvisor.config.load import load
-    from chunkvisor.show.terminal import shown
+    from chunkvisor.show.lines import shown
     from chunkvisor.supervise.request import Request
 
     if update and from_scratch:
@@ -82,7 +82,7 @@ def run(
 def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
     from chunkvisor.cli.again import tell_how_to_go_on
-    from chunkvisor.show.afterwards import Afterwards
+    from chunkvisor.show.lines import Afterwards
     from chunkvisor.show.observer import Observers
     from chunkvisor.show.systemd import service_manager
     from chunkvisor.store.layout import Layout
@@ -99,7 +99,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
         raise
     finally:
         if in_words:
-            from chunkvisor.show.nextsteps import next_steps
+            from chunkvisor.show.lines import next_steps
 
             complete = code is ExitCode.COMPLETE
             told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)

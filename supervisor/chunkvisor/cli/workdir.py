@@ -172,7 +172,7 @@ def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
 
 
 def _far(output: "OutputStatus") -> str:
-    from chunkvisor.show.progress import rows_in_words
+    from chunkvisor.show.lines import rows_in_words
 
     if not output.rows:
         return "its source has not been read yet"

@@ -31,7 +31,7 @@ from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.table import StagedTable
-from chunkvisor.show.console import Console
+from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attemptlogs import read_tail

@@ -16,7 +16,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.show.nextsteps import how_to_read
+from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.store.target import check_target
 from chunkvisor.supervise.request import Request

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from chunkvisor.events.journal import Decoder, Entry, newest_state
 from chunkvisor.events.progress import NewsLine
-from chunkvisor.show.readings import Readings, take_readings
-from chunkvisor.show.runview import snapshot_of
-from chunkvisor.show.snapshot import Snapshot
+from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import Holder, is_held, read_holder
 from chunkvisor_worker.contract.batchlog import read_batch_log

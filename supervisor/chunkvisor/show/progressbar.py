@@ -13,12 +13,9 @@ from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Draining, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
-from chunkvisor.show.logger import LOGGER
+from chunkvisor.show.lines import LOGGER, figure, rows_in_words, time_left
 from chunkvisor.show.observer import Observer
-from chunkvisor.show.progress import figure, rows_in_words, time_left
-from chunkvisor.show.readings import layout_of, take_readings
-from chunkvisor.show.runview import snapshot_of
-from chunkvisor.show.snapshot import Snapshot
+from chunkvisor.show.snapshot import Snapshot, look_at
 from chunkvisor.units import counted, human_time, printable
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -86,10 +83,9 @@ class ProgressBar(Observer):
             self._save(self._bar.leave)
 
     def _draw(self, *, over: bool = False) -> None:
-        if (layout := layout_of(self._state)) is None:
+        if (snapshot := look_at(self._state, sensors=False)) is None:
             return
         now_s = time.time()
-        snapshot = snapshot_of(self._state, now_s, take_readings(layout, self._state, sensors=False))
         words = self._words(snapshot, over=over)
         if self._bar is None:
             self._bar, self._save = _new_bar(words)

@@ -28,7 +28,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Invoked, OrphansEnded, RunStarted
 from chunkvisor.events.state import RunState
-from chunkvisor.show.console import Console
+from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
 from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout

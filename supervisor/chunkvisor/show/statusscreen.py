@@ -6,8 +6,8 @@ from pathlib import Path
 from chunkvisor.assemble.badreasons import reasons_in_words
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.progress import DeviceTimes
+from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.show.outputstatus import OutputStatus
-from chunkvisor.show.progress import figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.show.snapshot import Snapshot
 from chunkvisor.show.status import State, Status
 from chunkvisor.units import counted, human_elapsed, human_time, listed

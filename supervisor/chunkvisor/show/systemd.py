@@ -13,10 +13,9 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.output import Assembling
 from chunkvisor.events.run import Draining, Halted, RunEnded
 from chunkvisor.events.state import RunState
+from chunkvisor.show.lines import progress_line
 from chunkvisor.show.observer import Observer
-from chunkvisor.show.progress import progress_line
-from chunkvisor.show.readings import Readings
-from chunkvisor.show.runview import snapshot_of
+from chunkvisor.show.snapshot import Readings, snapshot_of
 
 _STATUS_S = 5.0
 """Between two words of progress, at least."""

@@ -1,47 +1,276 @@
-"""Chooses how a command shows a run: the live view, lines, or JSON."""
+"""A run in a terminal: news scroll by, and a few lines at the lower end say how far it is.
+
+The cursor is not hidden, the screen not cleared and the alternate one not used: whatever kills the program, the
+terminal is as it should be, and what has scrolled by stays there.
+"""
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TextIO
 
-from chunkvisor.errors import Halt
-from chunkvisor.events.event import Severity
-from chunkvisor.show.observer import Observer, Observers
+from rich.console import Console as RichConsole
+from rich.text import Text
+
+from chunkvisor.events.event import Event, Severity, plain
+from chunkvisor.events.model import CheckingModel, Resolving
+from chunkvisor.events.progress import NewsLine
+from chunkvisor.events.stages import COMPUTING
+from chunkvisor.events.state import RunState
+from chunkvisor.printing import write
+from chunkvisor.show.lines import (
+    chunks_in_words,
+    closing_line,
+    percent,
+    rates,
+    rows_in_words,
+    stage,
+    time_left,
+)
+from chunkvisor.show.observer import Observer
+from chunkvisor.show.sensors import GpuReading
+from chunkvisor.show.snapshot import DeviceState, Readings, Snapshot, WorkerState, look_at, snapshot_of
+from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, printable, wrapped
+
+REFRESH_S = 0.5
+_MOST_NEWS = 200
+"""This many wait while nothing can be shown; all of them are in the invocation's log."""
+_STYLES = {Severity.NEWS: "", Severity.CARE: "yellow", Severity.LOSS: "red"}
+_HEALTH = {Severity.NEWS: "green", Severity.CARE: "yellow", Severity.LOSS: "red"}
+_MIN_COLUMNS, _MIN_BAR, _MAX_BAR, _MOST_FOOT = 20, 8, 40, 4
+_AIRY, _WIDE = 12, 120
+"""With so many lines, one stays empty above the view; with so many columns, there is more to tell of a device."""
 
 
-@contextlib.contextmanager
-def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
-    """What to hand to a run. With JSON, a Halt becomes an object and an exit here."""
-    least = Severity.LOSS if quiet else Severity.NEWS
-    if log_format == "json":
-        from chunkvisor.show.console import JsonLines
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the terminal has to offer."""
 
-        lines = JsonLines(least=least)
-        try:
-            yield lines
-        except Halt as halt:
-            lines.last_words(halt)
-            sys.exit(int(halt.code))
-        return
-    yield choose(least)
+    columns: int
+    lines: int
+    ascii_only: bool = False
 
 
-def choose(least: Severity) -> Observer:
-    """The live view where there is a terminal that can show it and the person wants news, else lines."""
-    if least is Severity.NEWS and can_draw(sys.stderr):
-        from chunkvisor.show.live import Live
+def view(snapshot: Snapshot, room: Room) -> list[Text]:
+    """Draw a snapshot as lines that fit: none is wider than `columns`, and there are no more than `lines`.
 
-        return Observers(guarded=[Live()])
-    from chunkvisor.show.console import Console
+    If room is short, workers prepared ahead go first, then single outputs, then devices.
+    """
+    head = [Text()] * (room.lines >= _AIRY) + [_head(snapshot)]
+    if snapshot.rows:
+        done = f"{percent(snapshot.share):>6}"  # 100 % does not touch the bar
+        head.append(bar(snapshot.share, max(_MIN_BAR, room.columns - len(done)), room).append(done))
+        chunks = [chunks_in_words(snapshot)] * bool(snapshot.chunks)
+        head.append(Text(", ".join([rows_in_words(snapshot), *rates(snapshot), *chunks])))
+    words, style = plain(snapshot.health.marked), _HEALTH[snapshot.health.severity]
+    foot = [Text(line, style) for line in wrapped(words, room.columns, len("note: ")).splitlines()[:_MOST_FOOT]]
+    if room.lines < _AIRY:
+        foot = [Text(words, style)]
+    free = room.lines - len(head) - len(foot)
+    outputs = list[Text]()
+    for output in snapshot.outputs if len(snapshot.outputs) > 1 else ():
+        width = min(24, max(8, room.columns // 5))
+        line = Text(f"{plain(output.name):{width}.{width}}  ")
+        line.append_text(bar(output.share, max(_MIN_BAR, min(_MAX_BAR, room.columns // 4)), room))
+        outputs.append(line.append(f"{percent(output.share):>6}  ").append(counted(output.rows, "row"), "dim"))
+    several = len(outputs) > 1
+    devices = [_device(device, several, room) for device in snapshot.devices]
+    ahead = {number: found for number, each in enumerate(snapshot.devices) if (found := _ahead(each, several))}
+    if len(outputs) + len(devices) + len(ahead) <= free:
+        body = [
+            *outputs,
+            *(each for number, first in enumerate(devices) for each in (first, ahead.get(number)) if each),
+        ]
+    elif len(outputs) + len(devices) <= free:
+        body = [*outputs, *devices]
+    elif len(devices) <= free:
+        body = devices
+    else:
+        shown = max(0, free - 1)
+        more = Text(f"and {counted(len(devices) - shown, 'more device')}", "dim")
+        body = [*devices[:shown], *[more] * (free > 0)]
+    lines = [*head, *body, *foot][: max(1, room.lines)]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(room.columns, overflow="ellipsis" if not room.ascii_only else "crop")
+    return lines
 
-    return Console(least=least)
+
+def _head(snapshot: Snapshot) -> Text:
+    line = Text(plain(stage(snapshot)), "bold")
+    line.append(f", {human_elapsed(snapshot.elapsed_s)} so far", "not bold")
+    if snapshot.eta_s is not None:
+        line.append(f", {time_left(snapshot)}", "bold")
+    elif snapshot.doing == COMPUTING and snapshot.chunks and not snapshot.chunks_here:
+        line.append(", estimating the time left", "not bold dim")
+    return line
 
 
-def can_draw(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that can move its cursor."""
-    try:
-        return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
-    except ValueError:  # closed
-        return False
+def _device(device: DeviceState, several: bool, room: Room) -> Text:
+    """Draw the device and the worker that computes on it, or is the next to do so."""
+    gpu, worker = device.gpu or GpuReading(0), device.workers[0] if device.workers else None
+    line, memory = Text(f"{device.label:<6}", "bold"), list[str]()
+    if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+        memory.append(f"{gpu.memory_used_bytes / (1 << 30):.0f}/{gpu.memory_total_bytes / (1 << 30):.0f} GiB")
+    if worker is None:
+        return line.append("  ".join(["idle", *memory]), "not bold dim")
+    line.append(f"{_chunk(worker, several):<10} ", "not bold")
+    line.append(f"{worker.phase:<10} ", "not bold " + ("cyan" if worker.computing else "dim"))
+    share = worker.texts_done / worker.texts if worker.texts else 0.0
+    fields = [f"{percent(share):>6}"]
+    if room.columns >= _WIDE and worker.texts:
+        fields.append(f"{worker.texts_done:,} of {counted(worker.texts, 'text')}")
+    fields += [f"batch {worker.batch_rows}"] * bool(worker.batch_rows) + memory
+    if worker.rss_bytes is not None:
+        fields.append(f"RAM {human_bytes(worker.rss_bytes)}")
+    if room.columns >= _WIDE:
+        told = (gpu.utilization, "% busy"), (gpu.temperature_c, "°C"), (gpu.power_w, "W")
+        fields += [f"{value:.0f} {unit}" for value, unit in told if value is not None]
+    if (others := sum(each.computing for each in device.workers) - 1) > 0:
+        fields.append(f"and {others} more")
+    while len(fields) > 1 and line.cell_len + _MIN_BAR + len("  ".join(fields)) > room.columns:
+        fields.pop()
+    width = room.columns - line.cell_len - len("  ".join(fields))
+    if width >= _MIN_BAR:
+        line.append_text(bar(share, min(_MAX_BAR, width), room))
+    return line.append("  ".join(fields), "not bold")
+
+
+def _ahead(device: DeviceState, several: bool) -> Text | None:
+    """Draw what is prepared for the device's next turns."""
+    waiting = [f"{_chunk(each, several)} {each.phase}" for each in device.workers[1:] if not each.computing]
+    return Text(f"{'':<6}next: {', '.join(waiting)}", "dim") if waiting else None
+
+
+def _chunk(worker: WorkerState, several: bool) -> str:
+    """Name the chunk; with its output, if there are several."""
+    return f"{worker.output} chunk {worker.chunk}" if several else f"chunk {worker.chunk}"
+
+
+def bar(share: float, width: int, room: Room) -> Text:
+    """Draw a bar that can be read without colors, too."""
+    share = min(1.0, max(0.0, share))
+    done, todo, half = ("#", "-", "") if room.ascii_only else ("━", "─", "╸")
+    cells = int(share * width)
+    line = Text(done * cells, "cyan")
+    if half and cells < width and share * width - cells >= 0.5:
+        line.append(half, "cyan")
+    return line.append(todo * (width - line.cell_len), "dim")
+
+
+def line_of(news: NewsLine, columns: int = 1 << 20) -> Text:
+    """Draw news with the time of day, in lines of so many columns."""
+    time_of_day = f"{human_moment(news.t).split()[1]} "
+    words = wrapped(time_of_day + news.words, max(_MIN_COLUMNS, columns), len(time_of_day))
+    return Text.assemble((time_of_day, "dim"), (words[len(time_of_day) :], _STYLES[news.severity]))
+
+
+class Screen:
+    """Draws on a terminal; an error of the terminal (it may be gone) is passed over."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._console = RichConsole(file=self._stream, highlight=False, markup=False, emoji=False)
+        self._columns = self._console.size.width
+        self._frame: list[tuple[str, int]] = []
+        """(line as written, its width in cells) of what stands there now."""
+
+    def draw(self, snapshot: Snapshot, news: Collection[NewsLine] = ()) -> bool:
+        """Show the news above, each with the time of day, and the snapshot below; what is unchanged stays as it is.
+
+        False if nothing was shown: a job in the background leaves the terminal to the one in front.
+        """
+        with contextlib.suppress(OSError, ValueError):  # not our controlling terminal, or closed
+            if os.tcgetpgrp(self._stream.fileno()) != os.getpgrp():
+                self._frame = []
+                return False
+        size, ascii_only = self._console.size, not self._console.encoding.lower().startswith("utf")
+        # The last column stays free: a full line makes some terminals begin a new one.
+        lines = view(snapshot, Room(max(_MIN_COLUMNS, size.width - 1), max(2, size.height - 2), ascii_only))
+        frame = [(self._ansi(line), line.cell_len) for line in lines]
+        if news or frame != self._frame:
+            # Each line replaces what stood there; the cursor ends below, from where a shell goes on after a kill. A
+            # terminal that knows synchronized output (2026) shows all at once; the others ignore it.
+            text = "".join(f"{line}\x1b[K\n" for line in [*self._lines(news), *(line for line, _ in frame)])
+            self._write(f"\x1b[?2026h{self._back()}{text}\x1b[J\x1b[?2026l")
+            self._frame = frame
+        return True
+
+    def leave(self, news: Collection[NewsLine] = ()) -> None:
+        """Take the drawn lines away and show the last news; what is written afterwards goes on below."""
+        text = "".join(f"{line}\n" for line in self._lines(news))
+        self._write(self._back() + "\x1b[J" * bool(self._frame) + text)
+        self._frame = []
+
+    def _back(self) -> str:
+        """From below what is drawn to its start; a terminal that was made narrower since has wrapped its lines."""
+        if not self._frame:
+            return "\r"
+        before, self._columns = self._columns, max(1, self._console.size.width)
+        height = sum(max(1, -(-width // self._columns)) for _, width in self._frame)
+        # Lines that were wrapped stay marked as such in tmux until they are cleared as a whole.
+        return f"\r\x1b[{height}A" + "\x1b[J" * (before != self._columns)
+
+    def _lines(self, news: Collection[NewsLine]) -> list[str]:
+        """Broken between words, if they are wider than the terminal."""
+        return [self._ansi(line) for each in news for line in line_of(each, self._console.size.width - 1).split()]
+
+    def _ansi(self, line: Text) -> str:
+        line = line.copy()
+        line.plain = printable(line.plain)  # of the same length: styles stay where they are
+        with self._console.capture() as captured:
+            self._console.print(line, end="", soft_wrap=True)
+        return captured.get()
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            write(self._stream, text)
+
+
+class Live(Observer):
+    """Hears a run and draws it."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._screen = Screen(stream)
+        self._state = RunState()
+        self._news: deque[NewsLine] = deque(maxlen=_MOST_NEWS)
+        self._drawn_s = 0.0
+        self._over = False
+
+    def event(self, event: Event, state: RunState) -> None:
+        """Take it in; most of them are seen with the next tick."""
+        self._state = state
+        if line := event.line:
+            self._news.append(NewsLine(event.severity, state.told_s, line))
+        if isinstance(event, Resolving | CheckingModel):  # which may take long before the next tick
+            self._drawn_s = 0.0
+            self.tick()
+
+    def tick(self) -> None:
+        """Draw, if it is time."""
+        if time.monotonic() - self._drawn_s >= REFRESH_S and (snapshot := look_at(self._state)) is not None:
+            if self._screen.draw(snapshot, self._news):
+                self._news.clear()
+            self._drawn_s = time.monotonic()
+
+    def close(self) -> None:
+        """Take the view away; what the run has come to stays."""
+        self._over = True
+        closing = closing_line(snapshot_of(self._state, time.time(), Readings()))
+        if closing:
+            self._news.append(NewsLine(Severity.NEWS, time.time(), closing))
+        self._leave()
+
+    def say(self, text: str) -> None:
+        """Show one more line of news."""
+        self._news.append(NewsLine(Severity.NEWS, time.time(), text))
+        if self._over or not self._state.workdir:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._screen.leave(self._news)
+        self._news.clear()

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from chunkvisor.printing import say
 from chunkvisor.show.follow import Follower
-from chunkvisor.show.live import REFRESH_S, Screen
-from chunkvisor.show.progress import heartbeat_s, progress_line
+from chunkvisor.show.lines import can_draw, heartbeat_s, progress_line
 from chunkvisor.show.status import State, read_status
-from chunkvisor.show.terminal import can_draw
+from chunkvisor.show.terminal import REFRESH_S, Screen
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import is_workdir
 from chunkvisor.units import human_moment

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.commands.planning.histogram import Bin
-from chunkvisor.show.progress import figure
+from chunkvisor.show.lines import figure
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 WIDTH = 80
