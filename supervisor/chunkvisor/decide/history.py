@@ -52,6 +52,8 @@ class History:
     """Chunks given up since the last success of the run."""
     fruitless: int = 0
     """Attempts of the run that failed since the last success."""
+    other_dimension: int = 0
+    """Attempts in a row, since the last success, all of whose vectors had another dimension than those before."""
     texts: int = 2
     """Texts in the attempt."""
     under_way: int = 0

@@ -13,7 +13,7 @@ from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import BEFORE_WORK, DISK, ON_TEXTS
+from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, DISK, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 
@@ -65,6 +65,11 @@ NODE_LOST = STATUS_LOST + 1
 _LEAVES_A_RECORD = frozenset({Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB})
 """Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may."""
 
+_OTHER_DIMENSION = (
+    "One model gives vectors of one dimension: correct the encoder. If the chunks that are done are the wrong ones, "
+    "begin anew with --from-scratch."
+)
+
 NEARLY_FULL_BYTES = 16 << 20
 """Less free space than this beside a SIGBUS means that a mapped write met a full disk."""
 
@@ -89,7 +94,10 @@ def judge(evidence: Evidence) -> Verdict:
         reason = f"its vectors {evidence.vectors_problem}"
         # Else the file as a whole is wrong (count, type, digest): that is no text's doing.
         of_texts = bool(evidence.bad_rows) or evidence.other_dimension
-        return _verdict(evidence, Outcome.BAD_OUTPUT, reason, row_can_cause=of_texts)
+        remedy, code_if_ended = ("", None) if not evidence.other_dimension else (_OTHER_DIMENSION, CONFIG)
+        return _verdict(
+            evidence, Outcome.BAD_OUTPUT, reason, remedy=remedy, exit_code=code_if_ended, row_can_cause=of_texts
+        )
     if evidence.fault is not None:
         return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu))
     if code is None:

@@ -39,6 +39,8 @@ def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
     """The next step; total: every verdict has one."""
     if verdict.before_first_batch and verdict.outcome in _START_CODES:
         return _start_again(verdict, history, budget)
+    if verdict.other_dimension and history.other_dimension + 1 >= FRUITLESS_ATTEMPTS:
+        return EndRun(ExitCode.CONFIG)  # no text has the old dimension any more: the model or the first chunk is wrong
     step = _ANSWERS[verdict.outcome](verdict, history, budget)
     if isinstance(step, SetAside) and history.barren_chunks + 1 >= BARREN_CHUNKS:
         return EndRun(ExitCode.TRY_AGAIN)

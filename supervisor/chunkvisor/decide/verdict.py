@@ -86,6 +86,11 @@ class Verdict:
         return self.rule or str(self.outcome)
 
     @property
+    def other_dimension(self) -> bool:
+        """Whether all its vectors have another dimension than those before."""
+        return self.outcome is Outcome.BAD_OUTPUT and self.row_can_cause and not self.rule and not self.bad_rows
+
+    @property
     def before_first_batch(self) -> bool:
         """Whether no batch had begun, so that no text can be the cause.
 

@@ -188,7 +188,7 @@ def _verify(vectors: Path, result: Result, spec: Spec, known: Facts | None, is_b
         raise BadVectorsError(f"have dimension {dimension}, the result says {result.facts.dimension}")
     if known is not None and dimension != known.dimension:
         wrong = f"have dimension {dimension}, the chunks before have {known.dimension}"
-        raise BadVectorsError(f"{wrong} (if it is those that are wrong: --from-scratch)", other_dimension=True)
+        raise BadVectorsError(wrong, other_dimension=True)
     if known is not None and result.facts.dtype != known.dtype:
         raise BadVectorsError(f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}")
     zero = [row for row in found.zero if not is_blank(row)]

@@ -70,7 +70,7 @@ class RunHistory:
         self._suspects = Suspects()
         self._waits = Waits()
         self._barren_chunks = 0
-        self._fruitless = 0
+        self._fruitless = self._other_dimension = 0
         self._sound: set[int] = set()
         """Devices on which a worker has done all it was to do."""
         self._worked: set[int] = set()
@@ -96,6 +96,7 @@ class RunHistory:
             barren_chunks=self._barren_chunks,
             # Every device may fail with its first chunk as often as that is tried, without a success in between.
             fruitless=max(0, self._fruitless - self._budget.attempts * (len(self._fleet.alive) - 1)),
+            other_dimension=self._other_dimension,
             texts=task.texts,
             under_way=len(end.suspects),
             taken_apart=task.part,
@@ -110,6 +111,7 @@ class RunHistory:
     def failed(self, end: AttemptEnd, step: Step) -> None:
         """The attempt has failed, and this follows."""
         self.host_ooms += end.verdict.outcome is Outcome.HOST_OOM
+        self._other_dimension += end.verdict.other_dimension
         self._fruitless += is_fruitless(step, end.verdict, end.task.texts)
         if isinstance(step, SetAside):
             self._barren_chunks += 1
@@ -168,7 +170,7 @@ class RunHistory:
 
     def stored(self, task: Task, now_s: float) -> None:
         """Something was done and stored."""
-        self._barren_chunks = self._fruitless = 0
+        self._barren_chunks = self._fruitless = self._other_dimension = 0
         self._waits.succeeded(now_s)
         self._fleet.success_s = now_s
         self._tries.pop(task.key, None)
