@@ -1,6 +1,5 @@
 """What is not ours stays as it is: files of the person's in our places, places that a person names, copied workdirs."""
 
-import json
 import os
 import shutil
 import signal
@@ -92,29 +91,22 @@ def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
     assert np.array_equal(np.load(place.folder / "out.npy"), expected(TEXTS))
 
 
-def test_workdir_from_before_there_were_marks(place: ScriptedWorkplace) -> None:
-    """A workdir without the mark, as older versions made it, goes on, is read, and gets the mark."""
-    layout = Layout(place.workdir)
-    for drop in ([layout.mark], [layout.mark, layout.lock], [layout.mark, layout.lock, layout.events]):
-        for path in drop:
-            path.unlink(missing_ok=True)
-        assert place.here("verify", str(place.workdir)).returncode == 0
-        assert not layout.mark.exists()
-        ended = place.run_here()
-        assert ended.returncode == 0, ended.stderr
-        assert "complete already" in ended.stderr
-        assert layout.mark.exists()
-
-
-def test_workdir_of_a_newer_version(place: ScriptedWorkplace) -> None:
-    """A format that this version does not know is refused by everything that reads or writes it."""
-    mark = Layout(place.workdir).mark
-    mark.write_text(json.dumps({"format": 99}))
+@pytest.mark.parametrize(
+    ("mark", "who"),
+    [(None, "an earlier"), ('{"format": 1}', "an earlier"), ('{"workdir_format": 99}', "a newer")],
+)
+def test_workdir_of_another_version(place: ScriptedWorkplace, mark: str | None, who: str) -> None:
+    """Every command refuses a workdir whose format is not ours, or that has no mark, and leaves it as it is."""
+    path = Layout(place.workdir).mark
+    path.unlink()
+    if mark is not None:
+        path.write_text(mark)
     before = contents(place.workdir)
     for command in ("status", "verify", "clean", "retry", "report"):
         ended = place.here(command, str(place.workdir))
         assert ended.returncode == 78
-        assert "newer version of chunkvisor" in ended.stderr
+        assert f"begun by {who} version of chunkvisor" in ended.stderr
+        assert "its finished files are whole and stay" in ended.stderr
     assert place.run_here().returncode == 78
     assert contents(place.workdir) == before
 

@@ -18,7 +18,7 @@ from chunkvisor.events.attempt import (
     Go,
     WorkerEnded,
 )
-from chunkvisor.events.event import JOURNAL, Event
+from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Journal, newest_state, read_events, read_state
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
@@ -129,7 +129,7 @@ def test_damaged_sums_are_passed_over(path: Path, damage: Any) -> None:
 
 
 def test_a_journal_without_sums(path: Path) -> None:
-    """One that an older version wrote is read from its start, and summed up by the next run's first event."""
+    """One that lacks them is read from its start, and summed up by the next run's first event."""
     lines = path.read_bytes().splitlines(keepends=True)
     without = set(range(len(lines))) - set(marks(path))
     path.write_bytes(b"".join(lines[number] for number in sorted(without)))
@@ -141,29 +141,6 @@ def test_a_journal_without_sums(path: Path) -> None:
     journal.close()
     assert newest_state(path)[1] == path.stat().st_size
     assert sums(read_state(path)[0]) == from_the_start(path)
-
-
-def test_lines_of_a_newer_version_are_passed_over(path: Path) -> None:
-    """What a newer chunkvisor has told, and summed up, is as if it had not been told; what is told after it is."""
-    before, (_, offset) = sums(read_state(path)[0]), newest_state(path)
-    with path.open("ab") as file:
-        file.write(b"\n")
-    journal = Journal(path, "newer")
-    journal.write(Invoked("w", journal_version=JOURNAL + 1))
-    journal.write(Note("what we could misread"))
-    journal.close()
-    lines = path.read_bytes().splitlines(keepends=True)
-    own = f'"journal_version": {JOURNAL}'.encode()
-    newer = [line.replace(own, f'"journal_version": {JOURNAL + 1}'.encode()) for line in lines[-2:]]
-    path.write_bytes(b"".join([*lines[:-2], *newer]))
-    assert newest_state(path)[1] == offset
-    assert sums(read_state(path)[0]) == before
-    journal = Journal(path, "ours")
-    journal.write(Invoked("w", pid=7, journal_version=JOURNAL))
-    journal.close()
-    runs = [entry.run for entry in read_events(path)]
-    assert "newer" not in runs
-    assert runs[-1] == "ours"
 
 
 def test_nothing_is_left_out(path: Path) -> None:

@@ -7,17 +7,14 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store import seal
-from chunkvisor.store.modelrecord import Snapshot, read_pins, write_stamps
-from chunkvisor.store.seal import DamagedError, digest_of, read_if_whole, read_record, read_sealed, write_sealed
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, digest_file, stamp_as, stamp_file
 
 PLAIN = st.recursive(
@@ -28,7 +25,7 @@ PLAIN = st.recursive(
 CONTENT = {"rows": 5, "name": "ä\ud800", "nested": {"list": [1, None, 2.5]}}
 
 
-@given(content=st.dictionaries(st.text().filter(lambda key: key not in ("seal", "record_version")), PLAIN, max_size=5))
+@given(content=st.dictionaries(st.text().filter(lambda key: key != "seal"), PLAIN, max_size=5))
 def test_any_content(tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]) -> None:
     """What was written is read, for all that JSON can hold."""
     path = tmp_path_factory.getbasetemp() / "sealed.json"
@@ -183,34 +180,3 @@ def test_stamp_survives_json(tmp_path: Path) -> None:
     assert Stamp(**value) == stamp
     with pytest.raises(TypeError):
         Stamp(**{**value, "more": 1})
-
-
-def test_a_record_of_a_newer_version(tmp_path: Path) -> None:
-    """It is refused by name (78), with what to do, also by those who take a damaged record for none."""
-    path = tmp_path / "facts.json"
-    write_sealed(path, CONTENT, version=2)
-    readers: list[Callable[[Path], object]] = [read_sealed, partial(read_if_whole, Stamp), partial(read_record, Stamp)]
-    for read in readers:
-        with pytest.raises(Halt) as refused:
-            read(path)
-        assert refused.value.code is ExitCode.CONFIG
-        assert str(path) in str(refused.value)
-        assert "install the newer version" in refused.value.remedy
-    assert read_sealed(path, version=2) == CONTENT
-
-
-def test_a_record_from_before_there_were_versions(tmp_path: Path) -> None:
-    """It is read as it is."""
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps({**CONTENT, "seal": digest_of(CONTENT)}))
-    assert read_sealed(path) == CONTENT
-
-
-def test_the_pin_of_a_model_from_before_there_were_versions(tmp_path: Path) -> None:
-    """The commit that the workdir has fixed stays fixed."""
-    path = tmp_path / "model.json"
-    pin = Snapshot("org/model", None, "/cache/org", "c0ffee")
-    path.write_text(json.dumps({**asdict(pin), "seal": digest_of(asdict(pin))}))
-    assert read_pins(path) == (pin,)
-    write_stamps(path, {})
-    assert read_pins(path) == (pin,)

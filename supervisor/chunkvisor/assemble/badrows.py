@@ -57,7 +57,7 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
 
 
 def count_of(manifest: dict[str, Any]) -> int:
-    """Rows without a vector; manifests of earlier versions list all of them."""
+    """Rows without a vector."""
     return int(manifest.get("quarantined_rows", len(manifest["quarantined"])))
 
 

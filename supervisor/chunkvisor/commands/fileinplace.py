@@ -98,7 +98,7 @@ def made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any]
     before = from_json((manifest or {}).get(_MADE_FROM))
     if manifest is None or before is None:
         raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
-    if changes := differences(before, Identity(dict(made_from)).as_noted_in(before)):
+    if changes := differences(before, Identity(dict(made_from))):
         what = f"{wanted.out} is there already, with {counted(manifest['rows'], 'row')}, but it was made differently:\n"
         what += "\n".join(f"  {change}" for change in changes)
         raise config_error(what, remedy=f"{remedy}; {GROWING}")

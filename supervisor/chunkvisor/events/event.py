@@ -12,11 +12,6 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_trans
 
 from chunkvisor.units import counted
 
-JOURNAL = 1
-"""Of the journal's lines. It counts on where an older chunkvisor could misread a line; what is only added, an event or
-a field with a default, does not count, since readers pass over what they do not know (tests/versions/shapes.json).
-"""
-
 KINDS: dict[str, type["Event"]] = {}
 """By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
 
@@ -41,7 +36,7 @@ class Severity(IntEnum):
 class Event:
     """Something that happened in a run.
 
-    A field with a default may be missing in a journal, such as that of an earlier version.
+    A field with a default may be missing in a journal.
     """
 
     name: ClassVar[str] = ""

@@ -3,7 +3,7 @@
 Nothing is decided by it: with a lost, torn or damaged journal what happened is forgotten, not a single row.
 
 Now and then a line holds the state that all lines before it come to, so that `status` reads the end alone, however long
-the journal is. Lines of a newer version of the journal are passed over, like all that nobody here knows.
+the journal is. Lines that cannot be read are passed over.
 """
 
 import contextlib
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chunkvisor.events.decode import event_of
-from chunkvisor.events.event import JOURNAL, Event
-from chunkvisor.events.run import Invoked
+from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_kept, open_regular, set_aside
 from chunkvisor_worker.contract.wire import from_json
@@ -68,7 +67,7 @@ class Journal:
         self._unread_bytes += self._append(t, event.name, event.details())
         self.state.apply(event, t)
         if self._unread_bytes >= self._every_bytes:
-            content = {"journal_version": JOURNAL, "state": asdict(self.state)}
+            content = {"state": asdict(self.state)}
             size_bytes = self._append(t, _STATE, content)
             self._unread_bytes, self._every_bytes = 0, max(_EVERY_BYTES, _SHARE * size_bytes)
 
@@ -99,9 +98,8 @@ def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
         return
     with file:
         file.seek(offset)
-        decoder = Decoder()
         for line in file:
-            if (entry := decoder.entry(line)) is not None:
+            if (entry := decoded(line)) is not None:
                 yield entry
 
 
@@ -125,22 +123,7 @@ def _size_of_trial(folder: Path) -> int:
     return int(size) if size.isdecimal() else 0
 
 
-class Decoder:
-    """Reads lines that follow each other."""
-
-    def __init__(self) -> None:
-        self._known = True
-        """Whether the run that tells writes as we do, or as one before us."""
-
-    def entry(self, line: bytes) -> Entry | None:
-        """The event of the next line; None where it cannot be read, or a newer version has written it."""
-        entry = _decoded(line)
-        if entry is not None and isinstance(entry.event, Invoked):
-            self._known = entry.event.journal_version <= JOURNAL
-        return entry if self._known else None
-
-
-def _decoded(line: bytes) -> Entry | None:
+def decoded(line: bytes) -> Entry | None:
     """The event of a line; None where it cannot be read, holds a state, or is of a kind that nobody here knows."""
     try:
         values = json.loads(line.decode())
@@ -187,13 +170,12 @@ def newest_state(path: Path) -> tuple[RunState, int]:
 @dataclass(frozen=True, slots=True)
 class _StateLine:
     state: RunState
-    journal_version: int = 0
 
 
 def _restored(line: bytes) -> RunState | None:
-    """The state of a line; None where something of it is missing, or a newer version has written it."""
+    """The state of a line; None if something of it is missing."""
     found = from_json(_StateLine, line)
-    if found is None or found.journal_version > JOURNAL:
+    if found is None:
         return None
     if not json.loads(line)["state"].keys() >= {item.name for item in fields(RunState)}:
         return None

@@ -16,8 +16,6 @@ class Invoked(Event):
     invocation: str = ""
     """Name of its folder; empty where the disk did not let it have one."""
     pid: int = 0
-    journal_version: int = 0
-    """Of the lines of this run; 0 in journals from before there were versions."""
     command: str = ""
     """As it was typed, and where, without secrets; empty for a call from Python."""
 

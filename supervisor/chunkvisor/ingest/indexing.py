@@ -1,4 +1,4 @@
-"""Indexes the texts of a table that has no index, such as one of an earlier version. In bounded memory.
+"""Indexes the texts of a table that has no index. In bounded memory.
 
 By such an index the texts are found in another table, see `textindex`.
 """

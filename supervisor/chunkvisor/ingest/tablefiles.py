@@ -101,7 +101,6 @@ def add_index(folder: Path) -> None:
 
 
 def _stamps(paths: TableFiles) -> dict[str, Stamp]:
-    # A table of an earlier version has no index.
     index = [paths.index] if paths.index.exists() else []
     return {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there, *index)}
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from chunkvisor.events.journal import Decoder, Entry, newest_state
+from chunkvisor.events.journal import Entry, decoded, newest_state
 from chunkvisor.events.progress import NewsLine
 from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
 from chunkvisor.store.layout import Layout
@@ -28,7 +28,6 @@ class Tail:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self._offset = offset
-        self._decoder = Decoder()
 
     def events(self) -> Iterator[Entry]:
         """Those that can be read; a journal that has become shorter is read from its start."""
@@ -42,7 +41,7 @@ class Tail:
                         if not line.endswith(b"\n"):
                             return
                         self._offset += len(line)
-                        if (entry := self._decoder.entry(line)) is not None:
+                        if (entry := decoded(line)) is not None:
                             yield entry
         except OSError:
             return

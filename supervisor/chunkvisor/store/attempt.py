@@ -15,7 +15,6 @@ from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles, open_new
 from chunkvisor_worker.contract.messages import (
-    WIRE,
     Beat,
     EncodeSpec,
     Facts,
@@ -87,7 +86,6 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
         import_path=job.import_path,
         skip=place.skip,
         limits=limits,
-        wire=WIRE,
         canary=place.canary,
         canary_row=place.canary_row,
     )

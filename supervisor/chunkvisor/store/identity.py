@@ -67,12 +67,6 @@ class Identity:
         # The vectors of a plug-in are made float32 before they are cut.
         return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
 
-    def as_noted_in(self, other: "Identity") -> "Identity":
-        """With secrets in clear where the other, of an earlier version, has the same ones in clear."""
-        noted = other.values.get(_KWARGS)
-        same = digest_of(digested(noted)) == digest_of(self.values.get(_KWARGS))
-        return Identity(self.values | {_KWARGS: noted}) if same else self
-
     def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
         chosen = {name: value for name, value in self.values.items() if counts(name)}
         return digest_of({name: value for name, value in chosen.items() if name != _NAME or not self._is_local})

@@ -23,7 +23,6 @@ from chunkvisor_worker.contract.files import descriptor_of, open_kept, read_boun
 from chunkvisor_worker.contract.wire import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
-_VERSION = 1
 _LOOK_S = 0.5
 """Somebody who only looks whether a lock is held keeps it from being taken for less than this."""
 
@@ -41,14 +40,12 @@ class Holder:
     """Start of the run, seconds since the epoch."""
     file: tuple[int, ...] = ()
     """Device and inode of the lock file: a copy of the folder has a note that is not about it."""
-    version: int = _VERSION
-    """Of the note; one of a newer version tells us nothing. Those from before there were versions are as the first."""
 
     @property
     def over(self) -> bool:
         """Whether it was a process of this machine, at this very lock file, and has ended.
 
-        What bears the id of its run may then be ended. Noted in an older version: not known.
+        What bears the id of its run may then be ended.
         """
         # Our own process has held it before: a second run of one Python program.
         ended = self.pid == os.getpid() or self.alive() is False
@@ -70,7 +67,7 @@ def read_note(path: Path) -> Holder | None:
     """What is noted in the lock file, be it of this file or of one that it is a copy of; None where nothing is."""
     # Strict about types: processes are killed by what stands here, see `orphans`.
     holder = from_json(Holder, read_bounded(path))
-    return holder if holder and holder.pid > 0 and holder.version <= _VERSION else None
+    return holder if holder and holder.pid > 0 else None
 
 
 def read_holder(path: Path) -> Holder | None:

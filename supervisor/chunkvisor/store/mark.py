@@ -1,7 +1,4 @@
-"""The mark of a workdir: by it a folder is known as ours, and in no other one anything is written over or removed.
-
-A workdir from before there were marks is known by what only a run writes, and gets its mark with the next run.
-"""
+"""The mark of a workdir: by it a folder is known as ours, and in no other one anything is written over or removed."""
 
 import json
 import os
@@ -11,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chunkvisor.config.reserved import RESERVED_NAMES
-from chunkvisor.errors import config_error, no_workdir
+from chunkvisor.errors import Halt, config_error, no_workdir
 from chunkvisor.events.journal import read_events
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import read_note
@@ -20,25 +17,33 @@ from chunkvisor.store.seal import DamagedError, read_sealed
 from chunkvisor_worker.contract.files import make_folders, open_kept, read_bounded, set_aside, sync_folder
 
 FORMAT = 1
-"""Of the state in a workdir. A later version that writes what this one cannot read counts on."""
+"""Of all state in a workdir. It counts on with each change that another version would misread; there is no other
+number, and only a workdir of this format is read."""
+_KEY = "workdir_format"
 
 
 def is_workdir(layout: Layout) -> bool:
-    """Whether a run has worked here. Raises Halt (78) where it was one of a newer version that we cannot read."""
+    """Whether a run has worked here. Raises Halt (78) if it was one of another version, whose state we cannot read."""
     if not _is_marked(layout):
-        return _begun_without_mark(layout)
+        if _begun_without_mark(layout):
+            raise _of_another_version(layout.workdir, "an earlier version")
+        return False
     try:
         made = json.loads(read_bounded(layout.mark) or b"")
-        newer = isinstance(made, dict) and isinstance(made.get("format"), int) and made["format"] > FORMAT
     except (ValueError, RecursionError):
-        newer = False  # half-written before a power cut: that it is there says enough
-    if newer:
-        raise config_error(
-            f"{layout.workdir} was begun by a newer version of chunkvisor",
-            why=f"its state has format {made['format']}, this version reads {FORMAT} and those before",
-            remedy="install that version again (pip install -U chunkvisor), or choose another workdir",
-        )
+        return True  # half-written before a power cut: that it is there says enough
+    written = made.get(_KEY, 0) if isinstance(made, dict) else FORMAT
+    if isinstance(written, int) and written != FORMAT:
+        raise _of_another_version(layout.workdir, "a newer version" if written > FORMAT else "an earlier version")
     return True
+
+
+def _of_another_version(workdir: Path, which: str) -> Halt:
+    return config_error(
+        f"{workdir} was begun by {which} of chunkvisor, whose state this version cannot read",
+        why="its finished files are whole and stay",
+        remedy="choose another folder as the workdir, or install that version again",
+    )
 
 
 def require_workdir(path: Path) -> Layout:
@@ -109,7 +114,7 @@ def mark(layout: Layout) -> None:
     set_aside(layout.mark)
     fd = open_kept(layout.mark, os.O_WRONLY)
     try:
-        text = {"about": "this folder is a workdir of chunkvisor, which owns the names in it", "format": FORMAT}
+        text = {"about": "this folder is a workdir of chunkvisor, which owns the names in it", _KEY: FORMAT}
         os.pwrite(fd, json.dumps(text).encode() + b"\n", 0)
         os.fsync(fd)
     finally:

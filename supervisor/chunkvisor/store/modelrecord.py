@@ -63,6 +63,4 @@ def _read(path: Path) -> _ModelRecord:
         content = read_sealed(path) or {}
     except DamagedError:
         return _ModelRecord()
-    if (pin := from_json(Snapshot, json.dumps(content))) is not None:  # from before there were versions: of one model
-        return _ModelRecord((pin,))
     return from_json(_ModelRecord, json.dumps(content)) or _ModelRecord()

@@ -28,9 +28,6 @@ ENCODED = -1
 
 Where = npt.NDArray[np.void]
 
-_PLAIN, _WITH_CUTS = 1, 2
-"""Versions of the record. Who knows no cuts would take uncut vectors, and must not read a plan that has some."""
-
 
 class PlaceKind(StrEnum):
     """Whose the vectors are until the final file is joined."""
@@ -132,7 +129,7 @@ class Reuse:
 def read_reuse(layout: OutputLayout) -> Reuse | None:
     """The plan, or None where there is none, or it takes nothing over. Raises DamagedError, OSError."""
     files = ReuseFiles(layout.reuse)
-    record = read_record(_Record, files.record, version=_WITH_CUTS)
+    record = read_record(_Record, files.record)
     if record is None or not record.places:
         return None
     try:
@@ -156,8 +153,7 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     files = ReuseFiles(folder)
     kept = (files.where, files.encoded, files.copied) if places else ()
     stamps = {path.name: asdict(stamp_file(path)) for path in kept if path.exists()}
-    version = _WITH_CUTS if any(each.cut for each in places) else _PLAIN
-    write_sealed(files.record, asdict(_Record(texts, encoded, tuple(places), stamps)), version=version)
+    write_sealed(files.record, asdict(_Record(texts, encoded, tuple(places), stamps)))
 
 
 def work_of(layout: OutputLayout, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:

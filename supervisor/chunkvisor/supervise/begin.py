@@ -47,7 +47,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
         if isinstance(read, Begun):
             return read
         staged = read
-    identity = identity_for(opening, name, staged.digest, staged.rows, fixed)
+    identity = identity_for(opening, name, staged.digest, staged.rows)
     if fixed is not None:
         refuse_changed(opening, layout, fixed, identity)
     else:
@@ -152,7 +152,7 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     """Read the source; returns the next generation of the output where it is to have one."""
     fresh, record = stage_fresh(opening, layout)
     staged = record.staged
-    identity = identity_for(opening, layout.name, staged.digest, staged.rows, fixed)
+    identity = identity_for(opening, layout.name, staged.digest, staged.rows)
     if fixed is not None:
         try:
             refuse_changed(opening, layout, fixed, identity)

@@ -34,7 +34,7 @@ def _read_fixed(layout: OutputLayout) -> Fixed | None:
 
 def refuse_other_settings(opening: Opening, layout: OutputLayout, fixed: Fixed) -> None:
     """Raises Halt (78) where the config asks for other vectors than those that are there, whatever the source is."""
-    as_before = identity_for(opening, layout.name, fixed.identity.source_digest, fixed.identity.rows, fixed)
+    as_before = identity_for(opening, layout.name, fixed.identity.source_digest, fixed.identity.rows)
     refuse_changed(opening, layout, fixed, as_before)
 
 
@@ -50,7 +50,6 @@ def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Id
     raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
 
 
-def identity_for(opening: Opening, name: str, digest: str, rows: int, before: Fixed | None) -> Identity:
-    """The identity that the config asks for, of a source of so many rows; secrets as `before` has them."""
-    now = identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)
-    return now.as_noted_in(before.identity) if before is not None else now
+def identity_for(opening: Opening, name: str, digest: str, rows: int) -> Identity:
+    """The identity that the config asks for, of a source of so many rows."""
+    return identity_of(opening.config, name, opening.source.revision or "", digest, rows, opening.arithmetic)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from chunkvisor.engine.orphans import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt
-from chunkvisor.events.event import JOURNAL, Emit, Event
+from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
@@ -64,7 +64,6 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 workdir=str(layout.workdir),
                 invocation=invocation.name if invocation else "",
                 pid=os.getpid(),
-                journal_version=JOURNAL,
                 command=request.typed,
             )
         )

@@ -11,7 +11,6 @@ import pytest
 
 from chunkvisor_worker.contract.beatfile import read_beat, write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
-from chunkvisor_worker.contract.wire import to_json
 
 OTHER = Beat(1, 2, Phase.START)
 BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1999)
@@ -98,13 +97,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         assert read_beat(path) == BEAT
         assert path.is_file()
     assert read_beat(theirs) == OTHER
-
-
-def test_a_beat_without_checksum_is_read(tmp_path: Path) -> None:
-    """As runs of before had it."""
-    path = tmp_path / "beat.json"
-    path.write_bytes(to_json(BEAT))
-    assert read_beat(path) == BEAT
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(9 << 20)])

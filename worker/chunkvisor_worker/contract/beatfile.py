@@ -33,8 +33,7 @@ def read_beat(path: Path) -> Beat | None:
     data = read_bounded(path)
     line = data.partition(b"\n")[0] if data else b""
     fields, key, checksum = line.rpartition(_KEY)
-    # Before 2026-11-23 there was neither checksum nor padding, and the file came by a rename.
-    whole = checksum == _checksum(fields) + b'"}' if key else data is not None and not data.endswith(_PADDING * 2)
+    whole = bool(key) and checksum == _checksum(fields) + b'"}'
     return from_json(Beat, line) if whole else None
 
 

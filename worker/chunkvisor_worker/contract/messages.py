@@ -98,13 +98,9 @@ class Limits:
         return rows, tokens
 
 
-WIRE = 1
-"""Version of all that supervisor and worker write for each other: one more as soon as an older one could misread it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One attempt at one chunk. Raises ValueError for that of another version: it is then as if there were none."""
+    """One attempt at one chunk."""
 
     run_id: str
     fingerprint: str
@@ -130,18 +126,12 @@ class Spec:
     """Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero."""
     limits: Limits = Limits(rows=32)
     """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
-    wire: int = 1
-    """See WIRE; where it is missing, the first."""
     canary: str | None = None
     """A text that had its vector before, encoded first and alone: shows that device and model work. Its vector is
     thrown away."""
     canary_row: int | None = None
     """Position in texts.jsonl of the text that is encoded first and alone where no `canary` is known; its vector
     stays."""
-
-    def __post_init__(self) -> None:
-        if self.wire != WIRE:
-            raise ValueError(self.wire)
 
 
 @dataclass(frozen=True, slots=True)
