@@ -19,7 +19,7 @@ _LONGEST = {17_663: 3553, 6385: 2840, 1580: 2531}
 """Tokens by the line."""
 _MIB = 1 << 20
 _WEIGHTS_BYTES = int(86.7 * _MIB)
-_SHAPE = ModelShape(hidden=384, intermediate=1536, queries=384, keys=384, gated=False)
+_SHAPE = ModelShape(hidden=384, intermediate=1536, queries=384, keys=384, gated=False, heads=12)
 
 
 def sample() -> str:

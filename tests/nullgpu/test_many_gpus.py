@@ -257,9 +257,12 @@ def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[.
     assert len(workplace.named("gpu_blind")) == 1
 
 
-def test_a_model_larger_than_the_gpu_ends_the_run_at_once(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """One worker finds out, nothing is waited for, and the code is 69."""
-    workplace = on(make_gpu([CONTEXT_BYTES + 8 * MIB]))
+@pytest.mark.parametrize(("capability", "dtype"), [("7.5", "float16"), ("8.0", "bfloat16"), ("9.0", "bfloat16")])
+def test_a_model_larger_than_the_gpu_ends_the_run_at_once(
+    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], capability: str, dtype: str
+) -> None:
+    """One worker finds out, nothing is waited for, and the code is 69; the remedy names a dtype that the card has."""
+    workplace = on(make_gpu([CONTEXT_BYTES + 8 * MIB], capability=capability))
     large = shutil.copytree(workplace.model, workplace.folder / "large")
     weights = load_file(large / "model.safetensors")
     (name,) = (each for each in weights if each.endswith("position_embeddings.weight"))
@@ -275,6 +278,8 @@ def test_a_model_larger_than_the_gpu_ends_the_run_at_once(make_gpu: MakeGpu, on:
     assert len(workplace.named("attempt_started")) == 1
     assert workplace.named("waiting") == []
     assert "larger than" in ended.stderr or "too large" in ended.stderr, ended.stderr
+    assert f"compute capability {capability}), model.dtype {dtype} takes half the memory" in ended.stderr
+    assert capability != "7.5" or "bfloat16 takes" not in ended.stderr
 
 
 def test_what_a_worker_needs_is_known_from_its_files(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:

@@ -116,6 +116,12 @@ def with_sample(outcome: Outcome, **changes: Any) -> Readings:
     return with_job(samples=(SampleReading(Verdict(outcome, "why", "mend it", **changes)),))
 
 
+def on_card(capability: tuple[int, int], dtype: str, model_type: str) -> Readings:
+    """WELL on another GPU, with a model in that dtype."""
+    gpus = (ProbedGpu("NVIDIA", capability, 40 * GIB, 39 * GIB),)
+    return replace(with_job(dtype=dtype, model_type=model_type), probe=ProbeReading(replace(REPORT, gpus=gpus), 0))
+
+
 def find(readings: Readings, check: str) -> list[Finding]:
     """The findings of one check."""
     return [finding for finding in examine(readings) if finding.check == check]
@@ -489,11 +495,26 @@ CASES: dict[str, tuple[Readings, str, State, str]] = {
     ),
     "no token": (replace(WELL, hub=HubReading(FOLDER)), "hub-token", NOTE, "no access token"),
     "bfloat16 on a CPU without": (
-        replace(with_job(bfloat16=True, cpu_has_bfloat16=False), wanted=Wanted.CPU),
+        replace(with_job(dtype="bfloat16", cpu_has_bfloat16=False), wanted=Wanted.CPU),
         "dtype",
         WARNING,
         "slower than float32",
     ),
+    "bfloat16 on a card without": (on_card((7, 5), "bfloat16", "bert"), "dtype", WARNING, "does not have"),
+    "float16 on a card with bfloat16": (on_card((8, 0), "float16", "qwen2"), "dtype", WARNING, "overflow to NaN"),
+    "bfloat16 on a card with it": (
+        on_card((9, 0), "bfloat16", "qwen2"),
+        "dtype",
+        OK,
+        "suits NVIDIA (compute capability 9.0)",
+    ),
+    "float32 on a card without bfloat16": (
+        on_card((7, 5), "float32", "qwen2"),
+        "dtype",
+        OK,
+        "overflow to NaN in float16",
+    ),
+    "float32, where less would do": (on_card((7, 5), "float32", "bert"), "dtype", OK, "model.dtype float16 takes half"),
     "model to be downloaded": (with_job(whereabouts=Whereabouts.HUB, samples=()), "model", NOTE, "downloads it"),
     "model to be downloaded, hub out of reach": (
         with_job(whereabouts=Whereabouts.HUB, no_download=Verdict(Outcome.HUB, "no route"), samples=()),

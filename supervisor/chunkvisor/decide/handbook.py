@@ -39,7 +39,7 @@ ENTRIES: dict[str, Entry] = {
         "of that length and more, in this run and in later ones. Where another process came and took the memory, "
         "chunkvisor waits for it, up to recovery.wait_timeout, and makes no batch smaller.",
         "Nothing, as long as the run continues. If it ended the run: use a GPU with more memory, a smaller "
-        "model.max_length, or model.dtype bfloat16 in another workdir.",
+        "model.max_length, or, in another workdir, the model.dtype that `chunkvisor doctor CONFIG` names for the card.",
     ),
     Outcome.DEVICE_FAULT: Entry(
         "the GPU failed in every new process",

@@ -64,8 +64,7 @@ def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
         ExitCode.MACHINE,
         f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory",
         why=why,
-        remedy="Use a GPU with more memory, a smaller model, or model.dtype bfloat16 (in another workdir, since it "
-        f"gives other vectors). Then run the same command again{KEPT}.",
+        remedy=f"Use a GPU with more memory, or a smaller model. Then run the same command again{KEPT}.",
         see=verdict.see,
     )
 

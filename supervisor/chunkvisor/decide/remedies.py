@@ -39,7 +39,7 @@ def advice_on_row(outcome: str, rule: str) -> str:
 _OF_RULES = {rule.name: rule.if_ended for rule in RULES if rule.if_ended}
 
 _LAST_REMEDIES = {
-    Outcome.GPU_OOM: "Use a GPU with more memory, a smaller model.max_length, or model.dtype bfloat16.",
+    Outcome.GPU_OOM: "Use a GPU with more memory, or a smaller model.max_length.",
     Outcome.HOST_OOM: "Give the machine or its container more memory, or set workers.standby to 0.",
     Outcome.DEVICE_FAULT: "Read the log; `chunkvisor doctor CONFIG` checks driver, torch and GPU.",
     Outcome.CRASHED: "Read the log: its last lines say where.",

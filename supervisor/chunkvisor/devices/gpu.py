@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chunkvisor.decide.dtypes import Card
 from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.environment import PARENT_PID
@@ -161,6 +162,21 @@ def _indices(wanted: Sequence[str]) -> list[int]:
 def _count_device_files() -> int:
     """Count the GPUs for which there are device files; one where only a file of the whole driver is there."""
     return len(list(_DEV.glob("nvidia[0-9]*"))) or int(any((_DEV / name).exists() for name in _DRIVER_FILES))
+
+
+def find_weakest(wanted: Sequence[str]) -> Card | None:
+    """Find the GPU with the lowest compute capability; None if there is no GPU here, or its capability is not known."""
+    try:
+        found = find_devices(wanted)
+    except Halt:
+        return None
+    return weakest(found)
+
+
+def weakest(devices: Sequence[Device]) -> Card | None:
+    """Choose the GPU with the lowest compute capability; None if that of no GPU is known."""
+    cards = [Card(device.name, device.capability) for device in devices if device.capability is not None]
+    return min(cards, key=lambda card: card.capability, default=None)
 
 
 def is_guessed(device: Device) -> bool:

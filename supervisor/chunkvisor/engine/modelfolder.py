@@ -51,6 +51,7 @@ class ModelShape:
     keys: int
     """Key heads times their width; fewer than the queries where they are grouped."""
     gated: bool
+    heads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class ModelFolder:
     """On disk."""
     shape: ModelShape | None = None
     quantized: bool = False
+    model_type: str | None = None
+    """As config.json has it."""
 
     def loaded_bytes(self, dtype: str) -> int | None:
         """Size of the weights in memory: as they are stored, unless another dtype is asked for and that one is known.
@@ -92,6 +95,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         _weights_bytes(folder),
         shape_of(_mapping(config.get("text_config")) or config),
         config.get("quantization_config") is not None,
+        kind if isinstance(kind := config.get("model_type"), str) else None,
     )
 
 
@@ -131,7 +135,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     width = width if isinstance(width, int) else hidden // heads
     key_heads = config.get("num_key_value_heads")
     key_heads = key_heads if isinstance(key_heads, int) else heads
-    return ModelShape(hidden, intermediate, heads * width, key_heads * width, kind in GATED)
+    return ModelShape(hidden, intermediate, heads * width, key_heads * width, kind in GATED, heads)
 
 
 def _dimension(folder: Path, config: dict[str, Any], modules: list[Any]) -> int | None:

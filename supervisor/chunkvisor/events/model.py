@@ -1,6 +1,6 @@
 """Events of the model: it is looked for and read."""
 
-from chunkvisor.events.event import Event, event
+from chunkvisor.events.event import Event, Severity, event
 
 
 @event("asking the model hub for {model}")
@@ -15,3 +15,10 @@ class CheckingModel(Event):
     """The files of a local model are read."""
 
     model: str
+
+
+@event("{reason}", Severity.CARE)
+class UnfitDtype(Event):
+    """The model computes in a dtype that does not suit the device: why, and which one to take."""
+
+    reason: str

@@ -13,15 +13,18 @@ from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.choices import OnBadRow, Strictness
 from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.decide.dtypes import less_memory, unfit_dtype
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.gpu import weakest
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.expect import read_expected, wrong_vectors
-from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes
+from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.engine.trial import Conditions, environment_of, try_texts
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.model import UnfitDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import Note, WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -42,6 +45,9 @@ from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.exits import Outcome
+
+_LACKS_MEMORY = frozenset({str(Outcome.GPU_OOM), str(Outcome.GPU_BUSY)})
 
 
 class Work:
@@ -53,6 +59,8 @@ class Work:
         self._run = run
         self._means = means
         self._layout, self._emit = run.layout, run.emit
+        self._other_dtype = ""
+        """What another dtype does against a lack of memory on the weakest GPU; empty = nothing, or not known."""
 
     def do(self) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
@@ -66,7 +74,9 @@ class Work:
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
-            raise with_bad_rows(self._layout, quarantined)
+            halt = with_bad_rows(self._layout, quarantined)
+            rows = [row for manifest in quarantined.values() for row in manifest["quarantined"]]
+            raise self._with_dtype(halt, any(row["outcome"] == Outcome.GPU_OOM for row in rows))
         return ExitCode.COMPLETE
 
     def _open(self) -> tuple[ModelSource, list[OutputRun]]:
@@ -74,6 +84,7 @@ class Work:
         config, layout = self._config, self._layout
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source, means = self._means.source(), self._means
+        self._check_dtype(source)
         refuse_unknown_prompts(config, source.path)
         if config.model.expect is not None:
             read_expected(config.model.expect)  # what is wrong with it is said before the source is read
@@ -124,13 +135,30 @@ class Work:
         taken = sum(output.taken for output in outputs)
         self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
 
+    def _check_dtype(self, source: ModelSource) -> None:
+        card = weakest(self._means.devices)
+        dtype = computed_dtype(self._config.model, source.path)
+        if card is None or source.path is None:
+            return
+        kind = read_model_folder(Path(source.path)).model_type
+        self._other_dtype = less_memory(dtype, kind, card)
+        if (unfit := unfit_dtype(dtype, kind, card)) is not None:
+            self._emit(UnfitDtype("; ".join(unfit)))
+
     def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
         if any(output.left for output in outputs):
             self._expect(source)
         with closing(self._means.engines.take(source, outputs)) as engine:
             given_up = self._drive(source, outputs, engine)
         if given_up:
-            raise gave_up(given_up)
+            halt = gave_up(given_up)
+            raise self._with_dtype(halt, halt.outcome == Outcome.GPU_OOM)
+
+    def _with_dtype(self, halt: Halt, lacks_memory: bool) -> Halt:
+        """Add to the remedy the dtype that takes less memory on this card; the other words do not know the card."""
+        if lacks_memory and self._other_dtype:
+            halt.remedy = f"{halt.remedy.rstrip('.')}. {self._other_dtype}"
+        return halt
 
     def _expect(self, source: ModelSource) -> None:
         """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
@@ -166,7 +194,10 @@ class Work:
         patience = Patience.of(config)
         lessons, need_bytes = self._means.model.lessons(source), gpu_need_bytes(config.model, source.path)
         driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
-        given_up = driver.run()
+        try:
+            given_up = driver.run()
+        except Halt as halt:
+            raise self._with_dtype(halt, halt.outcome in _LACKS_MEMORY and halt.code != ExitCode.TRY_AGAIN) from None
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
         return given_up

@@ -47,6 +47,28 @@ def test_as_the_allocator_counts(
 
 
 @pytest.mark.parametrize(
+    ("config", "rows", "length", "counted"),
+    [
+        # The same, in bfloat16 on a GPU of capability 7.5, 2026-11-24.
+        (MINILM, 64, 128, 198_410_752),
+        (MINILM, 8, 1001, 973_045_248),
+        (MINILM, 1, 8192, 7_531_102_720),
+        (BERT, 64, 128, 293_601_280),
+        (BERT, 16, 512, 629_375_488),
+        (BERT, 1, 8193, 7_614_734_336),
+        (QWEN2, 64, 128, 542_311_424),
+        (QWEN2, 16, 512, 826_774_016),
+        (QWEN2, 1, 8192, 7_814_283_776),
+    ],
+)
+def test_bfloat16_by_the_math_kernel(config: dict[str, Any], rows: int, length: int, counted: int) -> None:
+    """On a card without bfloat16 each head of each text takes memory for all pairs of tokens."""
+    shape = shape_of(config)
+    assert shape is not None
+    assert activation_bytes(shape, 2, rows, length, math_kernel=True) == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize(
     "changes",
     [{"model_type": "nomic_bert"}, {"model_type": None}, {"hidden_size": None}, {"intermediate_size": "4h"}],
 )

@@ -15,7 +15,6 @@ import numpy as np
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.commands.doctor.host import read_folder, read_hub
 from chunkvisor.commands.doctor.readings import JobReading, SampleReading, SourceReading, Whereabouts
-from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
@@ -25,7 +24,7 @@ from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.expect import Expected, read_expected
-from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
+from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.trial import Conditions, try_texts
 from chunkvisor.errors import ExitCode, Halt
@@ -57,20 +56,22 @@ def read_job(
     """Everything about the config's job; the samples need device and model to be there. Raises OSError."""
     config, layout = loaded.config, Layout(loaded.config.workdir)
     whereabouts, source, problem = _find_model(loaded, layout, scratch)
+    folder = read_model_folder(Path(source.path)) if source is not None and source.path else ModelFolder()
     rows, dimension = _known_size(layout, list(config.outputs))
     reading = JobReading(
         model=config.model.name,
         whereabouts=whereabouts,
         problem=problem,
         no_download=_ask_hub(config.model, scratch, say) if whereabouts is Whereabouts.HUB else None,
-        weights_bytes=read_model_folder(Path(source.path)).weights_bytes if source and source.path else None,
+        weights_bytes=folder.weights_bytes,
         workers=max(1, len(devices)) * (config.workers.per_device + config.workers.standby),
         workdir=read_folder(config.workdir),
         rows=rows,
         dimension=dimension,
         busy_pid=_busy_pid(config.workdir),
         sources=tuple(_sources(config, layout, say)),
-        bfloat16=source is not None and computed_dtype(config.model, source.path) == Dtype.BFLOAT16,
+        dtype=computed_dtype(config.model, source.path) if source is not None else None,
+        model_type=folder.model_type,
         cpu_has_bfloat16=has_bfloat16(processor_flags()),
     )
     if reading.busy_pid is not None or source is None:

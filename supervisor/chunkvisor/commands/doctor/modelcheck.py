@@ -6,6 +6,8 @@ from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.commands.doctor.torchbuild import before_a_run
+from chunkvisor.config.choices import Dtype
+from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.processor import SLOW_BFLOAT16
 from chunkvisor.engine.expect import wrong_vectors
 from chunkvisor.engine.modelname import NAME_REMEDY
@@ -33,8 +35,10 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
     on_cpu = readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN
-    if on_cpu and job.bfloat16 and not job.cpu_has_bfloat16:
+    if on_cpu and job.dtype == Dtype.BFLOAT16 and not job.cpu_has_bfloat16:
         yield Finding("dtype", State.WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
+    if readings.wanted is Wanted.CUDA and job.dtype is not None:
+        yield from _check_dtype(readings, job)
     if job.busy_pid is not None:
         meaning = f"a run is at work in the workdir (pid {job.busy_pid}): no sample is encoded beside it"
         yield Finding("encoding", State.NOTE, meaning)
@@ -46,6 +50,21 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     for sample in job.samples:
         yield from _check_sample(sample, job)
     yield from _check_expected(job)
+
+
+def _check_dtype(readings: Readings, job: JobReading) -> Iterator[Finding]:
+    """Whether each GPU suits the dtype; torch tells of all of them, whatever nvidia-smi does."""
+    gpus = readings.probe.report.gpus if readings.probe.report is not None else ()
+    for card in dict.fromkeys(Card(gpu.name, gpu.capability) for gpu in gpus):
+        advice = advised_dtype(job.model_type, card)
+        if (unfit := unfit_dtype(job.dtype, job.model_type, card)) is not None:
+            yield Finding("dtype", State.WARNING, *unfit)
+        elif job.dtype == advice.dtype:
+            yield Finding("dtype", State.OK, f"the model computes in {job.dtype}, which suits {card}: {advice.why}")
+        else:
+            other = less_memory(job.dtype, job.model_type, card).rstrip(".")
+            meaning = f"the model computes in {job.dtype}" + (f". {other}" if other else f", which {card} has")
+            yield Finding("dtype", State.OK, meaning)
 
 
 def _check_hub(hub: HubReading, job: JobReading | None) -> Iterator[Finding]:

@@ -187,8 +187,10 @@ class JobReading:
     """Of the vectors, from an earlier run; 0 = unknown."""
     busy_pid: int | None = None
     """Of a run that is at work in the workdir."""
-    bfloat16: bool = False
-    """The model computes in it."""
+    dtype: str | None = None
+    """In which the model computes; None = not known."""
+    model_type: str | None = None
+    """As its config.json has it."""
     cpu_has_bfloat16: bool = True
     samples: tuple[SampleReading, ...] = ()
     sources: tuple[SourceReading, ...] = ()

@@ -18,9 +18,11 @@ from chunkvisor.commands.planning.histogram import Lengths, distribution, longes
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import Measured, measure
 from chunkvisor.commands.planning.samples import Sample, sample_of
-from chunkvisor.config.choices import Dtype, Long
+from chunkvisor.config.choices import Dtype, EngineKind, Long
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
+from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
+from chunkvisor.devices.gpu import find_weakest
 from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.expect import read_expected
@@ -64,18 +66,26 @@ class _Survey:
         self._whole = whole
         """All rows are looked at, and not the first ones alone."""
         self._notes: list[str] = []
+        self._card: Card | None = None
+        """The weakest GPU of the config here; None = the CPU, another machine's, or not known."""
+        self._dtype: str | None = None
+        """In which the model computes."""
         self._known: dict[str, Known] = {}
         """Texts that have a vector already, by output."""
 
     def forecast(self, say: Callable[[str], None]) -> Forecast:
         config = self._config
+        if not config.model.is_plugin and config.engine.kind is EngineKind.LOCAL:
+            self._card = find_weakest(config.device)
         say("counting tokens" if not config.model.is_plugin else "measuring texts")
         folder, measured, notes = measure(config, self._layout, list(self._samples.values()), self._scratch)
         self._notes += notes
         revision = revision_at_hand(config.model, self._layout.model, read=bool(config.reuse_from))
-        dtype = computed_dtype(config.model, str(folder) if folder else None)
+        self._dtype = dtype = computed_dtype(config.model, str(folder) if folder else None)
         self._known = known_texts(config, self._samples, revision, dtype, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
+        if self._card is not None and (unfit := unfit_dtype(dtype, model.model_type, self._card)) is not None:
+            self._notes.append("; ".join(unfit))
         outputs = {name: self._output(name, each, model) for (name, each) in zip(self._samples, measured, strict=True)}
         weights = self._weights(model)
         on_cpu, per_gpu = "cpu" in config.device, "cuda" in config.device
@@ -188,7 +198,8 @@ class _Survey:
         longest = min(int(measured.lengths.max()), max_length or int(measured.lengths.max()))
         rows, tokens = sample.limits.of_length(longest)
         rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
-        return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest)
+        emulated = self._card is not None and lacks(self._dtype, self._card)
+        return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest, math_kernel=emulated)
 
     def _done(self, name: str, work: Plan) -> bytearray:
         """One byte a chunk: 1 where a run would find it done."""

@@ -15,8 +15,10 @@ from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
-from chunkvisor.devices.gpu import find_devices
+from chunkvisor.decide.dtypes import Card, advised_dtype, unfit_dtype
+from chunkvisor.devices.gpu import find_devices, weakest
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -69,7 +71,9 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             found = best()
             return found.candidate if found is not None else BASELINE
 
-        measured += bench.round(_others(devices[0].kind, configured, begun))
+        card, model_type = weakest(devices), read_model_folder(Path(source.path or "")).model_type
+        others, unfit = _suitable(_others(devices[0].kind, configured, begun), model_type, card)
+        measured += bench.round(others)
         measured += bench.round(budgets(devices[0].kind, setting()))
         measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
         return Tuning(
@@ -79,7 +83,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
             sum(table.distinct for table in tables),
             len(devices),
             configured,
-            _note(measured, begun),
+            "; ".join(filter(None, [_note(measured, begun, devices[0].kind), *unfit])),
             vectors_fixed=begun is not None,
         )
 
@@ -90,14 +94,26 @@ def _others(kind: str, configured: Candidate, begun: str | None) -> list[Candida
     return dtypes(kind, bfloat16=wanted, fixed=begun)
 
 
-def _note(measured: Sequence[Measured], begun: str | None) -> str:
+def _suitable(
+    candidates: Sequence[Candidate], model_type: str | None, card: Card | None
+) -> tuple[list[Candidate], list[str]]:
+    """Those whose dtype suits the card and the model, and of the others why they are not tried."""
+    if card is None:
+        return list(candidates), []
+    fits = [each for each in candidates if unfit_dtype(each.dtype, model_type, card) is None]
+    others = dict.fromkeys(each.dtype for each in candidates if each not in fits)
+    why = advised_dtype(model_type, card).why
+    return fits, [f"{dtype} is not tried on {card}: {why}" for dtype in others]
+
+
+def _note(measured: Sequence[Measured], begun: str | None, kind: str) -> str:
     notes = []
     reference = next((each for each in measured if not each.problem), measured[0])
     if reference is not measured[0]:
         notes.append(f"float32 failed: cosines are to the vectors of {reference.candidate}")
     if begun is not None:
         notes.append(f"outputs in the workdir have begun in {begun}, and keep it")
-    elif not any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured):
+    elif kind == "cpu" and not any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured):
         notes.append(_NO_BFLOAT16)
     return "; ".join(notes)
 

@@ -87,7 +87,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "probably broken too.",
         _NVML_ALLOCATOR,
         if_ended="Run `nvidia-smi`. If it fails, reload the NVIDIA driver or reboot. If it works, see who holds the "
-        "GPU's memory; else use a GPU with more of it, a smaller model.max_length, or model.dtype bfloat16.",
+        "GPU's memory; else use a GPU with more of it, or a smaller model.max_length.",
     ),
     gpu_oom(
         "gpu-memory-cap",
@@ -100,8 +100,8 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "gpu-full-before-work",
         "The GPU had no room for the weights or the libraries before the first batch: other processes hold its "
         "memory, or the model is larger than the GPU.",
-        "See `nvidia-smi` for the processes on the GPU and end them; if there are none, use model.dtype "
-        "float16 or bfloat16, a smaller model or a larger GPU.",
+        "See `nvidia-smi` for the processes on the GPU and end them; if there are none, use a smaller model or a "
+        "larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
         _ALLOCATOR,
         _TEXT,
         _OTHER_FRAMEWORKS,
@@ -114,7 +114,7 @@ GPU_MEMORY_RULES: tuple[Rule, ...] = (
         "gpu-out-of-memory",
         "The batch did not fit in the GPU's memory.",
         "The run goes on with half the batch; smaller encode.batch_size and encode.batch_tokens save the failed "
-        "tries. Where single long texts do not fit, model.dtype bfloat16 (or float16) takes half the memory or less.",
+        "tries. If single long texts do not fit, `chunkvisor doctor CONFIG` says which model.dtype takes less memory.",
         _ALLOCATOR,
         _TEXT,
         _OTHER_FRAMEWORKS,
