@@ -37,6 +37,10 @@ RESTART_S = 60.0
 IDLE_TURNS = 500
 """So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
 
+ATTEMPTS = 20
+"""So many attempts for each text, and for each run twenty times as many, are no search any more: six times as many as
+any of 5,000 lives has needed."""
+
 MISHAPS = 40
 """So many small ones in a life, at most: without an end of mishaps no life has to end."""
 
@@ -410,6 +414,8 @@ class _Run:
         device.started_turn = self.turns
         self.watchdog.starts(self, process)
         self.life.attempts += 1
+        if self.life.attempts > ATTEMPTS * (sum(map(len, self.world.lengths)) + 20 * (1 + len(self.life.codes))):
+            raise Broken("ends", f"after {self.life.attempts:,} attempts: something is tried again that nothing counts")
         if within(self.world.disk_full, self.life.now_s):
             return on.NotStarted(start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full"))
         if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
