@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from chunkvisor.calls import called_from_python
 from chunkvisor.callwords import CallOfTexts, in_python
-from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
@@ -144,9 +143,6 @@ def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[
 
 def _refuse_other_rows(config: Config) -> None:
     """Raises ChunkvisorError (78) for what makes row i of the array another one than text i."""
-    if config.effective_encode(_OUTPUT).long is not Long.CUT:
-        why = "a text may have several vectors then, and encode returns one for each text"
-        raise config_error("encode.long is for chunkvisor.run alone", why=why)
     if config.outputs[_OUTPUT].where is not None:
         why = "texts are left out then, and encode returns a vector for each"
         raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)

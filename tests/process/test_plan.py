@@ -166,10 +166,6 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     batch = pairs["outputs"]["out"]["activation_bytes"]
     assert pairs["batches_at_once"] == 3
     assert pairs["host_memory_bytes"] == 2 * (found["weights_bytes"] + (1 << 30)) + 3 * batch
-    windows = plan_of(workplace, "--set", "encode.long=windows")
-    assert windows["outputs"]["out"]["rows"] > 51 + 2
-    assert windows["outputs"]["out"]["lengths"]["longest"] == 256
-    assert windows["notes"] == ["out: its rows are windows of the texts; out.rows.parquet says of which row"]
 
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

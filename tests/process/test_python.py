@@ -290,7 +290,6 @@ def test_short_tracebacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("encode.long=windows", r"^encode\.long is for chunkvisor\.run alone"),
         ("outputs.embeddings.where=text<>''", r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
     ],
 )

@@ -1,11 +1,9 @@
 """A whole run with the real model, against one plain sentence-transformers encode of the same texts."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
 
@@ -38,15 +36,13 @@ ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
     """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
 
-    So is an output that is cut from it, and one whose long texts are windows, of which only these are encoded.
+    So is an output that is cut from it.
     """
     from sentence_transformers import SentenceTransformer
 
     workplace.write_source(TEXTS)
     short = {"source": "rows.jsonl", "column": "text", "encode": {"truncate_dim": 128, "normalize": True}}
-    windows = {"source": "rows.jsonl", "column": "text", "encode": {"long": "windows", "overlap": 8}}
     keys = {"chunk__size": 16, "workers": {}, "env__CHUNKVISOR_LINEAR": "onednn", "outputs__a_short": short}
-    keys |= {"outputs__windows": windows}
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
     ended = workplace.run()
@@ -64,18 +60,6 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     assert manifest["model"]["max_length"] == model.max_seq_length
     assert manifest["model"]["revision"].startswith("sha256:")
     assert manifest["linear"] == {"name": "onednn", "time_ratio": 0.0}
-
-    rows = duckdb.connect().execute(f"FROM '{workplace.workdir}/windows.rows.parquet'").fetchall()
-    pieces = [(TEXTS[source_row] or "")[start:end] for _, source_row, start, end in rows]
-    vectors = np.load(workplace.workdir / "windows.npy")
-    assert [row for row, *_ in rows] == list(range(len(vectors)))
-    assert [end for _, number, _, end in rows if number != 8] == [len(text or "") for text in TEXTS if text != TEXTS[8]]
-    of_long = [(start, end) for _, source_row, start, end in rows if source_row == 8]
-    assert len(of_long) == 3
-    assert all(begin < end for (_, end), (begin, _) in pairwise(of_long))
-    np.testing.assert_allclose(vectors, model.encode(pieces, **ALIKE), rtol=0, atol=1e-6)
-    manifest = json.loads((workplace.workdir / "windows.json").read_text())
-    assert manifest["texts_encoded"] == len(set(pieces) - {text or "" for text in TEXTS})
 
 
 def test_a_row_that_kills_workers_with_several_batches_under_way(workplace: Workplace, minilm_path: Path) -> None:

@@ -144,6 +144,8 @@ def test_unknown_key_lists_the_valid_ones(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("added", "problem"),
     [
+        ("encode: {long: windows}", "5: encode.long: this key is gone: cut long texts into pieces"),
+        ("upload: s3://bucket/embeddings", "5: upload: this key is gone: copy the finished files with `aws s3 cp`"),
         ("ingest: {head: auto}", "5: ingest.head: this key is gone: a run reads its sources to the end"),
     ],
 )

@@ -173,7 +173,6 @@ MAY_OPEN = {
     "results.py": "reads them by numpy",
     "printing.py": "standard streams",
     "child.py": "a pidfd",
-    "assemble/upload": "opens what is elsewhere; files here as all do",
 }
 """Beginning of a path -> why its files may be opened by other functions than those of `contract.files`."""
 

@@ -10,7 +10,6 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.commands.fileinplace import OUTPUT, OneFile, ingredients, made_before, publish, remove_state
-from chunkvisor.config.choices import Long
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
@@ -49,11 +48,6 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
         if getattr(output, key) != type(output).model_fields[key].default:
             why = "`encode` makes the one .npy of -o, of float32"
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", why=why)
-    if config.effective_encode(OUTPUT).long is not Long.CUT:
-        why = "a text may have several vectors then, and `encode` makes one for each row"
-        raise config_error("encode.long is for `chunkvisor run` alone", why=why)
-    if config.upload is not None:
-        raise config_error("upload is for `chunkvisor run` alone", why="`encode` makes the one .npy of -o, here")
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = ingredients(config)

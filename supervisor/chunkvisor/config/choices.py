@@ -48,13 +48,6 @@ class OnBadRow(StrEnum):
     FAIL = "fail"
 
 
-class Long(StrEnum):
-    """What becomes of a text of more tokens than the model reads."""
-
-    CUT = "cut"
-    WINDOWS = "windows"
-
-
 class FinalFormat(StrEnum):
     """How the rows of a final are written; `assemble.formats` has one module for each."""
 

@@ -18,6 +18,9 @@ GONE: dict[tuple[str, ...], str] = {
         "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
     ),
     ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
+    ("encode", "long"): "cut long texts into pieces in the source, one a row; a run says how many it has cut off",
+    ("encode", "overlap"): "cut long texts into pieces in the source, one a row; a run says how many it has cut off",
+    ("upload",): "copy the finished files with `aws s3 cp`, or with `hf upload`",
 }
 """Keys of earlier versions, or keys and one of their values, each with what to do instead.
 

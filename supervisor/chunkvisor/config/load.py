@@ -52,9 +52,7 @@ class LoadedConfig:
         """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""
         workdir = self.config.workdir
         beside = workdir.with_name(f"{workdir.name}-first-{max_rows}")
-        return replace(
-            self, config=self.config.model_copy(update={"workdir": beside, "reuse_from": (), "upload": None})
-        )
+        return replace(self, config=self.config.model_copy(update={"workdir": beside, "reuse_from": ()}))
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:

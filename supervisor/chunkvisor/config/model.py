@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import EngineKind, FinalDtype, Long, Strictness
+from chunkvisor.config.choices import EngineKind, FinalDtype, Strictness
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.outputsection import OutputConfig, distinct_names, files_of
 from chunkvisor.config.reserved import RESERVED_NAMES
@@ -65,8 +65,6 @@ class Config(Section):
     notify: values.Addresses = ()
     """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
-    upload: paths.FolderAddress | None = None
-    """Address of a folder, such as s3://bucket/embeddings, to which the finals are copied once they are complete."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(distinct_names)]
     """The final files, one entry each, at least one."""
     combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = Field(default={})
@@ -95,8 +93,6 @@ class Config(Section):
             for file in (f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.npy", *beside):
                 if (owner := taken.setdefault(file.casefold(), f"combine.{name}")) != f"combine.{name}":
                     raise refused(f"combine.{name} would need the name {file}, which {owner} has; rename it")
-            if cut := [member for member in members if self.effective_encode(member).long is Long.WINDOWS]:
-                raise refused(f"combine.{name}: rows of {cut[0]} are windows of its own texts (encode.long)")
             conditions = {self.outputs[member].where for member in members}
             if len(conditions) > 1:
                 raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
@@ -108,11 +104,6 @@ class Config(Section):
             raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools by itself")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
-            if encode.long is Long.WINDOWS:
-                raise refused(
-                    f"output {name}: encode.long: windows counts tokens, which nobody can do for a plug-in encoder; "
-                    "cut the texts in the source"
-                )
             if encode.prompt_name is not None:
                 raise refused(
                     f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "

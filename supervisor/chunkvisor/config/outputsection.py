@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import FinalDtype, FinalFormat, Long
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.config.sections import EncodeConfig, Section
 from chunkvisor.config.sentences import expected, of_two, refused
@@ -36,8 +36,7 @@ def files_of(name: str, output: "OutputConfig") -> list[str]:
     files = [f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.truncated.jsonl"]
     files += [f"{name}.{output.format}" if output.shards is None else name]
     files += [f"{name}.ranges.npy"] * (output.dtype is FinalDtype.INT8)
-    numbers_rows = output.where is not None or output.encode.long is Long.WINDOWS
-    carries = output.format is FinalFormat.NPY and (output.columns or numbers_rows)
+    carries = output.format is FinalFormat.NPY and (output.columns or output.where is not None)
     return files + [f"{name}.rows.parquet"] * bool(carries)
 
 

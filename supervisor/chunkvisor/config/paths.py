@@ -33,12 +33,6 @@ def _file_or_address(text: str, info: ValidationInfo) -> str:
     return text
 
 
-def _folder_address(text: str, info: ValidationInfo) -> str:
-    if _ADDRESS.match(text) is None or re.search(r"[*?\[]", text):
-        raise ValueError(text)
-    return _file_or_address(text, info).rstrip("/")
-
-
 def _no_address(text: str) -> str:
     if _ADDRESS.match(text):
         raise refused(f"{text.split('://')[0]}:// is the address of something elsewhere; name a path on this machine")
@@ -104,9 +98,4 @@ Sources = Annotated[
     Field(min_length=1),
     BeforeValidator(list_of_one),
     expected("a file, a pattern, an address, a list of them, or {database: FILE, query: SELECT …}", text=True),
-]
-FolderAddress = Annotated[
-    Name,
-    AfterValidator(_folder_address),
-    expected("the address of a folder, such as s3://bucket/embeddings", text=True),
 ]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import EngineKind, Long, OnBadRow, Start
+from chunkvisor.config.choices import EngineKind, OnBadRow, Start
 from chunkvisor.config.sentences import expected, refused
 from chunkvisor.config.values import empty
 
@@ -68,11 +68,6 @@ class EncodeConfig(Section):
     """More arguments for the model's own encode, such as {task: retrieval.passage}."""
     truncate_dim: values.PositiveOrNull = None
     """Keep only so many leading dimensions; null = all."""
-    long: Annotated[Long, expected('"cut" or "windows"')] = Long.CUT
-    """A text of more tokens than the model reads: cut = its end is dropped; windows = it becomes several rows, one
-    vector each, and NAME.rows.parquet says which row and which characters a vector is of."""
-    overlap: values.NotNegativeOrAuto = "auto"
-    """Tokens that a window shares with the one before it; auto = an eighth of a window."""
 
     @field_validator("kwargs")
     @classmethod

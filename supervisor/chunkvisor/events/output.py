@@ -131,19 +131,3 @@ class OutputComplete(Event):
         was = "was" if self.truncated == 1 else "were"
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
         return f"; {counted(self.truncated, 'row')} {was} cut{at}, listed in {self.output}.truncated.jsonl"
-
-
-@event("{output}: uploading {size_bytes:,} bytes to {address}")
-class Uploading(Event):
-    output: str
-    address: str
-    size_bytes: int = 0
-
-
-@event("{output}: uploaded, {address}")
-class Uploaded(Event):
-    """All its files are there, compared with what was sent."""
-
-    output: str
-    address: str
-    """Of the manifest."""

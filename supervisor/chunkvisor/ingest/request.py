@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 
 from chunkvisor.errors import config_error
-from chunkvisor_worker.contract.windows import WindowsRequest
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 
@@ -36,8 +35,6 @@ class IngestRequest:
     """Rows from the start of the concatenated sources; None = all."""
     memory_limit_bytes: int = DEFAULT_MEMORY_BYTES
     """Of the child process, about."""
-    windows: WindowsRequest | None = None
-    """How long texts are cut into windows, each of which is a row then; None = every row is one of the sources."""
 
     @property
     def has_rows_table(self) -> bool:
@@ -47,7 +44,7 @@ class IngestRequest:
     @property
     def numbers_rows(self) -> bool:
         """Whether rows have other numbers than in the sources."""
-        return self.where is not None or self.windows is not None
+        return self.where is not None
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 1:

@@ -1,6 +1,6 @@
 """The rows table: which row of the sources each row of the output is, and the columns that are carried along.
 
-Of a window it says which row it is of, and which characters. DuckDB collects the table in a file of its own, in bounded
+DuckDB collects the table in a file of its own, in bounded
 memory, and writes it as parquet.
 """
 
@@ -18,15 +18,11 @@ from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_t
 from chunkvisor.ingest.queried import queried_relation
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
-from chunkvisor.ingest.windows import read_windows
 
 SOURCE_ROW = "source_row"
-_WINDOW = ("start_char", "end_char")
-"""Columns that say of a window which characters of its text it has, from the first to before the last."""
 _GROUP_ROWS = 20_480
 """Of a row group: what a reader of the table holds at a time."""
-_WINDOWS_AT_ONCE = 1 << 20
-_TABLE, _WINDOWS = "carried.rows", "carried.windows"
+_TABLE = "carried.rows"
 
 
 class RowsTable:
@@ -56,34 +52,19 @@ class RowsTable:
             ) from error
         self._before += rows
 
-    def write(self, path: Path, rows: int, windows: Path | None) -> None:
-        """Write the table: row, source_row where rows have other numbers, of windows their characters, and the columns.
-
-        `windows` has the windows (see `windows.WINDOW`). Raises Halt, OSError.
-        """
+    def write(self, path: Path, rows: int) -> None:
+        """Write the table: row, source_row where rows have other numbers, and the columns. Raises Halt, OSError."""
         names = [SOURCE_ROW] * self._request.numbers_rows
-        each, number, order = f"{_TABLE} each", "each.rowid", ""
-        if windows is not None:
-            self._collect(windows)
-            names += [f"w.{name}" for name in _WINDOW]
-            each, number, order = f"{_WINDOWS} w JOIN {each} ON each.rowid = w.text", "w.rowid", " ORDER BY w.rowid"
         names += [f"each.{quoted(name)}" for name in self._request.columns]
-        ((count,),) = self._connection.execute(f"SELECT count(*) FROM {each}").fetchall()  # noqa: S608 - constants
+        ((count,),) = self._connection.execute(f"SELECT count(*) FROM {_TABLE}").fetchall()  # noqa: S608 - a constant
         if count != rows:
             raise AssertionError(f"{count} rows carried, {rows} rows of text")
-        columns = ", ".join([f"CAST({number} AS BIGINT) AS row", *names])
+        columns = ", ".join(["CAST(each.rowid AS BIGINT) AS row", *names])
         self._connection.execute(
-            f"COPY (SELECT {columns} FROM {each}{order}) TO {literal(str(path))} "  # noqa: S608 - names are quoted
+            f"COPY (SELECT {columns} FROM {_TABLE} each) TO {literal(str(path))} "  # noqa: S608 - names are quoted
             f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_GROUP_ROWS})"
         )
         self._connection.execute("DETACH carried")
-
-    def _collect(self, windows: Path) -> None:
-        self._connection.execute(f"CREATE TABLE {_WINDOWS} (text BIGINT, start_char BIGINT, end_char BIGINT)")
-        for block in read_windows(windows, _WINDOWS_AT_ONCE):
-            self._connection.register("block", block)
-            self._connection.execute(f"INSERT INTO {_WINDOWS} SELECT text, start_char, end_char FROM block")  # noqa: S608 - a constant
-            self._connection.unregister("block")
 
     def _relations(self, file: SourceFile, limit: int | None) -> Iterator[tuple[str, list[str], int]]:
         """(SQL that can stand after FROM, its columns, number in the file of its first row)."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
@@ -37,7 +37,6 @@ from chunkvisor.ingest.sources import Format, SourceFile, resolve
 from chunkvisor.ingest.spool import Spool, SpoolFiles
 from chunkvisor.ingest.tablefiles import TableFiles, TableSource, write_record
 from chunkvisor.ingest.values import NotTextError, composer
-from chunkvisor.ingest.windows import WindowCutter
 
 _PLACES_AT_ONCE = 1 << 16
 
@@ -80,8 +79,6 @@ def _read(
         # To make a database takes 30 ms, and a column of a text file needs none.
         database = cache(lambda: stack.enter_context(connect(request.memory_limit_bytes, scratch)))
         spool = stack.enter_context(Spool(paths, SpoolFiles(scratch)))
-        windows = request.windows
-        cutter = stack.enter_context(WindowCutter(windows, scratch)) if windows is not None else None
         if request.sql is not None:
             check_expression(database(), request.sql)
         if request.where is not None:
@@ -95,8 +92,7 @@ def _read(
                     break
                 with at_hand(source, scratch) as local:
                     texts = _texts(database, local, request, left, scratch)
-                    whole = (() if text is None else (text,) for text in texts)
-                    count = _spool(spool, cutter.cut(texts) if cutter is not None else whole, places)
+                    count = _spool(spool, texts, places)
                     if table is not None:
                         table.add(local, left, count)
                 files.append(TableSource(source.path, first, spool.rows_added - first))
@@ -104,7 +100,7 @@ def _read(
         if not first:
             raise _no_rows(request, sources)
         if table is not None:
-            table.write(paths.rows, first, cutter.spans if cutter is not None else None)
+            table.write(paths.rows, first)
     return spool, files
 
 
@@ -116,11 +112,11 @@ def _no_rows(request: IngestRequest, sources: list[SourceFile]) -> Halt:
     )
 
 
-def _spool(spool: Spool, pieces: Iterable[Sequence[bytes]], places: BinaryIO) -> int:
-    """Add the texts of each row, mostly one, and note where in the file it stands; returns the number of rows."""
+def _spool(spool: Spool, texts: Iterable[bytes | None], places: BinaryIO) -> int:
+    """Add the text of each row that is not left out, and note where in the file it stands; returns the rows read."""
     read, kept = 0, array("q")
-    for texts in pieces:
-        for text in texts:
+    for text in texts:
+        if text is not None:
             spool.add(text)
             kept.append(read)
         read += 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
-from chunkvisor.config.choices import FinalFormat, Long
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import Halt
 from chunkvisor.events.attempt import AttemptStarted
@@ -293,7 +293,7 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
         name, output = next(iter(loaded.config.outputs.items()))
         if (manifest := read_done_if_whole(layout.output(name))) is not None:
             form, rows_table = form_of(manifest), None
-            if output.where is not None or loaded.config.effective_encode(name).long is Long.WINDOWS:
+            if output.where is not None:
                 rows_table = layout.output(name).rows_table.name
             yield how_to_read(place_of(layout.output(name), form), form, rows_table)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.config.choices import Long
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import digested
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
@@ -25,7 +24,7 @@ _KWARGS = "model.kwargs"
 _LENGTH = "model.max_length"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
-TEXT_KEYS = ("column", "template", "sql", "where", "long", "overlap")
+TEXT_KEYS = ("column", "template", "sql", "where")
 """Names of what says which text of a row is encoded, and of which rows."""
 _TRUNCATE_DIM, _NORMALIZE = "encode.truncate_dim", "encode.normalize"
 """Of a vector that is computed they make the one that is wanted."""
@@ -148,8 +147,6 @@ def identity_of(
         values["encode.kwargs"] = digested(encode.kwargs)
     if output.where is not None:
         values["where"] = output.where
-    if encode.long is not Long.CUT:  # which texts there are, not what their vectors are: no name of `_SHAPES_VECTORS`
-        values |= {"long": encode.long.value, "overlap": encode.overlap}
     return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
 
 

@@ -10,7 +10,6 @@ Nothing is created, read or deleted here.
       fetch/                            where the child that asks the hub leaves its result or fault
       template/                         what the template process was asked to load, and its log
       ray/bridge.log                    what the bridge to a Ray cluster has to say
-      .upload/                          what the process that uploads is asked, and its log
       invocations/001_2026-01-31_235959/  what one invocation of `run` showed, with which config, on what, to which end
       invocations/latest                link to the newest of them
       model.json                        the resolved revision of each model, and where its files are
@@ -23,7 +22,6 @@ Nothing is created, read or deleted here.
       <output>.ranges.npy               beside an int8 final: least and greatest value of each dimension
       <output>.rows.parquet             beside an array: the columns that are carried along
       .<output>.before/                 what was there before --from-scratch or --update, until the new final file is
-      .<output>.uploaded.json           what was uploaded where, and its state there
       .<output>.next/                   the state of the next generation while --update prepares it
       combined/<name>/                  of finals put side by side: published.json and done.json, as of an output
       outputs/<output>/
@@ -99,7 +97,6 @@ class Layout:
     fetch = Entry("workdir", "fetch")
     template = Entry("workdir", "template")
     ray = Entry("workdir", "ray")
-    upload = Entry("workdir", ".upload")
     invocations = Entry("workdir", "invocations")
     latest = Entry("invocations", "latest")
 

@@ -123,11 +123,6 @@ class OutputLayout:
         return self.workdir / f".{place.name}.replaced"
 
     @property
-    def uploaded(self) -> Path:
-        """What was uploaded where, of this generation and of those before; combined finals have one as well."""
-        return self.workdir / f".{self.name}.uploaded.json"
-
-    @property
     def before(self) -> Path:
         """Folder of what the output was before it was begun anew, until the new final file is there."""
         return self.workdir / f".{self.name}.before"

@@ -80,7 +80,7 @@ def _staged_before(opening: Opening, layout: OutputLayout, fixed: Fixed | None) 
     make_state(layout)
     for leftover in layout.leftovers:
         remove_folder(leftover)
-    return staged_before(request_of(opening.config, layout.name, opening.max_rows, opening.source), layout)
+    return staged_before(request_of(opening.config, layout.name, opening.max_rows), layout)
 
 
 def move_on(begun: Begun) -> None:
@@ -135,7 +135,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     opening.emit(of_output.Staging(layout.name))
     if note := opening.config.outputs[layout.name].template_note:
         opening.emit(Note(f"{layout.name}: {note}"))
-    request = request_of(opening.config, layout.name, opening.max_rows, opening.source)
+    request = request_of(opening.config, layout.name, opening.max_rows)
     depends_on = asked(request)
     fresh = layout.fresh_table
     remove_folder(fresh)

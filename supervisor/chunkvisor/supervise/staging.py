@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from chunkvisor.config.choices import Long
 from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import config_error
 from chunkvisor.ingest.remote import is_remote
 from chunkvisor.ingest.request import IngestRequest
@@ -17,14 +14,10 @@ from chunkvisor.store.fixed import Staged, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, digest_of
-from chunkvisor_worker.contract.windows import WindowsRequest
 
 
-def request_of(config: Config, name: str, max_rows: int | None, source: ModelSource | None = None) -> IngestRequest:
-    """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that.
-
-    Without the `source` of the model, long texts are not cut into windows.
-    """
+def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
+    """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
     output = config.outputs[name]
     here = [source for source in output.sources if not is_remote(source)]
     _refuse_state(Layout(config.workdir), name, resolve(here, output.query))
@@ -39,18 +32,7 @@ def request_of(config: Config, name: str, max_rows: int | None, source: ModelSou
         columns=output.columns,
         max_rows=max_rows,
         memory_limit_bytes=int(config.ingest.memory_limit),
-        windows=_windows(config, name, source) if source is not None else None,
     )
-
-
-def _windows(config: Config, name: str, source: ModelSource) -> WindowsRequest | None:
-    encode = config.effective_encode(name)
-    if encode.long is Long.CUT:
-        return None
-    overlap = None if encode.overlap == "auto" else encode.overlap
-    # What is done to a vector does not move a window.
-    spec = replace(encode_spec(encode), normalize=False, truncate_dim=None)
-    return WindowsRequest(model_spec(config.model, source.path, source.revision), spec, overlap)
 
 
 def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> None:
@@ -64,12 +46,9 @@ def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> Non
 
 def asked(request: IngestRequest) -> dict[str, Any]:
     """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
-    windows = request.windows
-    if windows is not None:  # where it lies does not matter, and another revision is refused as such
-        windows = replace(windows, model=replace(windows.model, path=None, revision=None))
-    values = asdict(replace(request, memory_limit_bytes=0, windows=windows))
+    values = asdict(replace(request, memory_limit_bytes=0))
     # Without them it is the request of a version that did not know them: what that has staged still holds.
-    added = ("where", "columns", "query", "windows")
+    added = ("where", "columns", "query")
     values = {key: value for key, value in values.items() if value or key not in added}
     return {"request": digest_of(values), "signature": signature(resolve(request.sources, request.query))}
 

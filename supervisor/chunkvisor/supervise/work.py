@@ -43,7 +43,6 @@ from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.stops import stopped
-from chunkvisor.supervise.uploading import refuse_others, upload_finals
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -66,11 +65,9 @@ class Work:
         """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
         config, on_wait = self._config, self._means.on_wait
         source, outputs = self._open()
-        refuse_others(config, self._layout, [output.name for output in outputs], self._emit, on_wait)
         self._tell_plan(outputs)
         self._encode(source, outputs)
         combine_finals(config, self._layout, self._emit, on_wait)
-        upload_finals(config, self._layout, self._emit, on_wait)
         found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:

@@ -12,7 +12,6 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.decide.cut import Shape
-from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.ingest.child import stage_table
@@ -85,8 +84,7 @@ def sample_of(config: Config, name: str, max_rows: int | None, scratch: Path, sa
 def _table(
     config: Config, layout: OutputLayout, max_rows: int | None, folder: Path, say: Callable[[str], None]
 ) -> StagedTable:
-    at_hand = source_at_hand(config.model, Layout(config.workdir).model) if not config.model.is_plugin else None
-    request = request_of(config, layout.name, max_rows, at_hand or ModelSource(None, config.model.revision))
+    request = request_of(config, layout.name, max_rows)
     if staged_before(request, layout) is not None:
         try:
             return StagedTable.open(layout.table)

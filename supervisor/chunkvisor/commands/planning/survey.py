@@ -18,7 +18,7 @@ from chunkvisor.commands.planning.histogram import Lengths, distribution, longes
 from chunkvisor.commands.planning.known import Known, known_texts
 from chunkvisor.commands.planning.measure import Measured, measure
 from chunkvisor.commands.planning.samples import Sample, sample_of
-from chunkvisor.config.choices import Dtype, EngineKind, Long
+from chunkvisor.config.choices import Dtype, EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
@@ -155,8 +155,6 @@ class _Survey:
             self._notes.append(f"{name}: {count:,} of {plan.distinct:,} distinct texts were measured, {which}")
         if note := self._config.outputs[name].template_note:
             self._notes.append(f"{name}: {note}")
-        if self._config.effective_encode(name).long is Long.WINDOWS:
-            self._notes.append(f"{name}: its rows are windows of the texts; {name}.rows.parquet says of which row")
         max_length = report.max_length if report else None
         disk, form = 0 if not texts_left else None, asked_form(self._config.outputs[name])
         row_bytes = Numbers(form.dtype, dimension or 0).row_bytes
