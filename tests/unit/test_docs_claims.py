@@ -176,6 +176,7 @@ OTHERS = {
     *("NAME.npy", "NAME.parquet", "NAME.rows.parquet", "NAME.ranges.npy", "OUT.npy", "OUT.json", "commits.jsonl.gz"),
     *("0000.npy", "0015.npy", "0000.parquet", "embeddings.npy", "x.npy", "bridge.log", "chunkvisor.yaml"),
     *("CUDACachingAllocator.cpp", "PeerToPeerAccess.cpp", "pyproject.toml", "a.csv"),
+    *("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json", "modeling_qwen.py"),
     *("index.bin", "sentences.json", "titles.rows.parquet", "docs_filled.npy", "docs_filled.rows.parquet"),
 }
 """Files of the reader, and of others, that the pages name."""

@@ -18,7 +18,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
-from chunkvisor_worker.model import NO_LIMIT, split_kwargs
+from chunkvisor_worker.model import NO_LIMIT, chosen_prompt, split_kwargs
 from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 BLOCK_TEXTS = 1024
@@ -55,8 +55,11 @@ class Counter:
         """The text put before every text, as `model.resolve_prompt` has it."""
         if encode.prompt is not None:
             return encode.prompt
-        name = encode.prompt_name or self._prompts.get("default_prompt_name")
-        return str((self._prompts.get("prompts") or {}).get(name) or "")
+        # Every model has these two, empty if its files say nothing.
+        prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
+        if encode.prompt_name is not None:
+            return str(prompts.get(encode.prompt_name) or "")
+        return str(chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or "")
 
     def count(self, texts: list[str]) -> list[int]:
         """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""

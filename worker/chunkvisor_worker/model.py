@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
+from chunkvisor_worker.loaded import WrongModelError, loading_code
 from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 CONSTRUCTOR_KWARGS = frozenset(
@@ -38,19 +39,23 @@ def load_model(spec: ModelSpec, device: str) -> Any:
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
         model_kwargs.setdefault("dtype", spec.dtype)
-    model: Any = SentenceTransformer(
-        spec.path or spec.name,
-        # The revision of a local folder is our digest of it, which the library cannot know.
-        revision=None if spec.path else spec.revision,
-        # With a device map of the person's, accelerate places the model.
-        device=device if model_kwargs.get("device_map") is None else None,
-        trust_remote_code=spec.trust_remote_code is True,
-        model_kwargs=model_kwargs,
-        **own,
-    )
+    with loading_code(spec):
+        model: Any = SentenceTransformer(
+            spec.path or spec.name,
+            # The revision of a local folder is our digest of it, which the library cannot know.
+            revision=None if spec.path else spec.revision,
+            # With a device map of the person's, accelerate places the model.
+            device=device if model_kwargs.get("device_map") is None else None,
+            trust_remote_code=spec.trust_remote_code is True,
+            model_kwargs=model_kwargs,
+            **own,
+        )
+    if spec.pooling is not None:
+        _pool(model, spec.pooling)
     if spec.name in EXCLUDE_PROMPT:
         model.set_pooling_include_prompt(False)
     _set_max_length(model, spec.max_length)
+    _refuse_own_length(model)
     transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
     if transformer is not None and hasattr(tokenizer, "unk_token"):
         check_tokenizer(tokenizer, table_rows(transformer))
@@ -96,7 +101,7 @@ def is_plain_text_model(model: Any) -> bool:
 
 
 def resolve_prompt(model: Any, encode: EncodeSpec) -> str | None:
-    """The text put before every text, None for none: `prompt`, else `prompt_name`'s, else the model's default.
+    """The text put before every text, None for none: `prompt`, `prompt_name`'s, the task's, or the model's default.
 
     Raises ValueError for a `prompt_name` the model has no prompt for.
     """
@@ -107,6 +112,12 @@ def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: 
     """The same, of a model with these prompts."""
     if encode.prompt is not None:
         return encode.prompt
+    if encode.prompt_name is None and encode.task is not None:
+        # As `encode_query` and `encode_document` choose.
+        names = ("query",) if encode.task == "query" else ("document", "passage", "corpus")
+        for name in names:
+            if name in prompts:
+                return prompts[name]
     if encode.prompt_name is not None and encode.prompt_name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
         raise ValueError(f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}")
@@ -158,6 +169,29 @@ def position_limit(transformer: Any) -> int | None:
     return limit - max((index + 1 for index in padding if index is not None), default=0)
 
 
+def _pool(model: Any, pooling: str) -> None:
+    """Take this pooling in the place of the one that the library has made up for a model without modules.json."""
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    del model[1:]
+    model.append(Pooling(model[0].get_embedding_dimension(), pooling))
+
+
+def _refuse_own_length(model: Any) -> None:
+    """Raises WrongModelError if the model's own length is beyond its table of positions, which longer texts leave."""
+    transformer, length = model.transformers_model, max_length(model)
+    if transformer is None or length is None or not hasattr(transformer, "config"):
+        return
+    tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
+    limit = position_limit(transformer)
+    if limit is not None and length > limit and any(hasattr(table, "num_embeddings") for table in tables):
+        raise WrongModelError(
+            f"the model says that it reads {length} tokens (max_seq_length in sentence_bert_config.json, or the "
+            f"tokenizer's), but it has positions for {limit}: a longer text would fail, on a GPU by a device-side "
+            f"assert. Set model.max_length to {limit}."
+        )
+
+
 def _set_max_length(model: Any, length: int | None) -> None:
     if length is None:
         return
@@ -181,12 +215,14 @@ def refuse_length(length: int | None, positions: int | None) -> None:
         )
 
 
-def set_truncate_dim(model: Any, dimension: int | None) -> None:
-    """Keep the first dimensions of each vector, None for all. Raises ValueError where the model has fewer."""
-    if dimension is None:
-        return
-    refuse_truncation(dimension, model.get_embedding_dimension())
-    model.truncate_dim = dimension
+def set_truncate_dim(model: Any, asked: int | None, saved: int | None) -> None:
+    """Keep the first dimensions of each vector, as asked for or else as saved with the model; None = all.
+
+    Raises ValueError if more are asked for than there are.
+    """
+    model.truncate_dim = None  # or the library would count those of before
+    refuse_truncation(asked, model.get_embedding_dimension())
+    model.truncate_dim = saved if asked is None else asked
 
 
 def refuse_truncation(dimension: int | None, full: int | None) -> None:

@@ -19,6 +19,7 @@ from chunkvisor_worker.devicecopy import PinnedBuffers
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.fitting import GpuMemory, cut_measured
 from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for, weights_of
+from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing
 from chunkvisor_worker.model import (
     is_placed_by_loading,
     is_plain_text_model,
@@ -49,6 +50,10 @@ class SentenceTransformerEncoder:
         self._device = device
         self._model: Any = None
         self._prompt: str | None = None
+        self._heard = Heard()
+        self._causal: bool | None = None
+        self._truncate_dim: int | None = None
+        """That was saved with the model."""
         self._texts: list[str] = []
         self._tokenized: TokenizedTexts | None = None
         """None where token counts are only estimated."""
@@ -106,6 +111,8 @@ class SentenceTransformerEncoder:
         elif self._device != "cpu":
             progress.phase(Phase.WEIGHTS_COPY)
             self._model.to(self._device)
+        if self._device != "cpu":
+            self._causal = check_attention(self._model, self._spec)
 
     def texts_cut(self) -> Indices:
         """See `Encoder.texts_cut`."""
@@ -156,7 +163,16 @@ class SentenceTransformerEncoder:
             versions["cuda"] = torch.version.cuda
         dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
         counts_cut = self._tokenized is not None and self._tokenized.cut is not None
-        return Facts(self._dimension, dtype, max_length(self._model), versions, self._linear, counts_cut=counts_cut)
+        loaded = describe(self._model, self._prompt, self._causal, self._heard.bounded())
+        return Facts(
+            self._dimension,
+            dtype,
+            max_length(self._model),
+            versions,
+            self._linear,
+            loaded=loaded,
+            counts_cut=counts_cut,
+        )
 
     def release(self) -> bool:
         """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
@@ -167,18 +183,24 @@ class SentenceTransformerEncoder:
     def _load(self, device: str, progress: Progress) -> None:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
-            self._model = load_model(self._spec, device)
+            with hearing(self._heard):
+                self._model = load_model(self._spec, device)
+            check_loaded(self._model, self._spec, self._heard)
+            self._truncate_dim = self._model.truncate_dim
+            if device == self._device == "cpu":
+                self._causal = check_attention(self._model, self._spec)
             if is_plain_text_model(self._model):
                 self._weights = weights_of(self._model)  # before layers are packed: those keep none
                 if self._device == "cpu":
                     self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
-        set_truncate_dim(self._model, self._encode.truncate_dim)
+        set_truncate_dim(self._model, self._encode.truncate_dim, self._truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 
     def _tokenize(self, progress: Progress) -> None:
         progress.phase(Phase.TOKENIZE)
-        if is_plain_text_model(self._model):
-            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress)
+        # What the model's own `encode` is to be given, it is given.
+        if is_plain_text_model(self._model) and not self._encode.kwargs:
+            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress, self._encode.task)
             self._lengths = self._tokenized.lengths
         else:
             self._lengths = estimated_lengths(self._model, self._texts, self._prompt)
@@ -227,13 +249,14 @@ class SentenceTransformerEncoder:
         with torch.inference_mode(), attention.known_padding(padded):
             vectors = self._model({**features, **tokenized.extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
-            if self._encode.truncate_dim is not None:
-                vectors = vectors[..., : self._encode.truncate_dim]
+            if self._model.truncate_dim is not None:
+                vectors = vectors[..., : self._model.truncate_dim]
             if self._encode.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return self._pinned.begin_copy(vectors.float())
 
     def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
+        task = {"task": self._encode.task} if self._encode.task is not None else {}
         tensor = self._model.encode(
             [self._texts[index] for index in indices],
             prompt=self._prompt,
@@ -241,6 +264,7 @@ class SentenceTransformerEncoder:
             show_progress_bar=False,
             convert_to_tensor=True,
             normalize_embeddings=self._encode.normalize,
+            **{**task, **self._encode.kwargs},
         )
         return self._pinned.begin_copy(tensor.float())
 

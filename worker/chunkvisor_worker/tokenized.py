@@ -40,17 +40,20 @@ class TokenizedTexts:
         return model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
 
 
-def tokenize(model: Any, texts: list[str], prompt: str | None, progress: Progress) -> TokenizedTexts:
+def tokenize(
+    model: Any, texts: list[str], prompt: str | None, progress: Progress, task: str | None = None
+) -> TokenizedTexts:
     """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
     sizes = [len(text.encode()) for text in texts]
     # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
     unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
+    asked = {"task": task} if task is not None else {}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
     cut: list[tuple[int, int]] | None = []
     for part in slices(sizes):
         progress.tick()
         with unflattened(model):
-            features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded)
+            features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
         columns = {key: value for key, value in features.items() if isinstance(value, list)}
         extras = {key: value for key, value in features.items() if key not in columns}
         found = _cut_tokens(features)

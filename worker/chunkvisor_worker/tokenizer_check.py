@@ -47,7 +47,7 @@ def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
             f"the tokenizer knows {known} tokens, but the model's embedding table has only {table_rows} rows: "
             "the tokenizer files belong to another model."
         )
-    with _no_threads():
+    with no_threads():
         knows_nothing = all(_mostly_unknown(tokenizer, sample) for sample in SAMPLES)
     if knows_nothing:
         raise TokenizerMismatchError(
@@ -74,7 +74,7 @@ def _mostly_unknown(tokenizer: Any, sample: str) -> bool:
 
 
 @contextmanager
-def _no_threads() -> Iterator[None]:
+def no_threads() -> Iterator[None]:
     """Keep tokenizers from starting its thread pool, which would not survive a fork of the process that has loaded."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)

@@ -22,3 +22,10 @@ class UnfitDtype(Event):
     """The model computes in a dtype that does not suit the device: why, and which one to take."""
 
     reason: str
+
+
+@event("{text}", Severity.CARE)
+class ModelWarning(Event):
+    """What the model's files, or the libraries while they loaded it, warn of; each once a run."""
+
+    text: str

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chunkvisor.decide.history import Budget
 from chunkvisor.engine.localmodel import folder_like
+from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.model import CheckingModel, Resolving
@@ -39,13 +40,15 @@ class ModelFiles:
     def resolve(self, begin: Callable[[ModelSource], None] | None = None, *, anew: bool) -> ModelSource:
         """Where they are; with `anew` the hub is asked in any case.
 
-        Of a folder `begin` is told before its files are read, so that the model loads meanwhile. Raises Halt; OSError.
+        Of a folder `begin` is told before its files are read, so that the model loads meanwhile. Raises Halt, also if
+        its files show that it is not the model that the config describes; OSError.
         """
         model, layout = self._config.model, self._run.layout
         if model.is_plugin:
             return ModelSource(None, model.revision)
         try:
             if model.is_folder:
+                refuse_wrong_model(self._config, model.name)
                 self._run.emit(CheckingModel(model.name))
                 return resolve_local(model, layout.model, self._on_wait, begin)
             with _naming(self._near):
@@ -70,7 +73,9 @@ class ModelFiles:
             self._pause(seconds)
 
         with _naming(lambda: near):
-            return resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
+            found = resolve_hub(model, layout.model, layout.fetch, self._budget, wait, self._on_wait, anew=anew)
+        refuse_wrong_model(self._config, found.path)
+        return found
 
     def _near(self) -> Path | None:
         """The folder that may have been meant by the model's name."""

@@ -15,6 +15,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged, DiskFault, PartCommitted
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
+from chunkvisor.events.model import ModelWarning
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.cuttexts import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
@@ -27,7 +28,7 @@ from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Result
+from chunkvisor_worker.contract.messages import Facts, Result
 from chunkvisor_worker.contract.wire import read_message
 
 
@@ -38,6 +39,8 @@ class Storage:
         self._outputs = outputs
         self._emit = emit
         self._first_go_s: float | None = None
+        self._warnings = set[str]()
+        """Of the libraries, that were said."""
 
     def gone(self, go_s: float) -> None:
         """A gate was opened; rates count from the first."""
@@ -66,6 +69,7 @@ class Storage:
             facts = read_batch_log(files.batches).facts if failed else result.facts if result else None
             if facts is None:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
+            self._tell_warnings(facts)
             if output.versions is not None:
                 output.versions.saw(task.start, task.stop, output.ledger.facts, facts)
             vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
@@ -91,6 +95,12 @@ class Storage:
         elif result is not None and not holes:
             self._emit(_part(output.name, task, result))
         return Stored(task, whole)
+
+    def _tell_warnings(self, facts: Facts) -> None:
+        for text in facts.loaded.notes if facts.loaded is not None else ():
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self._emit(ModelWarning(f"while the model was loaded: {text}"))
 
     def cut(self, task: Task, at: int) -> None:
         """Note where a chunk is taken apart; that this could not be written costs a later run a few attempts."""

@@ -19,12 +19,12 @@ from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import weakest
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.expect import read_expected, wrong_vectors
+from chunkvisor.engine.modelchecks import check_model_files
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
-from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.engine.trial import Conditions, environment_of, try_texts
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.model import UnfitDtype
+from chunkvisor.events.model import ModelWarning, UnfitDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import Note, WorkPlanned
 from chunkvisor.store.arithmetic import arithmetic_variables
@@ -82,7 +82,6 @@ class Work:
         from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
         source, means = self._means.source(), self._means
         self._check_dtype(source)
-        refuse_unknown_prompts(config, source.path)
         if config.model.expect is not None:
             read_expected(config.model.expect)  # what is wrong with it is said before the source is read
         opening = Opening(
@@ -117,6 +116,9 @@ class Work:
             else:
                 path = str(place_of(each.layout, asked_form(config.outputs[each.name])))
                 self._emit(OutputAlreadyComplete(each.name, opened["rows"], opened["dimension"], path))
+        if outputs:
+            for what, mend in check_model_files(config, source.path).warnings:
+                self._emit(ModelWarning(f"{what}; {mend}"))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return source, outputs

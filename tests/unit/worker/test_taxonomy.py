@@ -364,6 +364,7 @@ OWN = [
     ("chunkvisor_worker.plugin.BadOutputError", "bad-output", FORWARD, Outcome.BAD_OUTPUT),
     ("chunkvisor_worker.plugin.PluginError", "setting-impossible", Phase.IMPORT, Outcome.SETUP),
     ("chunkvisor_worker.job.TextsDamagedError", "texts-damaged", TOKENIZE, Outcome.CRASHED),
+    ("chunkvisor_worker.loaded.WrongModelError", "wrong-model", LOAD, Outcome.SETUP),
     ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "tokenizer-mismatch", LOAD, Outcome.SETUP),
     ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "token-out-of-range", TOKENIZE, Outcome.BAD_INPUT),
 ]

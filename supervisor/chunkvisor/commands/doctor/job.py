@@ -24,6 +24,7 @@ from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.processor import has_bfloat16, processor_flags
 from chunkvisor.engine.expect import Expected, read_expected
+from chunkvisor.engine.modelchecks import check_model_files
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.trial import Conditions, try_texts
@@ -57,11 +58,13 @@ def read_job(
     config, layout = loaded.config, Layout(loaded.config.workdir)
     whereabouts, source, problem = _find_model(loaded, layout, scratch)
     folder = read_model_folder(Path(source.path)) if source is not None and source.path else ModelFolder()
+    found = check_model_files(config, source.path if source is not None else None)
     rows, dimension = _known_size(layout, list(config.outputs))
     reading = JobReading(
         model=config.model.name,
         whereabouts=whereabouts,
         problem=problem,
+        findings=found,
         no_download=_ask_hub(config.model, scratch, say) if whereabouts is Whereabouts.HUB else None,
         weights_bytes=folder.weights_bytes,
         workers=max(1, len(devices)) * (config.workers.per_device + config.workers.standby),
@@ -74,7 +77,7 @@ def read_job(
         model_type=folder.model_type,
         cpu_has_bfloat16=has_bfloat16(processor_flags()),
     )
-    if reading.busy_pid is not None or source is None:
+    if reading.busy_pid is not None or source is None or found.faults:
         return reading
     expected: Expected | None = None
     if config.model.expect is not None:

@@ -21,7 +21,7 @@ _ROUNDING = 1e-3
 precision has about three digits."""
 _OTHER_WEIGHTS = 0.01
 """Vectors of two processes that loaded the same weights differ by less: both compute by the same means."""
-_TOKENIZER = "tokenizer-mismatch"  # the rule of the taxonomy
+_TOKENIZER, _WRONG_MODEL = "tokenizer-mismatch", "wrong-model"  # rules of the taxonomy
 
 
 def check_model(readings: Readings) -> Iterator[Finding]:
@@ -32,6 +32,11 @@ def check_model(readings: Readings) -> Iterator[Finding]:
     if job is None:
         return
     yield _check_whereabouts(job, readings.hub)
+    for fault in job.findings.faults:
+        meaning = f"{fault.what}: {fault.why}" if fault.why else fault.what
+        yield Finding("right-vectors", State.FAULT, meaning, fault.remedy, Blame.CONFIG)
+    for what, mend in job.findings.warnings:
+        yield Finding("right-vectors", State.WARNING, what, mend)
     if job.whereabouts in (Whereabouts.NOWHERE, Whereabouts.HUB):
         return
     on_cpu = readings.wanted is Wanted.CPU and job.whereabouts is not Whereabouts.PLUGIN
@@ -114,6 +119,10 @@ def _check_whereabouts(job: JobReading, hub: HubReading) -> Finding:
 def _check_sample(sample: SampleReading, job: JobReading) -> Iterator[Finding]:
     verdict, who = sample.verdict, f" ({sample.where})" if sample.where else ""
     is_plugin = job.whereabouts is Whereabouts.PLUGIN
+    if verdict.rule == _WRONG_MODEL:
+        mend = before_a_run(verdict.remedy) or "do as it says"
+        yield Finding("right-vectors", State.FAULT, f"{verdict.reason}{who}", mend, Blame.CONFIG)
+        return
     if verdict.rule == _TOKENIZER:
         mend = before_a_run(verdict.remedy) or "check model.name: tokenizer and model do not belong together"
         yield Finding("tokenizer", State.FAULT, f"{verdict.reason}{who}", mend, Blame.CONFIG)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.torchprobe import ProbeReading
+from chunkvisor.engine.modelchecks import ModelFindings
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.ingest.sourcesize import SourceSize
 from chunkvisor_worker.contract.arithmetic import LinearKernel
@@ -174,6 +175,8 @@ class JobReading:
     whereabouts: Whereabouts
     problem: str = ""
     """Why the model is nowhere."""
+    findings: ModelFindings = field(default_factory=ModelFindings)
+    """What its files show."""
     no_download: Verdict | None = None
     """Why the hub does not give a model that is to be downloaded; None = it has it, or was not asked."""
     weights_bytes: int | None = None

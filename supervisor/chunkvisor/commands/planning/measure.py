@@ -13,8 +13,8 @@ from chunkvisor.commands.planning.histogram import Lengths
 from chunkvisor.commands.planning.samples import Sample
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import model_spec
+from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
-from chunkvisor.engine.prompts import refuse_unknown_prompts
 from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.layout import Layout
@@ -50,6 +50,7 @@ def measure(
         note = "lengths are in characters: only the plug-in encoder itself knows its tokens"
         return None, _in_characters(samples), [note]
     source = source_at_hand(config.model, layout.model) or ModelSource(None, config.model.revision)
+    refuse_wrong_model(config, source.path)
     spec = model_spec(config.model, source.path, source.revision)
     folder = scratch / "lengths"
     folder.mkdir(mode=0o700)
@@ -58,8 +59,9 @@ def measure(
     except UncountableError as error:
         note = f"lengths are in characters, tokens could not be counted: {error}"
         return Path(spec.path) if spec.path else None, _in_characters(samples), [note]
-    refuse_unknown_prompts(config, answer.path)
-    notes = []
+    if source.path is None:  # the child has found the tokenizer's files on the hub
+        refuse_wrong_model(config, answer.path)
+    notes = [f"{what}; {mend}" for what, mend in check_model_files(config, answer.path).warnings]
     if any(report.estimated for report in answer.reports):
         notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
     found = [

@@ -114,6 +114,12 @@ MODEL_RULES: tuple[Rule, ...] = (
         error(r"^(?:model|encode)\.\w+ is ", "builtins.ValueError"),
     ),
     misconfigured(
+        "wrong-model",
+        "The model that was loaded is not the one that its files describe: the vectors would look right and be wrong.",
+        "The message says what to set or to install. docs/reference/right-vectors.md has all that is checked.",
+        of_class("chunkvisor_worker.loaded.WrongModelError"),
+    ),
+    misconfigured(
         # transformers builds a tokenizer of five special tokens where the files are missing, and says nothing.
         "tokenizer-mismatch",
         "The tokenizer does not belong to the weights, or its files are missing: the vectors would look right "

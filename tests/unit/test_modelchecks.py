@@ -1,4 +1,4 @@
-"""A prompt's name is held against those of the model's files before a worker is started for it."""
+"""What a model's files show is held against the config before a worker is started for it."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.config.load import from_values
-from chunkvisor.engine.prompts import refuse_unknown_prompts
+from chunkvisor.engine.modelchecks import refuse_wrong_model
 
 SAVED = {"prompts": {"passage": "passage: "}}
 
@@ -31,6 +31,7 @@ SAVED = {"prompts": {"passage": "passage: "}}
 )
 def test_names(tmp_path: Path, name: str | None, files: Any, model: dict[str, Any], known: bool) -> None:
     """A name is refused where the files list the prompts and it is not among them; else the worker decides."""
+    (tmp_path / "modules.json").write_text("[]")
     if files is not None:
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(files))
     values = {
@@ -39,13 +40,13 @@ def test_names(tmp_path: Path, name: str | None, files: Any, model: dict[str, An
         "outputs": {"out": {"source": "s.txt", "encode": {"prompt_name": name}}},
     }
     config = from_values(values, tmp_path)
-    refuse_unknown_prompts(config, None)  # of a plug-in
+    refuse_wrong_model(config, None)  # of a plug-in
     if known:
-        refuse_unknown_prompts(config, str(tmp_path))
+        refuse_wrong_model(config, str(tmp_path))
         return
     has = "prompts are 'passage'" if files is SAVED else "names no prompts"
     with pytest.raises(chunkvisor.ChunkvisorError, match=f"no prompt named '{name}'\nwhy: .*{has}") as caught:
-        refuse_unknown_prompts(config, str(tmp_path))
+        refuse_wrong_model(config, str(tmp_path))
     assert caught.value.code == 78
 
 

@@ -1,0 +1,220 @@
+"""Builds models of many kinds, tiny and with random weights, as folders of sentence-transformers.
+
+All have the same vocabulary: the 256 bytes and a few special tokens, so each knows every text.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>")
+ROWS = 256 + len(SPECIAL)
+LENGTH = 64
+WIDTH = 32
+
+LAYERS: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": WIDTH,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+"""Weights are wide, so that what should be seen in the vectors is."""
+
+
+def tokenizer(template: str = "[CLS] $A [SEP]", **settings: Any) -> Any:
+    """A tokenizer of bytes that puts these special tokens around a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    ids = {word: number for number, word in enumerate(words)}
+    made: Any = Tokenizer(models.BPE(ids, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = [(word, ids[word]) for word in SPECIAL if word in template]
+    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "mask_token": "[MASK]",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=LENGTH, **{**names, **settings})
+
+
+def save(
+    folder: Path, transformer: Any, words: Any | None = None, pooling: str = "mean", *more: Any, **settings: Any
+) -> Path:
+    """Save a model of transformers with a pooling and more modules behind it; returns its folder."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    modules = [backbone(folder / "backbone", transformer, words), Pooling(WIDTH, pooling), *more]
+    SentenceTransformer(modules=modules, device="cpu", **settings).save(str(folder / "model"))
+    return folder / "model"
+
+
+def backbone(folder: Path, transformer: Any, words: Any | None = None) -> Any:
+    """The Transformer module alone, as it is loaded from a folder."""
+    from sentence_transformers.base.modules import Transformer
+
+    transformer.save_pretrained(folder)
+    (words or tokenizer()).save_pretrained(folder)
+    return Transformer(str(folder))
+
+
+def change(path: Path, **keys: Any) -> None:
+    """Change keys of a JSON object in a file, which is made if it is not there; None takes a key away."""
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({key: value for key, value in (saved | keys).items() if value is not None}))
+
+
+def bert(folder: Path, **settings: Any) -> Path:
+    """BERT with mean pooling."""
+    return save(folder, of("Bert"), **settings)
+
+
+def of(name: str, **settings: Any) -> Any:
+    """A random model of transformers, the same each time."""
+    import torch
+    import transformers
+
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(**{**LAYERS, **settings})
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+def decoder(name: str, pooling: str = "lasttoken", **settings: Any) -> Callable[[Path], Path]:
+    """A builder of a model whose attention is causal, padded on the left, with its end token at the end."""
+
+    def build(folder: Path) -> Path:
+        layers = {"num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 5, "eos_token_id": 6, "pad_token_id": 0}
+        words = tokenizer("$A </s>", padding_side="left")
+        return save(folder, of(name, **{**layers, **settings}), words, pooling)
+
+    return build
+
+
+def encoder(name: str, pooling: str = "mean", **settings: Any) -> Callable[[Path], Path]:
+    """A builder of a model that sees all of a text."""
+    return lambda folder: save(folder, of(name, **settings), None, pooling)
+
+
+def static(folder: Path) -> Path:
+    """A table of token vectors, without a transformer."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    torch.manual_seed(1)
+    weights = torch.randn(ROWS, WIDTH)
+    module = StaticEmbedding(tokenizer().backend_tokenizer, embedding_weights=weights)
+    SentenceTransformer(modules=[module], device="cpu").save(str(folder / "model"))
+    return folder / "model"
+
+
+def dense(folder: Path, activation: str | None = None) -> Path:
+    """BERT with a Dense layer behind it, whose saved activation may be another."""
+    import torch
+    from sentence_transformers.base.modules import Dense
+
+    torch.manual_seed(1)
+    path = save(folder, of("Bert"), None, "mean", Dense(WIDTH, 8))
+    if activation is not None:
+        change(path / "2_Dense" / "config.json", activation_function=activation)
+    return path
+
+
+def router(folder: Path) -> Path:
+    """Another BERT for queries than for documents."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Router
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    query = [backbone(folder / "query", of("Bert")), Pooling(WIDTH, "mean")]
+    document = [backbone(folder / "document", of("Roberta")), Pooling(WIDTH, "cls")]
+    both = Router.for_query_document(query, document)
+    SentenceTransformer(modules=[both], device="cpu").save(str(folder / "model"))
+    return folder / "model"
+
+
+def with_code(folder: Path, code: str, name: str = "Bert", **settings: Any) -> Path:
+    """A model that brings the class `Own` in a file of its own, for a model type that transformers knows as well."""
+    path = decoder(name, **settings)(folder) if name == "Qwen2" else bert(folder)
+    change(path / "config.json", auto_map={"AutoModel": "modeling_own.Own"}, transformers_version="4.41.2")
+    (path / "modeling_own.py").write_text(code)
+    return path
+
+
+NEGATIVE = """
+from transformers import BertModel
+
+
+class Own(BertModel):
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.last_hidden_state = -out.last_hidden_state
+        return out
+"""
+"""Code under which all vectors have the other sign."""
+
+UNSAVED_BUFFER = """
+import torch
+from transformers import BertModel
+
+
+class Own(BertModel):
+    def __init__(self, config, **kwargs):
+        super().__init__(config, **kwargs)
+        self.register_buffer("scale", torch.full((32,), 2.0), persistent=False)
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.last_hidden_state = out.last_hidden_state * self.scale
+        return out
+"""
+"""Code with a number that is not saved with the weights, as much code of 2023 has (positions, rotary angles)."""
+
+OF_2024 = """
+from transformers import Qwen2Model
+
+
+class Own(Qwen2Model):
+    def __init__(self, config):
+        self.base = config.rope_theta
+        super().__init__(config)
+"""
+"""Code that reads a setting which transformers 5 has moved."""
+
+ALWAYS_CAUSAL = """
+import copy
+
+from transformers import Qwen2Model
+
+
+class Own(Qwen2Model):
+    def __init__(self, config):
+        config = copy.deepcopy(config)
+        config.is_causal = True
+        super().__init__(config)
+"""
+"""Code that does not look at `is_causal`."""
+
+
+def qodo(folder: Path) -> Path:
+    """The folder of Qodo-Embed-1-1.5B in the small: Qwen2, code of 2024, `add_eos_token`, the last token's vector."""
+    words = tokenizer("$A", padding_side="left", eos_token="</s>", pad_token="[PAD]")
+    layers = {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 6, "pad_token_id": 0}
+    path = save(folder, of("Qwen2", **layers), words, "lasttoken")
+    change(path / "tokenizer_config.json", add_eos_token=True)
+    auto_map = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
+    change(path / "config.json", auto_map=auto_map, transformers_version="4.41.2")
+    (path / "modeling_qwen.py").write_text(
+        OF_2024.replace("Own(Qwen2Model)", "Qwen2Model(Base)").replace("import Qwen2Model", "import Qwen2Model as Base")
+    )
+    return path

@@ -1,0 +1,416 @@
+"""The model that is loaded is the model that is described: a table of kinds, equal to plain `encode` or refused."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import modelkinds as kinds
+from chunkvisor.config.load import from_values
+from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
+from chunkvisor.errors import Halt
+from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
+from chunkvisor_worker.contract.taxonomy import diagnose
+from chunkvisor_worker.faults import fault_of
+from chunkvisor_worker.loaded import WrongModelError
+from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+from harness import Workplace
+
+pytestmark = pytest.mark.model
+
+TEXTS = ["fix: close the file", "", "word " * 60, "Ünïcödé naïve 漢字", "a\x00b", "fix: close the file"]
+Build = Callable[[Path], Path]
+
+
+def encoded(path: Path, model: dict[str, Any], encode: dict[str, Any]) -> tuple[npt.NDArray[np.float32], Loaded]:
+    """The vectors as a run makes them, by the checks of the parent and the worker; and what was loaded."""
+    values = {
+        "workdir": "w",
+        "model": {"name": str(path), **model},
+        "encode": encode,
+        "outputs": {"out": {"source": "s.txt"}},
+    }
+    config = from_values(values, path)
+    refuse_wrong_model(config, str(path))
+    spec = model_spec(config.model, str(path), None)
+    worker = SentenceTransformerEncoder(spec, encode_spec(config.effective_encode("out")), "cpu")
+    progress = Mock(leaving=False, known_peak_flop_per_s=0.0)
+    worker.load(progress)
+    worker.tokenize(TEXTS, progress)
+    worker.start(progress)
+    parts = list(worker.encode(Limits(rows=3, tokens=400), progress))
+    vectors = np.empty((len(TEXTS), parts[0][1].shape[1]), dtype=np.float32)
+    for rows, block in parts:
+        vectors[rows] = block
+    loaded = worker.facts().loaded
+    assert loaded is not None
+    return vectors, loaded
+
+
+def plain(path: Path, model: dict[str, Any], **encode: Any) -> Any:
+    """The vectors of `SentenceTransformer.encode`, one text at a time."""
+    from sentence_transformers import SentenceTransformer
+
+    kwargs = dict(model.get("kwargs", {}))
+    trust = model.get("trust_remote_code") is True
+    library = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust, **kwargs)
+    return library.encode(TEXTS, batch_size=1, show_progress_bar=False, **encode)
+
+
+def of_prompts(folder: Path) -> Path:
+    """A model with a default prompt."""
+    return kinds.bert(folder, prompts={"query": "look for: "}, default_prompt_name="query")
+
+
+def with_truncate_dim(folder: Path) -> Path:
+    """A model that was saved with a `truncate_dim`."""
+    return kinds.bert(folder, truncate_dim=8)
+
+
+def with_negative_code(folder: Path) -> Path:
+    """A model whose own code turns the sign of its vectors."""
+    return kinds.with_code(folder, kinds.NEGATIVE)
+
+
+def with_left_over(folder: Path) -> Path:
+    """A model whose weights file has more than it needs."""
+    from safetensors.torch import load_file, save_file
+
+    path = kinds.bert(folder)
+    weights = load_file(path / "model.safetensors")
+    weights["cls.predictions.bias"] = weights["embeddings.LayerNorm.bias"].clone()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+MODERN: dict[str, Any] = {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6}
+MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2}
+DISTIL: dict[str, Any] = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}
+T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+
+EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # kind: (builder, section model, section encode, the same for plain encode)
+    "BERT": (kinds.bert, {}, {}, {}),
+    "MPNet": (kinds.encoder("MPNet"), {}, {}, {}),
+    "RoBERTa": (kinds.encoder("Roberta"), {}, {}, {}),
+    "XLM-R": (kinds.encoder("XLMRoberta", "cls"), {}, {}, {}),
+    "DistilBERT": (kinds.encoder("DistilBert", **DISTIL), {}, {}, {}),
+    "ModernBERT": (kinds.encoder("ModernBert", **MODERN), {}, {}, {}),
+    "NomicBERT": (kinds.encoder("NomicBert"), {}, {}, {}),
+    "Qwen2": (kinds.decoder("Qwen2"), {}, {}, {}),
+    "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False), {}, {}, {}),
+    "Qwen3": (kinds.decoder("Qwen3"), {}, {}, {}),
+    "Mistral": (kinds.decoder("Mistral", sliding_window=None), {}, {}, {}),
+    "Gemma 2": (kinds.decoder("Gemma2", "mean"), {}, {}, {}),
+    "EmbeddingGemma": (kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True), {}, {}, {}),
+    "T5": (kinds.encoder("T5Encoder", **T5), {}, {}, {}),
+    "static": (kinds.static, {}, {}, {}),
+    "Dense": (kinds.dense, {}, {}, {}),
+    "default prompt": (of_prompts, {}, {}, {}),
+    "task: query": (of_prompts, {}, {"task": "query"}, {"prompt_name": "query"}),
+    "task: document": (of_prompts, {}, {"task": "document"}, {"prompt": ""}),
+    "truncate_dim saved": (with_truncate_dim, {}, {}, {}),
+    "truncate_dim saved, another asked for": (with_truncate_dim, {}, {"truncate_dim": 16}, {"truncate_dim": 16}),
+    "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
+    "Router, document": (kinds.router, {}, {"kwargs": {"task": "document"}}, {"task": "document"}),
+    "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
+    "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
+    "weights left over": (with_left_over, {}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+def test_equal_to_plain_encode(kind: str, tmp_path: Path) -> None:
+    """A kind that is loaded as its files describe has the vectors of `SentenceTransformer.encode`."""
+    build, model, encode, same = EQUAL[kind]
+    path = build(tmp_path)
+
+    vectors, _ = encoded(path, model, encode)
+
+    expected = plain(path, model, **same)
+    assert vectors.shape == expected.shape
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
+def of_class(name: str) -> Build:
+    """A builder of a folder that says it is of another class of sentence-transformers."""
+
+    def build(folder: Path) -> Path:
+        path = kinds.bert(folder)
+        kinds.change(path / "config_sentence_transformers.json", model_type=name)
+        return path
+
+    return build
+
+
+def without_modules(folder: Path) -> Path:
+    """A model of transformers alone."""
+    path = kinds.bert(folder)
+    (path / "modules.json").unlink()
+    return path
+
+
+def with_renamed_weights(folder: Path) -> Path:
+    """Weights with the prefix that torch's DataParallel leaves."""
+    from safetensors.torch import load_file, save_file
+
+    path = kinds.bert(folder)
+    weights = {f"module.{name}": value for name, value in load_file(path / "model.safetensors").items()}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def without_token(key: str) -> Build:
+    """A builder of a model whose tokenizer is to add a token, and does not."""
+
+    def build(folder: Path) -> Path:
+        path = kinds.save(folder, kinds.of("Qwen2", num_key_value_heads=2), kinds.tokenizer("$A"), "lasttoken")
+        kinds.change(path / "tokenizer_config.json", **{key: True})
+        return path
+
+    return build
+
+
+def without_pad(name: str) -> Build:
+    """A builder of a model whose files name no pad token."""
+
+    def build(folder: Path) -> Path:
+        path = kinds.decoder(name)(folder)
+        kinds.change(path / "tokenizer_config.json", pad_token=None)
+        return path
+
+    return build
+
+
+def too_long(folder: Path) -> Path:
+    """A model that says it reads more tokens than it has positions for."""
+    path = kinds.encoder("Roberta", max_position_embeddings=40)(folder)
+    kinds.change(path / "sentence_bert_config.json", max_seq_length=200)
+    return path
+
+
+def blind_to_is_causal(folder: Path) -> Path:
+    """A causal model of a class that does not know `is_causal`, whose config.json asks for the other attention."""
+    path = kinds.with_code(folder, kinds.ALWAYS_CAUSAL, "Qwen2")
+    kinds.change(path / "config.json", is_causal=False)
+    return path
+
+
+def routed(folder: Path) -> Path:
+    """A Router, and no task in the config."""
+    return kinds.router(folder)
+
+
+REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
+    # kind: (builder, section model, words of the message, in this order)
+    "sparse": (of_class("SparseEncoder"), {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
+    "cross-encoder": (of_class("CrossEncoder"), {}, "class CrossEncoder"),
+    "multi-vector": (of_class("MultiVectorEncoder"), {}, "class MultiVectorEncoder"),
+    "no modules.json": (without_modules, {}, "no modules.json.*make up a pooling.*model.pooling"),
+    "pooling twice": (kinds.bert, {"pooling": "cls"}, "model.pooling is cls.*modules.json"),
+    "code, undecided": (with_negative_code, {}, r"modeling_own\.py.*config\.json.*model\.trust_remote_code"),
+    "code with an unsaved buffer": (
+        lambda folder: kinds.with_code(folder, kinds.UNSAVED_BUFFER),
+        {"trust_remote_code": True},
+        r"leaves empty: scale.*written by 4\.41\.2.*transformers<5",
+    ),
+    "code of 2024": (
+        lambda folder: kinds.with_code(folder, kinds.OF_2024, "Qwen2"),
+        {"trust_remote_code": True},
+        r"does not run under transformers.*rope_theta.*transformers<5",
+    ),
+    "activation from outside": (
+        lambda folder: kinds.dense(folder, "own.activations.Wave"),
+        {},
+        "activation own.activations.Wave.*2_Dense/config.json.*Tanh.*trust_remote_code",
+    ),
+    "weights renamed": (with_renamed_weights, {}, r"drawn at random: .*encoder.*of other names: module\..*"),
+    "no end token": (
+        without_token("add_eos_token"),
+        {},
+        "add_eos_token.*</s> last.*processor_kwargs.*add_eos_token: true",
+    ),
+    "no first token": (without_token("add_bos_token"), {}, "add_bos_token.*<s> first"),
+    "config_kwargs without effect": (
+        kinds.decoder("Qwen2"),
+        {"kwargs": {"config_kwargs": {"is_causal": False}}},
+        "is_causal: false.*no effect.*config.json",
+    ),
+    "is_causal without effect": (blind_to_is_causal, {"trust_remote_code": True}, '"is_causal": false.*before it'),
+    "no pad token": (without_pad("Mistral"), {}, "no pad token.*pad_token"),
+    "made-up pad token": (without_pad("Qwen2"), {}, "pad token <.endoftext.> has the id 263.*263 rows.*pad_token"),
+    "length beyond positions": (too_long, {}, "200 tokens.*positions for 38.*model.max_length to 38"),
+    "Router, undecided": (routed, {}, "query, document.*router_config.json.*encode.task to query or document"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused(kind: str, tmp_path: Path) -> None:
+    """A kind that would be loaded as another model is refused with 78, by words that lead on."""
+    build, model, words = REFUSED[kind]
+    path = build(tmp_path)
+
+    with pytest.raises((Halt, WrongModelError)) as caught:
+        encoded(path, model, {})
+
+    error = caught.value
+    assert re.search(words, " ".join(str(error).split())), str(error)
+    if isinstance(error, Halt):
+        assert error.code == 78
+    else:
+        assert diagnose(fault_of(error, Phase.MODEL_LOAD)).rule.name == "wrong-model"
+
+
+REMEDIES: dict[str, tuple[Build, dict[str, Any]]] = {
+    "no end token": (without_token("add_eos_token"), {"kwargs": {"processor_kwargs": {"add_eos_token": True}}}),
+    "no first token": (without_token("add_bos_token"), {"kwargs": {"processor_kwargs": {"add_bos_token": True}}}),
+    "no pad token": (without_pad("Mistral"), {"kwargs": {"processor_kwargs": {"pad_token": "</s>"}}}),
+}
+
+
+@pytest.mark.parametrize("kind", REMEDIES)
+def test_the_remedy_helps(kind: str, tmp_path: Path) -> None:
+    """With the line that the message names, the run has the vectors of `encode` with the same settings."""
+    build, model = REMEDIES[kind]
+    path = build(tmp_path)
+    np.testing.assert_allclose(encoded(path, model, {})[0], plain(path, model), rtol=0, atol=1e-5)
+
+
+def test_length_within_positions(tmp_path: Path) -> None:
+    """A length that the positions serve, as the message says it, encodes the longest text."""
+    path = too_long(tmp_path)
+    vectors, _ = encoded(path, {"max_length": 38}, {})
+    assert np.isfinite(vectors).all()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+def test_pooling_of_a_model_without_modules(pooling: str, tmp_path: Path) -> None:
+    """`model.pooling` pools as that module of sentence-transformers does."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    path = without_modules(tmp_path)
+    library = SentenceTransformer(modules=[Transformer(str(path)), Pooling(kinds.WIDTH, pooling)], device="cpu")
+
+    vectors, loaded = encoded(path, {"pooling": pooling}, {})
+
+    expected = library.encode(TEXTS, batch_size=1, show_progress_bar=False)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+    assert loaded.pooling == pooling
+
+
+def test_what_was_loaded_is_told(tmp_path: Path) -> None:
+    """The facts have each module's class, the prompt in effect, the attention, the padding and what was warned of."""
+    # The library warns of a default prompt once in a process: its name is that of no other test.
+    path = kinds.bert(tmp_path / "a", prompts={"mine": "look for: "})
+    kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine")
+    _, loaded = encoded(path, {}, {})
+    assert loaded.modules == ("Transformer (BertModel)", "Pooling")
+    assert (loaded.pooling, loaded.causal, loaded.padding_side) == ("mean", False, "right")
+    assert loaded.prompt == "look for: "
+    assert loaded.probe_ids[0] == 2
+    assert loaded.probe_ids[-1] == 3
+    assert any("Default prompt name is set to 'mine'" in note for note in loaded.notes)
+
+    _, loaded = encoded(kinds.decoder("Qwen2")(tmp_path / "b"), {}, {})
+    assert (loaded.pooling, loaded.causal, loaded.padding_side) == ("lasttoken", True, "left")
+
+    _, loaded = encoded(with_left_over(tmp_path / "c"), {}, {})
+    assert any("does not use: cls.predictions.bias" in note for note in loaded.notes)
+
+
+def test_the_missions_own_model(tmp_path: Path) -> None:
+    """Qodo-Embed's kind of folder is refused step by step, until the settings are those that make it right."""
+    path = kinds.qodo(tmp_path)
+    with pytest.raises(Halt, match=r"modeling_qwen\.py") as undecided:
+        encoded(path, {}, {})
+    assert "true to run it, or to false" in undecided.value.remedy
+    with pytest.raises(WrongModelError, match=r"rope_theta(.|\n)*pip install 'transformers<5'"):
+        encoded(path, {"trust_remote_code": True}, {})
+    with pytest.raises(WrongModelError, match="add_eos_token: true"):
+        encoded(path, {"trust_remote_code": False}, {})
+
+    settings = {"trust_remote_code": False, "kwargs": {"processor_kwargs": {"add_eos_token": True}}}
+    vectors, loaded = encoded(path, settings, {})
+    np.testing.assert_allclose(vectors, plain(path, settings), rtol=0, atol=1e-5)
+    assert loaded.probe_ids[-1] == 6
+    assert loaded.causal
+    kinds.change(path / "config.json", is_causal=False)
+    vectors, loaded = encoded(path, settings, {})
+    np.testing.assert_allclose(vectors, plain(path, settings), rtol=0, atol=1e-5)
+    assert loaded.causal is False
+
+
+def test_prompts_of_which_none_is_chosen(tmp_path: Path) -> None:
+    """A model with prompts and an output without one gives a warning with their names; any choice silences it."""
+    path = kinds.bert(tmp_path, prompts={"query": "look for: "})
+
+    def warnings(**encode: Any) -> tuple[tuple[str, str], ...]:
+        values = {
+            "workdir": "w",
+            "model": {"name": str(path)},
+            "encode": encode,
+            "outputs": {"out": {"source": "s.txt"}},
+        }
+        return check_model_files(from_values(values, tmp_path), str(path)).warnings
+
+    assert "'query'" in warnings()[0][0]
+    assert not warnings(prompt="")
+    assert not warnings(prompt_name="query")
+    assert not warnings(task="query")
+
+
+@pytest.fixture
+def job(workplace: Workplace) -> Workplace:
+    """A job of twelve texts in three chunks, on the CPU."""
+    workplace.write_source([f"text {number}" for number in range(12)])
+    return workplace
+
+
+def configure(job: Workplace, path: Path, **keys: Any) -> None:
+    """Write its config for the model in that folder."""
+    job.write_config("sentence-transformers", model__name=str(path), chunk__size=4, device="cpu", **keys)
+
+
+def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> None:
+    """What the files show ends plan, doctor and run with 78 and the same words, before a worker is started."""
+    configure(job, kinds.qodo(tmp_path))
+    for command in ("plan", "doctor", "run"):
+        ended = job.call(command, str(job.config_path))
+        said = " ".join((ended.stdout + ended.stderr).split())
+        assert ended.returncode == 78, said
+        assert "brings Python code (modeling_qwen.py)" in said
+        assert "read that code; then set model.trust_remote_code to true" in said
+    assert not list(job.workdir.rglob("attempts/*"))
+
+
+def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
+    """What only loading shows ends the run with 78 after one attempt; the message says what to set."""
+    configure(job, kinds.qodo(tmp_path), model__trust_remote_code=False, workers__standby=0)
+
+    ended = job.run()
+
+    assert ended.returncode == 78, ended.stderr
+    assert "add_eos_token" in ended.stderr
+    assert "processor_kwargs: {add_eos_token: true}" in ended.stderr
+    assert sum(event["event"] == "AttemptFailed" for event in job.events()) <= 1
+
+
+def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
+    """A warning of the libraries while they load stands on the terminal once, whatever the number of workers."""
+    path = with_left_over(tmp_path)
+    kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine", prompts={"mine": "a: "})
+    configure(job, path)
+
+    ended = job.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("Default prompt name is set to 'mine'") == 1
+    assert ended.stderr.count("does not use: cls.predictions.bias") == 1
