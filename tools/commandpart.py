@@ -76,7 +76,6 @@ EXITS: dict[str, Mapping[ExitCode, str]] = {
     "init": {ExitCode.COMPLETE: "the config is written", ExitCode.CONFIG: "the file is there already"},
     "explain": {ExitCode.COMPLETE: "the entry is shown", ExitCode.USAGE: "there is no such entry"},
     "schema": {ExitCode.COMPLETE: "the schema is shown"},
-    "completion": {ExitCode.COMPLETE: "the lines are shown", ExitCode.USAGE: "no such shell"},
 }
 EXITS["encode"] = EXITS["run"]
 """What each command ends with, beside 1, 2, 74 and 130, which any of them can."""
@@ -97,7 +96,7 @@ def _command(command: click.Command, context: click.Context) -> str:
     words, _, example = (command.help or "").partition("Example: ")
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
     lines = [f"## {command.name}", "", _joined(words), "", f"```text\n{usage}\n```", ""]
-    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    options = [each for each in command.params if isinstance(each, click.Option)]
     if options:
         lines += [table(("option", "meaning"), [(code(_spelled(each)), _said(each)) for each in options]), ""]
     lines += [f"Example: {code(_joined(example.splitlines()[0]))}", ""]

@@ -21,7 +21,7 @@ COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
 Complete = Callable[[str], list[str]]
 
 PRESS_TAB = """
-eval "$(chunkvisor completion bash)" || exit
+eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" || exit
 compopt() { printf 'the shell: %s\\n' "$2"; }
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 $(complete -p chunkvisor | sed 's/.*-F \\([^ ]*\\).*/\\1/') chunkvisor
@@ -103,7 +103,8 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
         (["run", "config.yaml", "--dry-run"], "chunkvisor plan CONFIG"),
         (["status", "work", "--jsn"], "--json"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
-        (["completion", "bsh"], "'bash', 'zsh', 'fish'"),
+        (["completion", "bash"], "completion is gone: eval"),
+        (["run", "config.yaml", "--slice", "1/2"], "--slice: give each source file"),
     ],
     ids=" ".join,
 )
@@ -161,15 +162,6 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace, source: 
     assert source in ended.stderr
     assert "asking the model hub" not in ended.stderr
     assert not (workplace.folder / "w" / "fetch").exists()
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_the_lines_of_a_shell(workplace: Workplace, shell: str) -> None:
-    """Each of the three shells gets lines of its own, and nothing else is written to where they may be appended."""
-    ended = workplace.call("completion", shell)
-    assert ended.returncode == 0, ended.stderr
-    assert f"_CHUNKVISOR_COMPLETE={shell}_complete" in ended.stdout
-    assert ended.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,6 @@ def test_names_and_defaults(tmp_path: Path) -> None:
     assert f"{', '.join(dtypes[:-1])} or {dtypes[-1]}." in said("encode")
     for verb, name in (("encode", "--device"), ("audit", "--rows"), ("audit", "--device"), ("tune", "--least-cosine")):
         assert f"default: {param(verb, name).default}" in said(verb)
-    shells = param("completion", "shell").type
-    assert isinstance(shells, click.Choice)
-    assert "|".join(shells.choices) in said("completion")
 
 
 def test_no_default_is_told_but_by_click() -> None:

@@ -31,7 +31,7 @@ _MODULES = {
     "audit": "audit",
     "tune": "tune",
     **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "explain", "schema", "completion"), "setup"),
+    **dict.fromkeys(("init", "explain", "schema"), "setup"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""
 
@@ -44,10 +44,14 @@ _MEANT = {
     "--update": "`chunkvisor run CONFIG --update` encodes only texts that have no vector yet; it needs a config.",
     "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",
     "--limit": "`chunkvisor run CONFIG --max-rows N` tries the first rows.",
+    "--slice": "give each source file, or each `where: id % 8 = 3`, to a job with its own workdir.",
     "--batch-size": "`--set encode.batch_size=N` sets it for this run.",
     "--device": "`--set device=cuda:0` sets it for this run.",
 }
 """Options that people type by habit, and what does the same here."""
+
+
+_COMPLETION = 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).'
 
 
 class _LazyGroup(click.Group):
@@ -68,6 +72,8 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, which would only suggest commands that have been imported."""
         name = args[0]
+        if name == "completion":
+            raise click.UsageError(f"completion is gone: {_COMPLETION}", ctx)
         if name not in _MODULES and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"there is no command {name}; {did_you_mean(name, _MODULES)}", ctx)
         return super().resolve_command(ctx, args)

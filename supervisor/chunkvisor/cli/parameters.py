@@ -72,16 +72,6 @@ def stop_after_option() -> Callable[[_Function], _Function]:
     )
 
 
-def gone_option(name: str, instead: str) -> Callable[[_Function], _Function]:
-    """An option of an earlier version: it is refused, with what to do instead."""
-
-    def refuse(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{name} is gone. Instead: {instead}.")
-
-    return click.option(name, callback=refuse, expose_value=False, hidden=True, help=f"Gone: {instead}.")
-
-
 def show_options(function: _Function) -> _Function:
     """The options by which a person chooses; they come to the command as `quiet` and `log_format`."""
     quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and the final message.")

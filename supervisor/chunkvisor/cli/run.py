@@ -10,7 +10,6 @@ import click
 from chunkvisor.cli.parameters import (
     ROW_COUNT,
     config_argument,
-    gone_option,
     set_option,
     show_options,
     stop_after_option,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     metavar="N",
     help="A trial with the first N rows of every output, in a separate workdir: WORKDIR-first-N.",
 )
-@gone_option("--slice", "one job for each source file, or for each `where: id % 8 = 3`, each in its own workdir")
 @click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
 @click.option(
     "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."

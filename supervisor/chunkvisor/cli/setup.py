@@ -1,8 +1,7 @@
-"""The commands that need no run: `init`, `explain`, `schema`, `completion`."""
+"""The commands that need no run: `init`, `explain` and `schema`."""
 
 import json
 import shlex
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,12 +9,6 @@ import click
 
 from chunkvisor.errors import config_error
 from chunkvisor.printing import say
-
-_HOW = {
-    "bash": 'eval "$(chunkvisor completion bash)"   # in ~/.bashrc',
-    "zsh": 'eval "$(chunkvisor completion zsh)"    # in ~/.zshrc, after compinit',
-    "fish": "chunkvisor completion fish | source   # in ~/.config/fish/config.fish",
-}
 
 
 @click.command("init")
@@ -79,21 +72,3 @@ def schema() -> None:
     from chunkvisor.config.schema import config_schema
 
     say(json.dumps(config_schema(), indent=2))
-
-
-@click.command("completion")
-@click.argument("shell", type=click.Choice(list(_HOW)))
-def completion(shell: str) -> None:
-    r"""Print the lines that make SHELL complete commands. Options, config files and keys are completed, too.
-
-    \b
-    Example: chunkvisor completion bash >> ~/.bashrc
-    """
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    root = click.get_current_context().find_root()
-    say(kind(root.command, {}, "chunkvisor", "_CHUNKVISOR_COMPLETE").source())
-    if sys.stdout.isatty():
-        say(f"to have them in every new shell: {_HOW[shell]}", err=True)
