@@ -139,10 +139,6 @@ Positive = Annotated[_Count, expected("a positive whole number")]
 PositiveOrNull = Annotated[_Count | None, expected("a positive whole number or null")]
 PositiveOrAuto = Annotated[_Count | Literal["auto"], expected('a positive whole number or "auto"')]
 PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected('a positive whole number, "auto" or null')]
-NotNegativeOrAuto = Annotated[
-    Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN] | Literal["auto"],
-    expected('a whole number, 0 or more, or "auto"'),
-]
 NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
 UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
 OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]

@@ -60,14 +60,7 @@ def find(source: str) -> list[str]:
 
 def state_of(address: str) -> State:
     """[address, size_bytes, tag, 0, 0]: the same as long as the content is. Raises Halt as `find`."""
-    state = state_there(file_system(address), address)
-    if state is None:
-        raise _refused(address, FileNotFoundError(address))
-    return state
-
-
-def state_there(files: Any, address: str) -> State | None:
-    """The same of what this file system has there; None where it has nothing."""
+    files = file_system(address)
 
     def look() -> Any:
         try:
@@ -79,7 +72,7 @@ def state_there(files: Any, address: str) -> State | None:
 
     info = persistently(address, look)
     if info is None:
-        return None
+        raise _refused(address, FileNotFoundError(address))
     if info.get("type") == "directory":
         raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
     tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
