@@ -119,7 +119,7 @@ def to_check(final: Path) -> str:
 
 def no_workdir(path: Path) -> Halt:
     """A Halt for a path that was given as a workdir and is none."""
-    made, there = path.with_suffix(""), path.exists()
+    made, there = path.with_suffix("") if path.name else path, path.exists()  # "." and "/" have no name
     if not there and path.suffix == ".chunkvisor" and made.is_file() and made.with_suffix(".json").is_file():
         what = f"{path} is gone: `chunkvisor encode` has finished {made} and has removed its folder"
         return config_error(what, remedy=f"nothing; {to_check(made)}")

@@ -161,6 +161,18 @@ def test_no_workdir(tmp_path: Path, command: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", ["status", "verify", "clean", "retry", "report", "audit"])
+@pytest.mark.parametrize("path", [".", "./", "/"])
+def test_a_path_without_a_name_is_no_workdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str
+) -> None:
+    """The current folder and the root are answered in words, whatever the command."""
+    monkeypatch.chdir(tmp_path)
+    ended = ScriptedWorkplace(tmp_path).here(command, path)
+    assert ended.returncode == 78, ended.stderr
+    assert f"{Path(path)} is not a workdir of chunkvisor" in ended.stderr
+
+
 def test_a_step_of_the_clock(tmp_path: Path) -> None:
     """A run whose start seems to have moved by seconds, as after a step of the clock, lives if it holds the lock."""
     layout = Layout(tmp_path)

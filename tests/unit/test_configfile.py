@@ -189,17 +189,17 @@ def test_all_problems_at_once(folder: Path) -> None:
         ("# nothing\n", "config.yaml: the file is empty"),
         ("- a\n", "config.yaml:1: the file must hold keys and values"),
         ("a: b: c", 'config.yaml:1: not valid YAML: a ": " too many, or wrong indentation'),
-        ("a:\n\tb: c", "config.yaml:2: not valid YAML: a tab stands where YAML takes only spaces: `b: c`"),
+        ("a:\n\tb: c", "config.yaml:2: not valid YAML: a tab stands where YAML takes only spaces (column 1, key b)"),
         (
             'a: 1\nb: "x\nc: d\n',
             "config.yaml:2: not valid YAML: a quote, bracket or brace that begins here is not closed",
         ),
-        ("a: *.csv", "config.yaml:1: not valid YAML: text that begins with * needs quotes: `a: *.csv`"),
+        ("a: *.csv", "config.yaml:1: not valid YAML: text that begins with * needs quotes (column 5, key a)"),
         ("a: %x", "config.yaml:1: not valid YAML: text that begins with this character needs quotes"),
         ("a: 1\n---\nb: 2", "config.yaml:2: not valid YAML: a second document begins here"),
         (
             "a: {b: hf_secret",
-            "config.yaml:1: not valid YAML: a quote, bracket or brace that begins here is not closed: `a: {b: hf_…`",
+            "config.yaml:1: not valid YAML: a quote, bracket or brace that begins here is not closed (column 4, key a)",
         ),
         ("a: \0", r"config.yaml:1: the character '\x00' has no place in YAML"),
         (b"a: 1\nb: \xff", "config.yaml:2: not UTF-8 text"),
@@ -210,8 +210,18 @@ def test_all_problems_at_once(folder: Path) -> None:
     ],
 )
 def test_unreadable_text(folder: Path, text: str | bytes, problem: str) -> None:
-    """Text that is no YAML mapping is refused with the line and what stands there."""
+    """Text that is no YAML mapping is refused with the line, the column and the key."""
     assert problems_of(text)[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "text", ['token: "s3cret', "env: {TOKEN: s3cret", "a:\n\ttoken: s3cret", "- token: s3cret: x", "x: s3cret: 'y"]
+)
+def test_unreadable_text_is_not_quoted(folder: Path, text: str) -> None:
+    """A value may be a secret: line, column and key are named, and not what stands there."""
+    (said,) = problems_of(text)
+    assert "s3cret" not in said
+    assert "column" in said
 
 
 def test_alias_bomb(folder: Path) -> None:

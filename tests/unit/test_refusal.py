@@ -49,6 +49,15 @@ def test_the_disk_of_the_file_is_named(tmp_path: Path) -> None:
     assert halt.why.endswith(f" are free in {elsewhere}")
 
 
+def test_a_disk_without_inodes_is_not_told_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more file fits there, however many bytes are free."""
+    full = os.statvfs_result((4096, 4096, 1000, 900, 900, 64, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    halt = refusal(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x")), tmp_path)
+    assert halt is not None
+    assert halt.why.endswith(f"the file system of {tmp_path} has no inodes left: remove files there (df -i shows it)")
+
+
 def test_each_disk_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the first of the folders on it; one that is not there says nothing."""
     monkeypatch.setattr("chunkvisor.store.disk.free_bytes", lambda _: 512)

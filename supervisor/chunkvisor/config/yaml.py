@@ -16,6 +16,8 @@ Key = tuple[str | int, ...]
 _MOST_VALUES = 10_000
 _MOST_LEVELS = 50
 _TAG = "tag:yaml.org,2002:"
+_KEY = re.compile(r"""[\s-]*["']?([\w.-]{1,80})["']?\s*:""")
+"""At the beginning of a line."""
 _TOKEN = re.compile(r"\bhf_\w+")
 
 _PLAIN_WORDS: list[tuple[str, str, list[str]]] = [
@@ -188,5 +190,7 @@ def _syntax_error(text: str, error: yaml.MarkedYAMLError) -> YamlError:
         said = f"{problem} {error.context or ''}"
         problem = next((meaning for words, meaning in _SYNTAX if words in said), problem)
     line = (mark.line if mark else 0) + 1
-    offending = "".join(text.split("\n")[line - 1 : line])
-    return YamlError(line, f"not valid YAML: {problem}" + (f": {_short(offending)}" if offending.strip() else ""))
+    # The value is left out: it may be a secret.
+    key = _KEY.match("".join(text.split("\n")[line - 1 : line]))
+    where = f"column {(mark.column if mark else 0) + 1}" + (f", key {key[1]}" if key else "")
+    return YamlError(line, f"not valid YAML: {problem} ({where})")

@@ -19,6 +19,8 @@ else:
 
 _BUFFER_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+_COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""First bytes of a compressed file -> how its name is to end."""
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 
 
@@ -33,6 +35,7 @@ def lines(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple
             while line := stream.readline(max_bytes + 2):  # room for a carriage return and a line feed
                 number += 1
                 if number == 1:
+                    _refuse_disguised(file.path, line)
                     line = line.removeprefix(_BOM)
                 if not line:
                     break
@@ -54,6 +57,26 @@ def lines(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple
             ) from error
     if empty:
         raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
+
+
+def _refuse_disguised(path: Path, line: bytes) -> None:
+    """Refuse a file whose first bytes are not those of UTF-8 text, though they may be valid UTF-8. Raises Halt (78)."""
+    for magic, suffix in _COMPRESSED.items():
+        if line.startswith(magic):
+            raise input_error(
+                path,
+                f"the file is compressed, which a name ending with {suffix} would say.",
+                remedy=f"Rename it to {path.name}{suffix}, or unpack it.",
+            )
+    head = line.rstrip(b"\n")[:8]
+    for kind, letters, zeros in (("UTF-16LE", head[::2], head[1::2]), ("UTF-16BE", head[1::2], head[::2])):
+        if len(head) >= 4 and all(letters) and not any(zeros):
+            raise input_error(
+                path,
+                "every second byte is zero: it looks like UTF-16.",
+                line=1,
+                remedy=f"Convert the file, e.g. iconv -f {kind} -t UTF-8",
+            )
 
 
 def decode(path: Path, number: int, line: bytes) -> str:

@@ -51,6 +51,9 @@ def room_in_words(*folders: Path) -> str:
     found = dict[int, str]()
     for folder in folders:
         with contextlib.suppress(OSError):
+            room = os.statvfs(folder)
+            if room.f_files and not room.f_favail:  # btrfs and others have no fixed number of inodes, and say 0
+                return f"the file system of {folder} has no inodes left: remove files there (df -i shows it)"
             device, free = folder.stat().st_dev, free_bytes(folder)
             if free is not None and device not in found:
                 found[device] = f"{human_bytes(free)}{' are free' * (not found)} in {folder}"
