@@ -11,7 +11,7 @@ import chunkvisor.api
 import chunkvisor.results
 from chunkvisor.arguments import meanings
 from chunkvisor.assemble import badreasons
-from chunkvisor.show import outputstatus, status
+from chunkvisor.show import status
 from docstrings import attribute_docs
 from md import code, table
 
@@ -68,7 +68,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
     "status": partial(keys, status.Status),
-    "status output": partial(keys, outputstatus.OutputStatus),
+    "status output": partial(keys, status.OutputStatus),
     "status reason": partial(keys, badreasons.BadReason),
     "status device": partial(keys, status.DeviceStatus),
     "status worker": partial(keys, status.WorkerStatus),

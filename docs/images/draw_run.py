@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from chunkvisor.show.follow import Follower
+from chunkvisor.show.status import Follower
 from chunkvisor.show.terminal import Room, line_of, view
 
 COLUMNS, LINES = 80, 24

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.show.follow import Follower
-from chunkvisor.show.status import SCHEMA
+from chunkvisor.show.status import SCHEMA, Follower
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from harness import kill, wait_for

@@ -9,13 +9,10 @@ import pytest
 
 from chunkvisor.assemble.badreasons import BadReason
 from chunkvisor.events.event import Severity
-from chunkvisor.events.run import Note
-from chunkvisor.show.follow import Follower, Tail
-from chunkvisor.show.outputstatus import OutputStatus, moved
-from chunkvisor.show.snapshot import DeviceState, OutputState, RunHealth, Snapshot, WorkerState
-from chunkvisor.show.status import State, Status
-from chunkvisor.show.statusscreen import status_screen
+from chunkvisor.show.snapshot import DeviceState, RunHealth, Snapshot, WorkerState
+from chunkvisor.show.status import Follower, OutputStatus, State, Status, status_screen
 from chunkvisor.store.layout import Layout
+from chunkvisor.units import human_moment
 from harness import ROOT
 
 
@@ -24,23 +21,24 @@ def note(text: str) -> bytes:
     return b'{"t":1,"event":"note","text":"%s"}\n' % text.encode()
 
 
-def test_tail(tmp_path: Path) -> None:
+def test_news(tmp_path: Path) -> None:
     """Only whole lines count, each once; damaged ones are passed over; a shorter journal is read from its start."""
-    journal = tmp_path / "events.jsonl"
-    tail = Tail(journal)
+    layout = Layout(tmp_path)
+    follower = Follower(layout)
 
-    def names() -> list[str]:
-        return [entry.event.text for entry in tail.events() if isinstance(entry.event, Note)]
+    def news() -> list[str]:
+        follower.look()
+        return [line.words for line in follower.news]
 
-    assert names() == []
-    journal.write_bytes(note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20])
-    assert names() == ["a", "b"]
-    assert names() == []
-    with journal.open("ab") as file:
+    assert news() == []
+    layout.events.write_bytes(note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20])
+    assert news() == ["a", "b"]
+    assert news() == []
+    with layout.events.open("ab") as file:
         file.write(note("c")[20:])
-    assert names() == ["c"]
-    journal.write_bytes(note("d"))
-    assert names() == ["d"]
+    assert news() == ["c"]
+    layout.events.write_bytes(note("d"))
+    assert news() == ["d"]
 
 
 def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
@@ -67,6 +65,7 @@ def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
     assert [line.words for line in follower.news] == ["new"]
 
 
+T0 = 1_800_000_000.0
 WORKING = Snapshot(
     doing="computing",
     elapsed_s=754,
@@ -131,13 +130,14 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
-            replace(status(State.STOPPED, 10), command="cd /a && chunkvisor run b.yaml"),
+            replace(status(State.STOPPED, 10), command="cd /a && chunkvisor run b.yaml", began_at=T0, told_at=T0 + 125),
             {},
             130,
             [
                 "stopped: it was interrupted (Ctrl-C, SIGINT)",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
+                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min 5 s later",
                 "  to go on: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
                 "  all 10 chunks are done and only have to be joined",
@@ -174,20 +174,6 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
 def test_status_screen(now: Status, begun: dict[tuple[str, int], int], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""
     assert status_screen(now, WORKING, begun, ending, Path("w")) == lines
-
-
-@pytest.mark.parametrize(
-    ("output", "rows_done"),
-    [
-        (OutputStatus(3000, 0, 3, 0, distinct_texts=3000), 284),
-        (OutputStatus(3000, 1000, 3, 1, distinct_texts=3000), 1000),
-        (OutputStatus(3000, 3000, 3, 3, complete=True, distinct_texts=3000), 3000),
-    ],
-    ids=["under way", "what is committed stands", "complete"],
-)
-def test_status_counts_what_is_under_way(output: OutputStatus, rows_done: int) -> None:
-    """The finished batches of chunks under way count beside a live run, as in its own lines."""
-    assert moved(output, OutputState("a", 3000, 284 / 3000 + 1e-9, 3, 0)).rows_done == rows_done
 
 
 def test_the_picture_is_for_everybody() -> None:

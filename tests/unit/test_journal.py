@@ -23,7 +23,7 @@ from chunkvisor.events.journal import Journal, newest_state, read_events, read_s
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
 from chunkvisor.events.state import RunState
-from chunkvisor.show.follow import Follower
+from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.batchlog import BatchLog
 from chunkvisor_worker.contract.messages import Facts

@@ -12,7 +12,7 @@ from chunkvisor.printing import say
 from chunkvisor.units import counted
 
 if TYPE_CHECKING:
-    from chunkvisor.show.outputstatus import OutputStatus
+    from chunkvisor.show.status import OutputStatus
 
 _FEW = 3
 """Files that are named where they are as they were written."""
@@ -34,37 +34,26 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.show.follow import Follower
-    from chunkvisor.show.status import read_status
-    from chunkvisor.show.statusscreen import status_screen
-    from chunkvisor.show.watching import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
+    from chunkvisor.show.status import State, read_status, screen_of
     from chunkvisor.store.layout import Layout
 
     if watch:
+        from chunkvisor.show.terminal import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
+
         try:
             with ctrl_c_in_pauses():
                 wait_for_run(workdir)
+                (watch_json if as_json else watch_view)(workdir)
         except KeyboardInterrupt:
+            return  # the person has seen enough; the run goes on
+        if as_json:
             return
-    found = read_status(workdir)  # first: it refuses what is no workdir
-    if as_json and not watch:
+    found = read_status(workdir)
+    if as_json:
         say(json.dumps(found.to_json(), indent=2))
         return
-    follower = Follower(Layout(workdir))
-    try:
-        if as_json:
-            with ctrl_c_in_pauses():
-                watch_json(workdir)
-            return
-        if watch:
-            with ctrl_c_in_pauses():
-                watch_view(follower)
-            found = read_status(workdir)
-    except KeyboardInterrupt:
-        return  # the person has seen enough; the run goes on
-    snapshot = follower.look()
-    say("\n".join(status_screen(found, snapshot, follower.begun_anew(), follower.code, workdir)), indent=4)
-    if not follower.alive and Layout(workdir).report.is_file():
+    say("\n".join(screen_of(workdir)), indent=4)
+    if found.state is not State.RUNNING and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 
 

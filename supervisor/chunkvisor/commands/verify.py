@@ -22,7 +22,7 @@ from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
-from chunkvisor.show.outputstatus import OutputStatus, read_output
+from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of

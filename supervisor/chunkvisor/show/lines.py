@@ -31,7 +31,7 @@ from chunkvisor_worker.contract.files import open_kept
 
 if TYPE_CHECKING:
     from chunkvisor.assemble.form import Form
-    from chunkvisor.show.outputstatus import OutputStatus
+    from chunkvisor.show.status import OutputStatus
 
 LOGGER = logging.getLogger("chunkvisor")
 _LEVELS = {Severity.NEWS: logging.INFO, Severity.CARE: logging.WARNING, Severity.LOSS: logging.ERROR}

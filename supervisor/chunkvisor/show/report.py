@@ -29,10 +29,8 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.progress import AttemptKey
 from chunkvisor.ingest.peek import peek
-from chunkvisor.show.follow import Follower
 from chunkvisor.show.sensors import SensorLine, read_line
-from chunkvisor.show.status import State, Status, read_status
-from chunkvisor.show.statusscreen import status_screen
+from chunkvisor.show.status import State, Status, read_status, screen_of
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.seal import DamagedError
@@ -383,9 +381,8 @@ def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
     status, layout = read_status(workdir), Layout(workdir.absolute())
-    follower = Follower(layout)
     story, invocations = read_story(layout), _invocations(layout)
-    lines = status_screen(status, follower.look(), follower.begun_anew(), follower.code, workdir.absolute())
+    lines = screen_of(workdir.absolute())
     moods = {State.HALTED: "bad", State.STOPPED: "care"}
     bad = any(output.quarantined for output in status.outputs.values())
     head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]

@@ -1,19 +1,52 @@
-"""How far a workdir is, read from its folder alone, without the lock: beside a live run or after any end."""
+"""How far a workdir is, read from its folder alone: during a run, after any end, from another terminal or over ssh.
 
+It writes nothing, and takes no lock for longer than a look.
+"""
+
+import os
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.events.progress import DeviceTimes
-from chunkvisor.show.follow import Follower
-from chunkvisor.show.outputstatus import OutputStatus, moved, read_output
+from chunkvisor.assemble.badreasons import BadReason, reasons_in_words, reasons_of
+from chunkvisor.assemble.badrows import count_of, where_listed
+from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
+from chunkvisor.errors import KEPT, ExitCode
+from chunkvisor.events.journal import decoded, newest_state
+from chunkvisor.events.progress import DeviceTimes, NewsLine
+from chunkvisor.show.lines import chunks_in_words, figure, percent, rates, rows_in_words, stage, time_left
+from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
+from chunkvisor.store.chunkfiles import committed_chunks
+from chunkvisor.store.fixed import Plan, read_fixed, read_staged
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import Holder, is_held, read_holder
 from chunkvisor.store.mark import require_workdir
+from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.parts import Parts
+from chunkvisor.store.reuse import work_of
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
+from chunkvisor_worker.contract.batchlog import read_batch_log
+from chunkvisor_worker.contract.files import open_regular
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
+_BLOCK_BYTES = 1 << 20
+_FOREIGN_SILENCE_S = 900.0
+"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
+_DONE = (0, 3)
+"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
+_NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
+_STOPPED = {
+    None: "its process was killed, the machine went down, or the disk was full",
+    3: "the next run tries the rows without a vector again",
+    130: "it was interrupted (Ctrl-C, SIGINT)",
+    143: "it was told to stop (SIGTERM)",
+}
 
 
 class State(StrEnum):
@@ -23,6 +56,41 @@ class State(StrEnum):
     STOPPED = "stopped"
     HALTED = "halted"
     COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStatus:
+    """Of one output."""
+
+    rows: int = 0
+    """0 until its source has been read."""
+    rows_done: int = 0
+    """Rows about which nothing is left to do: they have their vector, or count in `quarantined`; estimated from the
+    share of distinct texts until the output is complete."""
+    chunks: int = 0
+    """Of the texts that are to be encoded; 0 where all have their vector from elsewhere."""
+    chunks_done: int = 0
+    """Committed; what workers have done of the others counts in `rows_done` alone."""
+    quarantined: int = 0
+    """Rows without a vector; until the output is complete, those found so far."""
+    complete: bool = False
+    """It has its final file, in its place."""
+    distinct_texts: int = 0
+    """Texts that differ: each is encoded once, for all its rows."""
+    reasons: tuple[BadReason, ...] = ()
+    """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
+    file: str = ""
+    """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
+    listed_in: str = ""
+    """The file that lists each row without a vector; empty where there is none, or the output is not complete."""
+    truncated: int | None = None
+    """Rows whose texts were cut at the model's maximum length; null until the output is complete, and if the encoder
+    does not count tokens. `<output>.truncated.jsonl` lists them."""
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `rows_done` is an estimate."""
+        return not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +146,10 @@ class Status:
     """On which the run is or was at work that `pid` is of; empty where that is not known."""
     silent_s: float | None = None
     """Seconds since the last sign of life of a run on another host, of which no more is known; else null."""
+    began_at: float | None = None
+    """When the run began, in seconds since the epoch; null if no run has told."""
+    told_at: float | None = None
+    """When it last told of anything, like `began_at`."""
 
     @property
     def anything_done(self) -> bool:
@@ -89,56 +161,168 @@ class Status:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-_DONE = (0, 3)
-"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
-_STOPPED = (*_DONE, 130, 143)
+class Follower:
+    """The run that is at work in a workdir, or was last, as the last look has found it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.state, self._offset = newest_state(layout.events)
+        self.holder: Holder | None = None
+        """Of the lock: who is at work, or was last."""
+        self.alive = False
+        """Whether it is under way. One that has said its last word is over, though its process may take a moment."""
+        self.news: list[NewsLine] = []
+        """What has come with the last look; with the first one, the last few lines of that run."""
+        self._read()
+        self._begun_with = list(self.state.last_lines)
+
+    @property
+    def code(self) -> int | None:
+        """With which it has ended; None if it is under way, or ended without a word."""
+        return self.state.ending.code if self.state.ending is not None else None
+
+    def look(self) -> Snapshot:
+        """Read what has come."""
+        self.news, self._begun_with = [*self._begun_with, *self._read()], []
+        if not self.alive:
+            return snapshot_of(self.state, self.state.told_s, Readings())
+        # Not of the workdir that the journal names: it may be mounted elsewhere here.
+        return snapshot_of(self.state, time.time(), take_readings(self.layout, self.state))
+
+    def begun_anew(self) -> dict[tuple[str, int], int]:
+        """Return the texts saved of each (output, chunk) under way when the run ended without a word."""
+        found = Counter[tuple[str, int]]()
+        for worker in self.state.workers.values() if self.code is None and not self.alive else ():
+            files = self.layout.output(worker.output).attempt(worker.chunk, worker.attempt)
+            found[worker.output, worker.chunk] += sum(len(rows) for rows, _ in read_batch_log(files.batches).written)
+        return dict(sorted(found.items()))
+
+    def _read(self) -> list[NewsLine]:
+        news = []
+        self.holder = read_holder(self.layout.lock)
+        for line in self._lines():
+            if (entry := decoded(line)) is not None:
+                self.state.apply(entry.event, entry.t)
+                if words := entry.event.line:
+                    news.append(NewsLine(entry.event.severity, entry.t, words))
+        alive = self.holder.alive() if self.holder is not None else False
+        if alive is False:
+            alive = is_held(self.layout.lock)  # after a step of the clock a process seems another one (proc(5), btime)
+        elif alive is None:  # on another host
+            alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
+        self.alive = self.code is None and alive
+        return news
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the whole lines that have come; a journal that has become shorter is read from its start."""
+        try:
+            with open_regular(self.layout.events) as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                while block := file.readlines(_BLOCK_BYTES):
+                    for line in block:
+                        if not line.endswith(b"\n"):
+                            return
+                        self._offset += len(line)
+                        yield line
+        except OSError:
+            return
+
+
+def read_output(layout: OutputLayout) -> OutputStatus:
+    """Return how far one output is, by its records and the names of its chunks."""
+    try:
+        moved_to = read_moved(layout)
+        moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
+        manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
+        fixed, record = read_fixed(layout), read_staged(layout)
+    except DamagedError:
+        return OutputStatus()
+    if fixed is None or record is None:
+        return OutputStatus()
+    rows, distinct = record.staged.rows, record.staged.distinct
+    try:
+        plan, _ = work_of(layout, fixed, record.staged)
+    except DamagedError:
+        return OutputStatus(rows, distinct_texts=distinct)
+    if manifest is None:
+        chunks = committed_chunks(layout, plan)
+        saved = _saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
+        done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)
+        return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
+    count = count_of(manifest)
+    return OutputStatus(
+        rows,
+        rows,
+        plan.count,
+        plan.count,
+        count,
+        not awaits_move(layout),
+        distinct,
+        reasons_of(manifest["quarantined"]),
+        file="" if moved_to is None else str(moved_to.final),
+        listed_in=str(where_listed(moved_to or layout, manifest)) if count else "",
+        truncated=(manifest.get("truncated") or {}).get("rows"),
+    )
+
+
+def _saved_texts(layout: OutputLayout, plan: Plan, fingerprint: str, committed: bytearray) -> int:
+    """Return the number of texts of chunks that are not committed, which need no attempt any more."""
+    names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
+    chunks = [int(name) for name in names if name.isdecimal() and int(name) < plan.count and not committed[int(name)]]
+    missing = (Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing() for chunk in chunks)
+    return sum(map(plan.size, chunks)) - sum(stop - start for ranges in missing for start, stop in ranges)
 
 
 def read_status(workdir: Path) -> Status:
-    """The status. Raises Halt (78) where the folder is no workdir."""
+    """Return the status. Raises Halt (78) if the folder is not a workdir."""
     layout = require_workdir(workdir)
-    run = Follower(layout)
-    names = [path.name for path in sorted(layout.outputs.glob("*/"))]
-    outputs = {name: read_output(layout.output(name)) for name in names}
-    wanted = run.state.wanted or outputs
-    if run.alive:
-        state = State.RUNNING
-    elif bool(outputs) and all(name in outputs and outputs[name].complete for name in wanted):
+    return status_of(layout, Follower(layout))
+
+
+def status_of(layout: Layout, run: Follower) -> Status:
+    """Return the status of a workdir whose run is followed."""
+    outputs = {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
+    now, told, ending = run.look(), run.state, run.state.ending
+    halted = run.code is not None and run.code not in _STOPPED and run.code not in _DONE
+    state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
+    if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
-    else:
-        state = State.HALTED if _halted(run) else State.STOPPED
-    outputs |= {name: _as_found_so_far(each, name, run) for name, each in outputs.items() if not each.complete}
-    live = run.look() if run.alive else None
-    if live is not None:
-        outputs |= {each.name: moved(outputs[each.name], each) for each in live.outputs if each.name in outputs}
-    silent_s = run.silent_s if live is not None else None
-    rows_per_s = live.rows_per_s if live is not None else _last_rate(run, outputs)
-    attempts = Counter(run.state.attempts_before)
-    attempts.update(run.state.attempts)
+    for name, output in outputs.items():
+        if not output.complete:
+            # A manifest lists rows without a vector only when its output is complete; the run counts them before.
+            found = told.outputs.get(name)
+            without = found.without if found is not None and not found.complete else 0
+            done = max([output.rows_done, *(each.rows_done for each in now.outputs if run.alive and each.name == name)])
+            outputs[name] = replace(output, quarantined=without, rows_done=done)
+    rate, distinct = now.rows_per_s, sum(output.distinct_texts for output in outputs.values())
+    if not run.alive:  # as its last commit told
+        rows = sum(output.rows for output in outputs.values())
+        rate = told.texts_per_s * rows / distinct if told.texts_per_s and distinct else None
+    # Last words are worth showing after a halt, and after a stop amid troubles.
+    why = ending if ending is not None and (state is State.HALTED or (state is State.STOPPED and ending.why)) else None
+    unseen = run.alive and run.holder is not None and run.holder.alive() is None
     return Status(
         state,
         run.holder.pid if run.holder else None,
         outputs,
-        dict(attempts),
-        round(rows_per_s, 3) if rows_per_s else None,
-        round(live.eta_s, 1) if live is not None and live.eta_s is not None else None,
+        dict(Counter(told.attempts_before) + Counter(told.attempts)),
+        round(rate, 3) if rate else None,
+        round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
         _devices(run),
-        dict(run.state.devices),
-        run.state.ending.last_words if run.state.ending is not None and _says_why(run, state) else [],
-        run.state.command,
+        dict(told.devices),
+        why.last_words if why is not None and run.code not in _DONE else [],
+        told.command,
         run.holder.host if run.holder else "",
-        None if silent_s is None else round(silent_s, 1),
+        round(max(0.0, time.time() - told.told_s), 1) if unseen else None,
+        told.began_s or None,
+        told.told_s or None,
     )
 
 
-def _as_found_so_far(output: OutputStatus, name: str, run: Follower) -> OutputStatus:
-    """The output with the rows that its run has given up, which a manifest lists only once it is complete."""
-    told = run.state.outputs.get(name)
-    return replace(output, quarantined=told.without if told is not None and not told.complete else 0)
-
-
 def _devices(run: Follower) -> dict[str, DeviceStatus]:
-    """Those that the run has, and those that it has lost since, by number."""
+    """Return those that the run has, and those that it has lost since, by number."""
     times, workers = run.state.device_times, run.state.workers.values() if run.alive else ()
     found = {}
     for number in dict.fromkeys((*run.state.devices, *times)):
@@ -148,21 +332,112 @@ def _devices(run: Follower) -> dict[str, DeviceStatus]:
     return found
 
 
-def _halted(run: Follower) -> bool:
-    """Whether its last word was that it cannot go on."""
-    return run.code is not None and run.code not in _STOPPED
+def screen_of(workdir: Path) -> list[str]:
+    """Return what `chunkvisor status` prints. Raises Halt (78) if the folder is not a workdir."""
+    layout = require_workdir(workdir)
+    run = Follower(layout)
+    status = status_of(layout, run)
+    return status_screen(status, run.look(), run.begun_anew(), run.code, workdir)
 
 
-def _says_why(run: Follower, state: State) -> bool:
-    """Whether its last words are worth showing: those of a halt, and of a stop that was amid troubles."""
-    if state is State.HALTED:
-        return _halted(run)
-    ending = run.state.ending
-    return state is State.STOPPED and ending is not None and ending.code not in _DONE and bool(ending.why)
+def status_screen(
+    status: Status, now: Snapshot, begun: Mapping[tuple[str, int], int], ending: int | None, workdir: Path
+) -> list[str]:
+    """Say the state, how far it is, whether to worry and what to do, in a few plain lines.
+
+    `begun` are the chunks under way when the run ended without a word, with the number of texts saved of each;
+    `ending` is its exit code if it had one.
+    """
+    lines = [str(status.state)]
+    running = status.state is State.RUNNING
+    if running:
+        process = f"pid {status.pid}"
+        if status.silent_s is not None:
+            process += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
+            process += "more cannot be seen from here"
+        lines[0] = f"running ({process}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
+        lines[0] += f", {time_left(now)}" if now.eta_s is not None else ""
+    lines += [f"{name}: {_progress(output)}" for name, output in status.outputs.items()]
+    if running:
+        lines += [", ".join(rates(now))] * bool(rates(now))
+        for device in (device for device in now.devices if device.workers):
+            worker = device.workers[0]
+            done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
+            lines.append(f"{device.label}: {worker.output} chunk {worker.chunk}, {worker.phase}{done}")
+    else:
+        names = status.device_names
+        lines += [_device(names.get(key, f"device {key}"), each) for key, each in status.devices.items() if each.busy_s]
+    if status.attempts:
+        lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
+    if status.began_at and status.told_at:
+        lasted = human_elapsed(status.told_at - status.began_at)
+        last = "last sign of life" if running or ending is None else "ended"
+        lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
+    lines += status.message
+    if running:
+        lines += [now.health.marked, f"to follow it: chunkvisor status --watch {workdir}"]
+    elif status.state is State.COMPLETE:
+        lines += _complete(lines, status, workdir)
+    else:
+        lines += _again(status, begun, ending)
+        if status.state is State.STOPPED:
+            why = _STOPPED.get(ending, f"the last run ended with code {ending}")
+            why += KEPT if ending is None and (status.anything_done or any(begun.values())) else ""
+            lines[0] += f": {why}"
+    return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
-def _last_rate(run: Follower, outputs: Mapping[str, OutputStatus]) -> float | None:
-    """Rows a second, as the run's last commit told."""
-    distinct = sum(output.distinct_texts for output in outputs.values())
-    rows = sum(output.rows for output in outputs.values())
-    return run.state.texts_per_s * rows / distinct if run.state.texts_per_s and distinct else None
+def _again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | None) -> Iterator[str]:
+    """Say what running again would do."""
+    chunks = sum(output.chunks for output in status.outputs.values())
+    kept = sum(output.chunks_done for output in status.outputs.values())
+    first = "do what is said above, then " if ending in _NEED_A_PERSON else ""
+    yield f"to go on: {first}run the same command again"
+    if status.command:
+        yield f"the command: {status.command}"
+    if chunks and chunks == kept:
+        each = "the chunk is done and only has" if chunks == 1 else f"all {chunks:,} chunks are done and only have"
+        yield f"{each} to be joined"
+    elif kept:
+        yield f"{kept:,} of {chunks:,} chunks are done and kept; {counted(chunks - kept, 'chunk')} to compute"
+    if chunks and begun:
+        several = len({output for output, _ in begun}) > 1
+        names = listed([f"{output} chunk {chunk}" if several else f"chunk {chunk}" for output, chunk in begun], 10)
+        saved, them = sum(begun.values()), "it" if len(begun) == 1 else "them"
+        kept_texts = counted(saved, "text") if saved else "no text"
+        saved_of = f"{kept_texts} of {them} {'are' if saved > 1 else 'is'} saved"
+        yield f"{len(begun)} of these had begun ({names}; the first chunk is 0); {saved_of}"
+
+
+def _progress(output: OutputStatus) -> str:
+    if not output.rows:
+        return "its source has not been read yet"
+    parts = [percent(output.rows_done / output.rows), rows_in_words(output)]
+    parts += [chunks_in_words(output)] * bool(output.chunks)
+    parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
+    return ", ".join(parts + [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated))
+
+
+def _device(name: str, device: DeviceTimes) -> str:
+    tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
+    if device.padding_share is not None:
+        tokens += f", {100 * device.padding_share:.1f} % padding"
+    idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
+    rate = f"{figure(device.texts_per_s or 0)} texts/s{tokens}"
+    return f"{name}: {rate} while computing, idle {idle:.1f} % between chunks"
+
+
+def _complete(lines: list[str], status: Status, workdir: Path) -> Iterator[str]:
+    bad = {name: output.quarantined for name, output in status.outputs.items() if output.quarantined}
+    if not bad:
+        moved = [output.file for output in status.outputs.values() if output.file]
+        yield f"nothing to do; the {f'file is {moved[0]}' if moved else f'files are in {workdir}'}"
+        return
+    count = sum(bad.values())
+    lines[0] += f", but {counted(count, 'row')} {'has' if count == 1 else 'have'} no vector"
+    for name in bad:
+        for words in reasons_in_words(status.outputs[name].reasons, bad[name]):
+            yield f"{f'{name}: ' * (len(bad) > 1)}{words}"
+    yield f"which rows: {listed([status.outputs[name].listed_in for name in bad], 3)}"
+    yield f"to try {'it' if count == 1 else 'them'} again: chunkvisor retry {workdir}, then run again"
+    yield "see: chunkvisor explain quarantine"

@@ -5,12 +5,15 @@ terminal is as it should be, and what has scrolled by stays there.
 """
 
 import contextlib
+import json
 import os
+import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -21,11 +24,14 @@ from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.progress import NewsLine
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
-from chunkvisor.printing import write
+from chunkvisor.printing import say, write
 from chunkvisor.show.lines import (
+    can_draw,
     chunks_in_words,
     closing_line,
+    heartbeat_s,
     percent,
+    progress_line,
     rates,
     rows_in_words,
     stage,
@@ -34,6 +40,9 @@ from chunkvisor.show.lines import (
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.sensors import GpuReading
 from chunkvisor.show.snapshot import DeviceState, Readings, Snapshot, WorkerState, look_at, snapshot_of
+from chunkvisor.show.status import Follower, State, read_status
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.mark import is_workdir, require_workdir
 from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, printable, wrapped
 
 REFRESH_S = 0.5
@@ -274,3 +283,73 @@ class Live(Observer):
     def _leave(self) -> None:
         self._screen.leave(self._news)
         self._news.clear()
+
+
+@contextlib.contextmanager
+def ctrl_c_in_pauses() -> Iterator[None]:
+    """Let Ctrl-C come in the pauses between two looks alone, as KeyboardInterrupt.
+
+    Anywhere else it may come to nothing: Python drops an exception that is raised in the callback of a weak reference
+    or of the garbage collector.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pause(seconds: float) -> None:
+    if signal.sigtimedwait({signal.SIGINT}, seconds) is not None:
+        raise KeyboardInterrupt
+
+
+def wait_for_run(workdir: Path) -> None:
+    """Return once there is a run to follow in the folder; say once what it waits for."""
+    told = False
+    while not is_workdir(Layout(workdir)) and not workdir.is_file():
+        if not told:
+            told = True
+            say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
+        _pause(REFRESH_S)
+
+
+def watch_view(workdir: Path) -> None:
+    """Show the live view until the run ends, or lines if nothing can be drawn. Raises Halt (78)."""
+    run = Follower(require_workdir(workdir))
+    screen, said_s = Screen(sys.stdout) if can_draw(sys.stdout) else None, -float("inf")
+    if not run.alive:
+        return
+    try:
+        while True:
+            snapshot = run.look()
+            lines = [f"{human_moment(line.t)} {line.words}" for line in run.news]
+            if screen is None and time.monotonic() - said_s >= heartbeat_s(snapshot.elapsed_s) and run.alive:
+                said_s = time.monotonic()
+                lines.append(f"{human_moment(time.time())} {progress_line(snapshot)}")
+            if screen is None and not all(map(say, lines)):  # as in `status --watch | head`
+                return
+            if not run.alive:
+                return
+            if screen is not None:
+                screen.draw(snapshot, run.news)
+            _pause(REFRESH_S)
+    finally:
+        if screen is not None:
+            screen.leave(run.news if not run.alive else ())
+
+
+def watch_json(workdir: Path) -> None:
+    """Print a line of JSON, as `status --json` has it, at once and for each change, until the run ends."""
+    shown = None
+    while True:
+        began_s = time.monotonic()
+        status = read_status(workdir)
+        if (content := status.to_json()) != shown:
+            shown = content
+            if not say(json.dumps(content)):
+                return
+        if status.state is not State.RUNNING:
+            return
+        # A tenth of the time, at most, goes into reading: a long journal is read again less often.
+        _pause(max(1.0, 10 * (time.monotonic() - began_s)))
