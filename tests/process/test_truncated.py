@@ -81,6 +81,29 @@ def test_cut_rows_of_an_update(workplace: Workplace, model: Path) -> None:
     assert workplace.manifest()["truncated"]["texts_not_counted"] == 0
 
 
+def test_cut_rows_of_one_file(workplace: Workplace, model: Path) -> None:
+    """`chunkvisor encode` puts the list next to its file, and names it."""
+    workplace.write_source(TEXTS[:3])
+    out = workplace.folder / "mine.npy"
+    options = ("--column", "text", "--model", str(model), "--device", "cpu", "-o", str(out))
+    ended = workplace.call("encode", str(workplace.source), *options)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 row was cut at 64 tokens, listed in mine.truncated.jsonl" in ended.stderr
+    assert out.with_suffix(".truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
+    assert json.loads(out.with_suffix(".json").read_text())["truncated"]["file"] == "mine.truncated.jsonl"
+    assert workplace.call("verify", str(out)).returncode == 0
+
+
+def test_cut_rows_from_scratch(workplace: Workplace, model: Path) -> None:
+    """What is encoded anew has a list of its own, also if nothing is cut any more; the earlier one is gone by then."""
+    prepare(workplace, model, TEXTS[:2])
+    assert workplace.run().returncode == 0
+    prepare(workplace, model, ["short", "brief"])
+    assert workplace.run("--from-scratch", "--yes").returncode == 0
+    assert workplace.manifest()["truncated"] == {"rows": 0, "texts_not_counted": 0}
+    assert not list(workplace.workdir.rglob("*.truncated.jsonl*"))
+
+
 def test_nothing_cut(workplace: Workplace, model: Path) -> None:
     """Without a cut row there is a count of 0 and no file."""
     prepare(workplace, model, ["short", "brief"])

@@ -19,6 +19,7 @@ from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, Reuse
 from chunkvisor_worker.contract.files import RESULT, open_regular, write_blocks
 
 _ROWS_AT_ONCE = 1 << 18
+_LINES_AT_ONCE = 1 << 14  # a row takes 4 bytes as a number, and 100 while it is written as a line
 
 
 def record(
@@ -85,7 +86,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(rows, their lines) in order, a block at a time."""
     start = 0
     with open_regular(path) as file:
-        while data := file.read(4 * _ROWS_AT_ONCE):
+        while data := file.read(4 * _LINES_AT_ONCE):
             tokens = np.frombuffer(data, dtype="<i4")
             rows = np.flatnonzero(tokens)
             pairs = zip((rows + start).tolist(), tokens[rows].tolist(), strict=True)

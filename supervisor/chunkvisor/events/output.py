@@ -130,4 +130,6 @@ class OutputComplete(Event):
             return ""
         was = "was" if self.truncated == 1 else "were"
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
-        return f"; {counted(self.truncated, 'row')} {was} cut{at}, listed in {self.output}.truncated.jsonl"
+        # `chunkvisor encode` puts the file where the person wants it.
+        name = self.path.rpartition("/")[2].removesuffix(".npy").removesuffix(".parquet") or self.output
+        return f"; {counted(self.truncated, 'row')} {was} cut{at}, listed in {name}.truncated.jsonl"
