@@ -113,14 +113,15 @@ def test_another_source_is_refused(desk: Desk) -> None:
 
 @pytest.mark.parametrize("how", ["strange", "changed"])
 def test_a_file_of_somebody_else_is_kept(desk: Desk, how: str) -> None:
-    """A file that is not what `encode` made is never replaced unasked."""
+    """A file that is not what `encode` made is never replaced unasked, one that it never made by no option."""
     if how == "changed":
         assert desk.encode("--column", "text").returncode == 0
     desk.out.parent.mkdir(exist_ok=True)
     desk.out.write_bytes(b"precious")
-    ended = desk.encode("--column", "text")
-    assert (ended.returncode, str(desk.out) in ended.stderr) == (78, True), ended.stderr
-    assert desk.out.read_bytes() == b"precious"
+    for more in ([], ["--from-scratch"] * (how == "strange")):
+        ended = desk.encode("--column", "text", *more)
+        assert (ended.returncode, str(desk.out) in ended.stderr) == (78, True), ended.stderr
+        assert desk.out.read_bytes() == b"precious"
 
 
 def test_same_command_goes_on(desk: Desk) -> None:
@@ -249,6 +250,7 @@ def test_missing_column_lists_the_columns(desk: Desk, suffix: str) -> None:
         (("--column", "text", "-o", "out.bin"), 2, "must end in .npy"),
         (("--column", "text", "--max-length", "many"), 78, "model.max_length"),
         (("--column", "text", "--template", "{text}"), 78, "keep one of them"),
+        (("--column", "text", "-o", "/proc/x.npy"), 78, "/proc/x.npy.chunkvisor cannot be made"),
         (("--column", "nope"), 78, "there is no column 'nope'"),
         (("--column", "text", "--set", "chunk.sise=3"), 78, "chunk.sise: unknown key"),
     ],

@@ -83,6 +83,25 @@ def ingredients(config: Config) -> dict[str, Any]:
     return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)).values
 
 
+def refuse_foreign(wanted: OneFile) -> None:
+    """Raise Halt (78) if the file is there and `chunkvisor encode` has not made it: nothing replaces such a file."""
+    if wanted.out.exists():
+        _own_manifest(wanted)
+
+
+def _own_manifest(wanted: OneFile) -> tuple[dict[str, Any], Identity]:
+    """The manifest beside the file, and what it was made from. Raises Halt (78)."""
+    try:
+        manifest = read_sealed(wanted.manifest)
+    except (DamagedError, OSError):
+        manifest = None
+    before = from_json((manifest or {}).get(_MADE_FROM))
+    if manifest is None or before is None:
+        what = f"{wanted.out} is there already, and `chunkvisor encode` has not made it"
+        raise config_error(what, remedy="choose another name by -o, or move it away")
+    return manifest, before
+
+
 def made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of the file if it is there and is what this call would make; None where there is work to do.
 
@@ -91,13 +110,7 @@ def made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any]
     if not wanted.out.exists():
         return None
     remedy = "choose another name by -o, or replace it by adding --from-scratch"
-    try:
-        manifest = read_sealed(wanted.manifest)
-    except (DamagedError, OSError):
-        manifest = None
-    before = from_json((manifest or {}).get(_MADE_FROM))
-    if manifest is None or before is None:
-        raise config_error(f"{wanted.out} is there already, and `chunkvisor encode` has not made it", remedy=remedy)
+    manifest, before = _own_manifest(wanted)
     if changes := differences(before, Identity(dict(made_from))):
         what = f"{wanted.out} is there already, with {counted(manifest['rows'], 'row')}, but it was made differently:\n"
         what += "\n".join(f"  {change}" for change in changes)

@@ -9,7 +9,15 @@ from pathlib import Path
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
-from chunkvisor.commands.fileinplace import OUTPUT, OneFile, ingredients, made_before, publish, remove_state
+from chunkvisor.commands.fileinplace import (
+    OUTPUT,
+    OneFile,
+    ingredients,
+    made_before,
+    publish,
+    refuse_foreign,
+    remove_state,
+)
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
@@ -51,13 +59,19 @@ def encode(wanted: OneFile, observer: Observer) -> ExitCode:
     check_target(wanted.out, "-o", lambda _: True)  # what a file there is, is seen below
     check_target(wanted.manifest, "-o", is_manifest)
     made_from = ingredients(config)
-    if not wanted.from_scratch and (manifest := made_before(wanted, made_from)) is not None:
+    if wanted.from_scratch:
+        refuse_foreign(wanted)
+    elif (manifest := made_before(wanted, made_from)) is not None:
         bad = badrows.count_of(manifest)
         observer.say(f"{wanted.out}: complete already" + (f", {counted(bad, 'row')} without a vector" if bad else ""))
         remove_state(wanted)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
-    make_folders(wanted.out.parent)
-    make_folders(wanted.workdir, mode=0o755)
+    try:
+        make_folders(wanted.out.parent)
+        make_folders(wanted.workdir, mode=0o755)
+    except FileNotFoundError as error:  # a file system that takes no files, such as /proc
+        what = f"{error.filename} cannot be made: {error.strerror}"
+        raise config_error(what, remedy="choose another place by -o") from error
     loaded = LoadedConfig(config, wanted.folder / "(command line)", wanted.folder, wanted.overrides, Given.OPTIONS)
     quarantined = None
     try:
