@@ -533,7 +533,6 @@ def test_in_a_thread() -> None:
 SCRIPT = """
 import sys
 import chunkvisor
-from chunkvisor.show.lines import Console
 assert not {name.partition(".")[0] for name in sys.modules} & {"numpy", "pydantic", "click", "yaml"}
 vectors = chunkvisor.encode(["one", "two"], model="m", encoder="good:make", device="cpu")
 print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
