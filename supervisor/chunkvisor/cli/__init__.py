@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import click
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say, show_usage, unwritten
 from chunkvisor.store.disk import DISK_ERRNOS
-from chunkvisor.store.refusal import refusal
+from chunkvisor.store.refusal import memory_halt, refusal
 from chunkvisor.units import did_you_mean
 from chunkvisor.version import __version__
 
@@ -125,6 +125,11 @@ def main() -> None:
         sys.exit(int(ExitCode.INTERRUPTED))
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
+    except MemoryError:
+        short = memory_halt()
+        short.remedy = short.remedy.replace(KEPT, "")
+        show(short)
+        sys.exit(int(short.code))
     except OSError as error:
         # click prints the help by itself: an error without a file is then one of standard output.
         unshown = error.filename is None and error.errno in DISK_ERRNOS

@@ -94,6 +94,16 @@ def limit_halt(error: OSError) -> Halt:
     )
 
 
+def memory_halt() -> Halt:
+    """The end of a command that was refused memory for itself."""
+    return Halt(
+        ExitCode.MACHINE,
+        "there is not enough memory for the command itself",
+        why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
+        remedy=f"free memory, or raise the limit (ulimit -v unlimited); then run the same command again{KEPT}",
+    )
+
+
 def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Halt:
     """The end of a run that could not write or read a file: that of the error, or one in `place`; of so many bytes."""
     path = _path_of(error)

@@ -21,7 +21,7 @@ from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
-from chunkvisor.store.refusal import refusal
+from chunkvisor.store.refusal import memory_halt, refusal
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
@@ -100,6 +100,10 @@ def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[N
             _tell_bug(emit, error)
             raise
         emit(Halted(**_only_if_kept(halt_now, layout).details()))
+        raise halt_now from error
+    except MemoryError as error:
+        halt_now = _only_if_kept(memory_halt(), layout)
+        emit(Halted(**halt_now.details()))
         raise halt_now from error
     except Exception as error:
         _tell_bug(emit, error)
