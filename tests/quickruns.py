@@ -19,7 +19,7 @@ import chunkvisor.supervise.session
 from chunkvisor.show.record import surroundings
 
 _LOADED_LATE = (
-    *("chunkvisor.cli.encode", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
+    *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
     *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.sensors"),
     *("chunkvisor.show.lines", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),

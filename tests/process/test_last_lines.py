@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.cli.again import command_line
+from chunkvisor.cli.run import command_line
 from harness import finish, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.cli.encode import encode
+from chunkvisor.cli.run import encode
 from chunkvisor.config.load import Given
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise.changed import refuse_changes

@@ -168,7 +168,7 @@ MAY_OPEN = {
     "engine/ray/": "reads /proc, and works in a scratch folder of its own",
     "commands/explain.py": "reads files of the package; as a program, writes a page of docs/",
     "config/load.py": "a config may be a pipe, as in `run <(…)`; it is read up to a limit",
-    "cli/setup.py": "`init` makes a new file, by O_EXCL",
+    "cli/before.py": "`init` makes a new file, by O_EXCL",
     "api.py": "the log in a temporary folder of its own",
     "results.py": "reads them by numpy",
     "printing.py": "standard streams",

@@ -24,14 +24,12 @@ from chunkvisor.version import __version__
 _Command = TypeVar("_Command", bound=click.Command)
 
 _MODULES = {
-    "run": "run",
-    "encode": "encode",
-    **dict.fromkeys(("plan", "doctor", "drill"), "checks"),
-    **dict.fromkeys(("status", "report", "verify"), "workdir"),
-    "audit": "audit",
-    "tune": "tune",
+    **dict.fromkeys(("run", "encode"), "run"),
+    **dict.fromkeys(("plan", "doctor", "drill"), "before"),
+    **dict.fromkeys(("status", "report", "verify", "audit"), "workdir"),
+    "tune": "before",
     **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "explain", "schema"), "setup"),
+    **dict.fromkeys(("init", "explain", "schema"), "before"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""
 
@@ -144,7 +142,7 @@ def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
     if isinstance(error, click.NoSuchOption) and (meant := _MEANT.get(error.option_name)):
         return click.UsageError(f"There is no option {error.option_name}: {meant}", error.ctx)
     if isinstance(error, click.MissingParameter):
-        from chunkvisor.cli.notgiven import with_what_is_here
+        from chunkvisor.cli.parameters import with_what_is_here
 
         return with_what_is_here(error)
     return error

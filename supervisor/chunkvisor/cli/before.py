@@ -1,0 +1,268 @@
+"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`, `explain`, `schema`."""
+
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from chunkvisor.cli.parameters import ROW_COUNT, Number, config_argument, set_option
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.printing import columns_of, say
+from chunkvisor.units import counted
+
+
+def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from chunkvisor.testing import FAULTS
+
+    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
+
+
+@click.command("plan")
+@config_argument()
+@set_option("Override a key, e.g. chunk.size=200.")
+@click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in bytes and seconds.")
+def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
+    r"""Dry run: show what a run of CONFIG would do and need.
+
+    It counts rows and tokens, and estimates memory, disk, and time once a speed is known. It uses no GPU and writes
+    nothing into the workdir.
+
+    \b
+    Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
+    """
+    from chunkvisor.commands.planning import draw, survey
+    from chunkvisor.config.load import load
+
+    forecast = survey(load(config, overrides), max_rows, _say)
+    if as_json:
+        say(json.dumps(forecast.to_json(), indent=2))
+    else:
+        say("\n".join(draw(forecast, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
+
+
+@click.command("doctor")
+@config_argument(required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs: JSON with `ok`, and an object for each check.")
+def doctor(config: Path | None, as_json: bool) -> None:
+    r"""Check whether this machine can do the job.
+
+    It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it also at sources,
+    device, folders and model, and a worker encodes a few words.
+
+    \b
+    Example: chunkvisor doctor embeddings.yaml
+    """
+    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
+
+    findings = examine(gather(config, _say))
+    if as_json:
+        say(json.dumps(to_json(findings), indent=2))
+    else:
+        say("\n".join(render(findings)), indent=13)
+    if code := exit_code(findings):
+        sys.exit(int(code))
+
+
+@click.command("drill")
+@config_argument()
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this failure; may be given more than once. The page docs/reference/drill.md lists them.",
+    shell_complete=_complete_fault,
+)
+@set_option("Override a key, e.g. device=cpu.")
+@click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
+    r"""Fire drill: cause each kind of failure on purpose.
+
+    It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and the first rows of
+    its first output. Failures that this machine cannot have are simulated, and the table says so. It takes some
+    minutes.
+
+    \b
+    Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
+    """
+    from chunkvisor.commands import drill as drilling
+    from chunkvisor.config.load import load
+
+    faults, loaded = drilling.choose(names), load(config, overrides)
+    parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
+    place = parent if os.access(parent, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
+    try:
+        say(f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}", err=True)
+        findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        say(json.dumps(drilling.to_json(findings), indent=2))
+    failed = [each for each in findings if each.problem]
+    say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
+    if keep:
+        say(f"kept: {folder}", err=True)
+    if failed:
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"the run did not recover from: {', '.join(each.fault for each in failed)}",
+            why=failed[0].problem,
+            remedy=f"To see what happened: chunkvisor drill {config} --fault {failed[0].fault} --keep",
+        )
+
+
+def _say(step: str) -> None:
+    say(f"{step} …", err=True)
+
+
+def _can_draw() -> bool:
+    try:
+        "─█▏".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+@click.command("tune")
+@config_argument()
+@set_option("Override a key, e.g. device=cuda:1.")
+@click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
+@click.option(
+    "--price",
+    type=Number(float, 0, math.inf, "a number, 0 or more"),
+    metavar="PER_HOUR",
+    help="What an hour of this machine costs; the table then has the cost of the whole job.",
+)
+@click.option(
+    "--least-cosine",
+    type=Number(float, 0, 1, "a number from 0 to 1"),
+    default=0.999,
+    show_default=True,
+    metavar="COSINE",
+    help="Recommend only settings whose every vector has at least this cosine, 0 to 1, to its float32 one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in hours.")
+def tune(
+    config: Path, overrides: tuple[str, ...], write: bool, price: float | None, least_cosine: float, as_json: bool
+) -> None:
+    r"""Try settings on texts of CONFIG, and recommend the fastest.
+
+    Dtypes, batch sizes and numbers of workers are compared by their speed, and by how near their vectors are to those
+    of float32. It takes a minute or two and writes nothing into the workdir.
+
+    \b
+    Example: chunkvisor tune embeddings.yaml --price 2.5
+    """
+    from chunkvisor.commands.tune import draw, to_json
+    from chunkvisor.commands.tune import tune as try_all
+    from chunkvisor.config.load import load
+
+    tuning = try_all(load(config, overrides), least_cosine, _tell)
+    if as_json:
+        say(json.dumps(to_json(tuning, price), indent=2))
+    else:
+        say("\n".join(draw(tuning, least_cosine, price)))
+    if tuning.best is None:
+        raise Halt(
+            ExitCode.QUARANTINED,
+            f"no setting has a least cosine of {least_cosine:g} to float32",
+            remedy="ask for less: --least-cosine 0.99; the table says what each setting has",
+        )
+    if write and tuning.changes:
+        _write(config, tuning.changes)
+        say(f"{config}: written", err=True)
+
+
+def _tell(step: str) -> None:
+    say(f"{step} …", err=True)
+
+
+def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
+    from chunkvisor.config.edit import with_values
+    from chunkvisor_worker.contract.files import open_regular, write_atomic
+
+    target = config.resolve()  # a link stays a link
+    if not target.is_file():
+        raise config_error(f"{config} is no file that can be written to", remedy="give the config's own path")
+    with open_regular(target) as file:
+        text = with_values(file.read().decode("utf-8"), values)
+    if text is None:
+        lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())
+        raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
+    mode = target.stat().st_mode
+    write_atomic(target, text.encode("utf-8"))
+    target.chmod(mode & 0o777)
+
+
+@click.command("init")
+@click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
+def init(path: Path) -> None:
+    r"""Write a config to start from, with every key explained.
+
+    Without PATH: chunkvisor.yaml; no existing file is overwritten.
+
+    \b
+    Example: chunkvisor init embeddings.yaml
+    """
+    target = path / "chunkvisor.yaml" if path.is_dir() else path
+    try:
+        with open(target, "x") as file:
+            file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
+    except FileExistsError:
+        raise config_error(
+            f"{target} is there already, and stays as it is", remedy="name another file: chunkvisor init OTHER.yaml"
+        ) from None
+    except OSError as error:
+        raise config_error(f"{target} cannot be written: {error.strerror}") from None
+    path_in_words = shlex.quote(str(target))
+    say(f"{target} written. In it, change the lines marked with <--: source, column, model, device. Then:", indent=2)
+    say(f"  chunkvisor doctor {path_in_words}    can this machine do it?")
+    say(f"  chunkvisor plan {path_in_words}      how much work is it?")
+    say(f"  chunkvisor run {path_in_words}       do it; run it again to continue")
+
+
+def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from chunkvisor.commands.explain import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("name", required=False, shell_complete=_complete_name)
+def explain(name: str | None) -> None:
+    r"""Explain a failure, by the NAME that a run gave it.
+
+    It says what happened, what a run does by itself, and what you can do. The last lines of a run have NAME after
+    `see:`. Without NAME: list all names.
+
+    \b
+    Example: chunkvisor explain gpu_oom
+    """
+    from chunkvisor.commands.explain import explain as entry_of
+    from chunkvisor.commands.explain import index
+
+    say(entry_of(name) if name is not None else "\n".join(index()), indent=4)
+
+
+@click.command("schema")
+def schema() -> None:
+    r"""Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
+
+    \b
+    Example: chunkvisor schema > chunkvisor.schema.json
+    and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
+    """
+    from chunkvisor.config.schema import config_schema
+
+    say(json.dumps(config_schema(), indent=2))
