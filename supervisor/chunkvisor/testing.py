@@ -59,7 +59,7 @@ FAULTS: tuple[DrillFault, ...] = (
     DrillFault("sigterm", "another process asks the worker to stop", Outcome.INTERRUPTED),
     DrillFault("sigstop", "the worker is stopped and never continued", Outcome.HUNG),
     DrillFault("hang", "the worker sleeps for ever and ignores SIGTERM", Outcome.HUNG),
-    DrillFault("exit-0-without-result", "the worker ends as if all were well", Outcome.BAD_OUTPUT),
+    DrillFault("exit-0-without-result", "the worker ends as if all were well", Outcome.CRASHED),
     DrillFault("exit-1-after-result", "the worker fails after its work is done", Outcome.COMMITTED),
     DrillFault("nan-row", "one vector is NaN", Outcome.BAD_OUTPUT),
     DrillFault("lost-vectors", "half of the vectors are gone after the worker has ended well", Outcome.BAD_OUTPUT),

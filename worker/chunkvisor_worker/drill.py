@@ -57,11 +57,10 @@ class Tripwire(BeatWriter):
         self._reach(Moment.AFTER)
 
     def _reach(self, moment: Moment) -> None:
-        if (
-            self._sabotage.moment is moment
-            and self._is_due(self._texts)
-            and (error := self._sabotage.strike(self._scene))
-        ):
+        if self._sabotage.moment is not moment or not self._is_due(self._texts):
+            return
+        self.provoked = True
+        if error := self._sabotage.strike(self._scene):
             raise error
 
 

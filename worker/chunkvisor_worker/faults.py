@@ -24,7 +24,12 @@ _MASKED_CHARS = 256 << 10
 
 
 def fault_of(
-    exception: BaseException, phase: Phase, batch_rows: int = 0, batch_tokens: int = 0, rows_done: int = 0
+    exception: BaseException,
+    phase: Phase,
+    batch_rows: int = 0,
+    batch_tokens: int = 0,
+    rows_done: int = 0,
+    provoked: bool = False,
 ) -> Fault:
     """The record of `exception`, raised in `phase`, with the batch under way (0 = none or unknown)."""
     return Fault(
@@ -34,6 +39,7 @@ def fault_of(
         batch_rows=batch_rows,
         batch_tokens=batch_tokens,
         rows_done=rows_done,
+        provoked=provoked,
     )
 
 

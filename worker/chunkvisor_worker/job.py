@@ -81,7 +81,7 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
         gc.disable()  # a cycle, too, can hold pinned memory
         _log_traceback()
         beat = progress.beat
-        fault = fault_of(error, beat.phase, beat.batch_rows, beat.batch_tokens, beat.rows_done)
+        fault = fault_of(error, beat.phase, beat.batch_rows, beat.batch_tokens, beat.rows_done, progress.provoked)
         try:
             write_message(files.fault, fault)
         except OSError:

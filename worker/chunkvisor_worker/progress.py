@@ -31,6 +31,8 @@ class BeatWriter:
         self.beat = Beat(0, os.getpid(), Phase.START)
         """What is known by now; the file has it as it was written last."""
         self.phase_s: dict[str, float] = {}
+        self.provoked = False
+        """Whether a fault on purpose has struck; see `drill`."""
 
     def tell_begun(self, begun: Callable[[Indices], None]) -> None:
         """Have it called with the texts of each batch that begins, before anything else."""

@@ -99,7 +99,8 @@ def judge(evidence: Evidence) -> Verdict:
             evidence, Outcome.BAD_OUTPUT, reason, remedy=remedy, exit_code=code_if_ended, row_can_cause=of_texts
         )
     if evidence.fault is not None:
-        return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu))
+        # A drill on the CPU plays the faults of a GPU: they are seen as a GPU's.
+        return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu and not evidence.fault.provoked))
     if code is None:
         return _verdict(evidence, Outcome.INTERRUPTED, "left behind by an earlier run", asked_for=True)
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -260,3 +260,5 @@ class Fault:
     batch_rows: int = 0
     batch_tokens: int = 0
     rows_done: int = 0
+    provoked: bool = False
+    """A drill or a test brought it about; on a CPU it may play a fault of a GPU."""
