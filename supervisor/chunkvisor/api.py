@@ -26,9 +26,8 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.ingest.given import place_of, writing
 from chunkvisor.results import Report, loss_in_words
-from chunkvisor.show.lines import Console, Logger
+from chunkvisor.show.lines import Console, Logger, is_watched
 from chunkvisor.show.observer import Observer, Observers
-from chunkvisor.show.progressbar import ProgressBar, is_watched
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.request import Request
@@ -169,7 +168,11 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
         on_event = Observer() if on_event is None else _Listener(on_event)
     if isinstance(on_event, Console) and texts is not None:
         on_event = on_event.in_words_of(texts.in_words)
-    bars = [ProgressBar("your texts" if texts else "")] if progress else []
+    bars = list[Observer]()
+    if progress:
+        from chunkvisor.show.terminal import ProgressBar  # rich with it
+
+        bars.append(ProgressBar("your texts" if texts else ""))
     logger = Logger(told=listens or bool(bars), in_words=texts.in_words if texts else str)
     try:
         run_session(request, Observers(on_event, guarded=[*bars, logger]))

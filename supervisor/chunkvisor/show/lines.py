@@ -227,6 +227,17 @@ def can_draw(stream: TextIO) -> bool:
         return False
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; others, such as nbclient, import ipykernel, too."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and bool(kernel.IPKernelApp.initialized())
+
+
+def is_watched() -> bool:
+    """Whether a person looks on: at a terminal, or in a notebook."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
 class Logger(Observer):
     """Hands the news of a run to Python's logger `chunkvisor`, for programs that call it.
 

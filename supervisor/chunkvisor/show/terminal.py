@@ -6,6 +6,7 @@ terminal is as it should be, and what has scrolled by stays there.
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
 from rich.text import Text
@@ -22,14 +23,18 @@ from rich.text import Text
 from chunkvisor.events.event import Event, Severity, plain
 from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.progress import NewsLine
+from chunkvisor.events.run import Draining, Waiting
 from chunkvisor.events.stages import COMPUTING
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import say, write
 from chunkvisor.show.lines import (
+    LOGGER,
     can_draw,
     chunks_in_words,
     closing_line,
+    figure,
     heartbeat_s,
+    in_notebook,
     percent,
     progress_line,
     rates,
@@ -43,7 +48,8 @@ from chunkvisor.show.snapshot import DeviceState, Readings, Snapshot, WorkerStat
 from chunkvisor.show.status import Follower, State, read_status
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import is_workdir, require_workdir
-from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, printable, wrapped
+from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, human_time, printable, wrapped
+from chunkvisor_worker.contract.exits import Outcome
 
 REFRESH_S = 0.5
 _MOST_NEWS = 200
@@ -283,6 +289,117 @@ class Live(Observer):
     def _leave(self) -> None:
         self._screen.leave(self._news)
         self._news.clear()
+
+
+class ProgressBar(Observer):
+    """Draws one line for scripts and notebooks: what the run is at, then rows done, their rate and the time left."""
+
+    def __init__(self, source: str = "") -> None:
+        """`source` is what people call the source of the output; by default it has the output's name."""
+        self._source = source
+        self._state = RunState()
+        self._drawn_s = 0.0
+        self._width = 0
+        """Of the line that stands there."""
+        self._interrupted = False
+        self._wait: Waiting | None = None
+        self._near = ""
+        self._cell: Any = None
+        """A notebook's handle of what it displays."""
+
+    def event(self, event: Event, state: RunState) -> None:
+        """Take it in; most of them are seen with the next tick."""
+        self._state = state
+        match event:
+            case Draining():
+                self._interrupted = event.signal == "SIGINT"
+            case Waiting():
+                self._wait = event
+            case Resolving():
+                self._near = event.near
+        if event.line and LOGGER.isEnabledFor(logging.INFO):
+            self._show(Text(""))  # the line that is logged next would stand behind it
+        elif isinstance(event, Resolving | CheckingModel | Waiting | Draining):
+            self._draw()  # the next tick may be long in coming
+
+    def tick(self) -> None:
+        """Draw, if it is time."""
+        if time.monotonic() - self._drawn_s >= REFRESH_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Leave the line as it is; take it away if there was not one row to count."""
+        if self._drawn_s and sum(each.rows for each in self._state.outputs.values()):
+            self._draw(over=True)
+            if self._cell is None:
+                with contextlib.suppress(OSError):
+                    write(sys.stderr, "\n")
+        elif self._drawn_s:
+            self._show(Text(""))
+
+    def _draw(self, *, over: bool = False) -> None:
+        if (now := look_at(self._state, sensors=False)) is None:
+            return
+        self._drawn_s = time.monotonic()
+        room = Room(RichConsole(file=sys.stderr).size.width - 1, 1)
+        words, notes = self._words(now, over=over), self._notes(now, over=over)
+        line = Text(words)
+        if now.rows and (over or self._state.first_go_s is not None):
+            line.append(": " * bool(words) + f"{percent(now.share)} ")
+            notes = [rows_in_words(now), human_elapsed(now.elapsed_s), *notes]
+            width = max(0, min(_MAX_BAR, room.columns - line.cell_len - len(", ".join(notes)) - 1))
+            line.append_text(bar(now.share, width, room)).append(" ")
+        else:
+            line.append(f", {human_elapsed(now.elapsed_s)}" + ", " * bool(notes))
+        line.append(", ".join(notes))
+        line.truncate(room.columns)
+        self._show(line)
+
+    def _show(self, line: Text) -> None:
+        if in_notebook():
+            from IPython.display import display
+
+            # What a notebook keeps is what it was given last; rich draws its text as HTML there.
+            self._cell = self._cell or display({"text/plain": ""}, raw=True, display_id=True)
+            self._cell.update(line if line else {"text/plain": ""}, raw=not line)
+            return
+        with contextlib.suppress(OSError):
+            words = printable(line.plain)
+            write(sys.stderr, f"\r{words}{' ' * (self._width - line.cell_len)}" + "\r" * (not words))
+        self._width = line.cell_len
+
+    def _words(self, now: Snapshot, *, over: bool) -> str:
+        """Say what the run is at; nothing while it computes, and at its good end."""
+        if over:
+            return "stopped" if now.share < 1 else ""
+        if self._interrupted:
+            return "finishing the chunk under way; interrupt once more to stop at once"
+        if now.waits_for and self._wait is not None:
+            left_s = self._wait.limit_s - self._wait.waited_s
+            most = f", at most {human_time(left_s)}" if left_s > 0 else ""
+            hub = " for the model hub" if self._wait.outcome == Outcome.HUB else ""
+            return f"waiting{hub}{most} (interrupt to stop)"
+        if now.doing == COMPUTING:
+            return ""
+        if now.rows_done and self._state.first_go_s is None:
+            return f"{rows_in_words(now)} done already; {now.doing}"
+        return now.doing.replace("the source of embeddings", self._source) if self._source else now.doing
+
+    def _notes(self, now: Snapshot, *, over: bool) -> list[str]:
+        state, notes = self._state, list[str]()
+        if now.waits_for and not over:
+            if self._wait is None or self._wait.outcome != Outcome.HUB:
+                return [f"{now.waits_for.partition('. ')[0]:.80}"]
+            near = f"did you mean the folder {self._near}?"
+            return [near if self._near else "no network? a folder of the model needs no hub"]
+        if now.rows_per_s and now.elapsed_s >= 1:
+            notes.append(f"{figure(now.rows_per_s)} rows/s")
+            notes += [time_left(now)] * (now.eta_s is not None and not over)
+        if state.without:
+            notes.append(f"{counted(state.without, 'row')} without a vector")
+        elif state.failed:
+            notes.append(f"{counted(state.failed, 'failed attempt')}, tried again")
+        return notes
 
 
 @contextlib.contextmanager
