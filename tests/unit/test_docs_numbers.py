@@ -51,7 +51,7 @@ NUMBERS = [
     ("docs/how-to/write-an-encoder.md", f"`batch_size: auto` is {specs.AUTO_ROWS}"),
     ("docs/how-to/watch-a-run.md", f"every {metrics.INTERVAL_S:g} seconds"),
     ("docs/how-to/watch-a-run.md", f"that of its last {state._WINDOW} chunks"),
-    ("docs/how-to/watch-a-run.md", f"larger than {observer._MOST_BYTES >> 20} MiB together"),
+    ("docs/how-to/watch-a-run.md", f"larger than {observer._MOST_BYTES >> 20} MiB, only"),
     ("docs/how-to/watch-a-run.md", f"{in_words(notices.STALL_TIMES)} times as long as usual"),
     ("docs/how-to/watch-a-run.md", f"{in_words(notices.END_S)} seconds at most, {in_words(notices.HURRIED_S)} after"),
     ("docs/reference/metrics.md", f"Every {in_words(sensors.INTERVAL_S)} seconds"),

@@ -14,7 +14,7 @@ from chunkvisor.printing import say
 from chunkvisor.store.layout import InvocationFiles, Layout
 
 _MOST_BYTES = 48 << 20
-"""Of journal and sensors; about five seconds of reading on a slow core."""
+"""Of the journal; about five seconds of reading on a slow core."""
 
 
 class Observer:
@@ -83,10 +83,10 @@ class Reporter(Observer):
 
     def close(self) -> None:
         """Write it; a disk that is full costs the report, nothing else."""
-        from chunkvisor.show.report import history_bytes, write_report
+        from chunkvisor.show.report import write_report
 
         with contextlib.suppress(OSError, Halt):  # another page of that name stays
-            if self._news and history_bytes(self._layout.workdir) <= _MOST_BYTES:
+            if self._news and self._layout.events.stat().st_size <= _MOST_BYTES:
                 write_report(self._layout.workdir, self._layout.report)
 
 

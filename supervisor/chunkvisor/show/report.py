@@ -9,7 +9,6 @@ import html
 import json
 import math
 import pkgutil
-import re
 import string
 import time
 from bisect import bisect_right
@@ -35,20 +34,18 @@ from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.target import check_target
-from chunkvisor.units import counted, human_bytes, human_moment, human_time
+from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import PRIVATE, AttemptFiles, open_regular, read_bounded, write_atomic
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Fault
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import read_message
 
-_MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES = 100, 40, 200, 14
+_MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
 _WIDTH, _HEIGHT, _STEPS = 1000, 500, 200
 """Of a drawing, which the page stretches; and the steps of time in it, since more cannot be told apart."""
-_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Terminal sequences, control characters, and marks that turn the direction of writing."""
 _COLORS = {
     "done": ("committed", (Outcome.COMMITTED,)),
     "stopped": ("interrupted", (Outcome.INTERRUPTED, Outcome.LOST)),
@@ -66,7 +63,7 @@ class Markup(str):
 
 def clean(value: object, chars: int = 1000) -> str:
     """Words of a log or a message as a page may show them: no tokens, no control characters, not endless."""
-    text = _CONTROLS.sub("", masked(str(value)[: 16 * chars]).encode(errors="replace").decode())
+    text = printable(masked(str(value)[: 16 * chars]))
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
@@ -79,10 +76,10 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Make a table; on a narrow screen each row becomes a list, in which the labels repeat the heads."""
-    body = list[Markup]()
-    for row in rows:
-        cells = (tag("td", tag("div", cell), data_label=head) for head, cell in zip(heads, row, strict=True))
-        body.append(tag("tr", *cells))
+    cells = (
+        [tag("td", tag("div", *pair[1:]), data_label=pair[0]) for pair in zip(heads, row, strict=True)] for row in rows
+    )
+    body = [tag("tr", *row) for row in cells]
     return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body))
 
 
@@ -103,7 +100,6 @@ class Story:
 
     runs: list[tuple[float, float]] = field(default_factory=list)
     """(begin, last event) of each."""
-    device: str = ""
     spans: list[Span] = field(default_factory=list)
     texts: list[tuple[float, float, int]] = field(default_factory=list)
     """(from, to, how many) distinct texts were encoded."""
@@ -129,8 +125,6 @@ class Story:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
-            case of_run.RunStarted():
-                self.device = event.device
             case of_run.RunEnded() | of_run.Halted():
                 self._ended = True
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
@@ -180,17 +174,6 @@ class Story:
             self.lines.append((self.runs[-1][1], "the last that is known of this run"))
 
 
-def read_story(layout: Layout) -> Story:
-    """Read the journal."""
-    story = Story()
-    for entry in read_events(layout.events):
-        story.apply(entry.run, entry.t, entry.event)
-    story.cut_off()
-    story.runs.sort()
-    story.limits.sort()
-    return story
-
-
 class Axis:
     """Running time from 0 to 1: the pauses between runs are cut out."""
 
@@ -215,6 +198,9 @@ class Axis:
 
 Line = tuple[str, str, Sequence[tuple[float, float]]]
 """(CSS class, words, points: place from 0 to 1 and value)."""
+Marks = Sequence[tuple[float, str]]
+"""(height from 0 to 1, words) of the upright axis."""
+Legend = Sequence[tuple[str, str]]
 
 
 def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
@@ -276,14 +262,10 @@ def _lanes(axis: Axis, spans: Sequence[Span]) -> Markup:
             drawn.append((left, right, span.words))
     high, shapes = _HEIGHT / len(devices), list[Markup]()
     for (color_number, lane), drawn in sorted(found.items()):  # faults last, above the others
-        for left, right, words in drawn:
-            size = {
-                "x": left,
-                "y": round(high * (lane + 0.1)),
-                "width": max(2, right - left),
-                "height": round(high * 0.8),
-            }
-            shapes.append(tag("rect", tag("title", words), class_=f"k-{colors[color_number]}", **size))
+        css, y, height = f"k-{colors[color_number]}", round(high * (lane + 0.1)), round(high * 0.8)
+        for x, right, words in drawn:
+            title, width = tag("title", words), max(2, right - x)
+            shapes.append(tag("rect", title, class_=css, x=x, y=y, width=width, height=height))
     legend = [(f"k-{colors[number]}", _COLORS[colors[number]][0]) for number in sorted({color for color, _ in found})]
     marks = [(1 - (lane + 0.5) / len(devices), f"device {name}") for lane, name in enumerate(devices)]
     return _figure("Attempts", axis, marks, shapes, legend, 22 * len(devices))
@@ -302,14 +284,7 @@ def _curves(title: str, axis: Axis, lines: Sequence[Line], label: Callable[[floa
     return _figure(title, axis, marks, shapes, [(css, words) for css, words, _ in lines])
 
 
-def _figure(
-    title: str,
-    axis: Axis,
-    marks: Iterable[tuple[float, str]],
-    shapes: Iterable[Markup],
-    legend: Iterable[tuple[str, str]],
-    height_px: int = 110,
-) -> Markup:
+def _figure(title: str, axis: Axis, marks: Marks, shapes: list[Markup], legend: Legend, height_px: int = 110) -> Markup:
     """Put a drawing, its axes and its legend together; the words are HTML, so that they are not stretched."""
     pauses = "".join(f"M{before_s / axis.running_s * _WIDTH:.0f} 0v{_HEIGHT}" for before_s in axis.before_s[1:-1])
     shapes = [tag("path", class_="pause", d=pauses or "M0 0"), *shapes]
@@ -327,13 +302,11 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
     """Show failures by kind, the most frequent first, each with what to do and the end of a log."""
     for count, at_s, last in sorted(story.failures.values(), key=lambda each: -each[0])[:_MOST_KINDS]:
         rule = _RULES.get(last.rule)
-        if story.device == "cpu" and last.rule in OF_GPUS:
-            rule = None  # the encoder raised an error of a GPU, and there is none
         explain = tag("code", f"chunkvisor explain {rule.name if rule else last.outcome}")
         yield tag("h3", last.outcome, " ", tag("small", f"{counted(count, 'attempt')}, ", explain))
         # A rule's remedy says what the run does next; of a run that has halted there is no next.
-        goes_on = status.state is not State.HALTED
-        remedy = rule.remedy if rule and (goes_on or rule.exit_code) else advice_on_row(last.outcome, last.rule)
+        told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
+        remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
         yield tag("p", *([rule.cause, " "] if rule else []), tag("b", "What to do: "), remedy or "Read the log.")
         message = clean(f"{without_cause(last.reason, last.rule)}{last.at}")
@@ -343,14 +316,11 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
             yield tag("pre", Markup(html.escape("\n".join([*_excerpt(files), str(files.log)]))))
 
 
-def _excerpt(files: AttemptFiles) -> Iterator[str]:
-    """Yield the fault in a line, and the end of the log; of the traceback, if the log is empty."""
+def _excerpt(files: AttemptFiles) -> list[str]:
+    """Return the end of the log; of the traceback, if the log is empty."""
     fault = read_message(Fault, files.fault)
-    if fault is not None:
-        cause = [f"{each.name}: {each.message}" for each in fault.chain[:1]]
-        yield clean(" ".join(f"in phase {fault.phase}: {''.join(cause)}".split()), 400)
     lines = (read_tail(files.log) or (fault.traceback if fault else "")).splitlines()[-4 * _LOG_LINES :]
-    yield from [clean(line.rstrip(), 180) for line in lines if line.strip()][-_LOG_LINES:]
+    return [clean(line.rstrip(), 180) for line in lines if line.strip()][-_LOG_LINES:]
 
 
 def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[object, ...]]:
@@ -381,19 +351,23 @@ def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
     status, layout = read_status(workdir), Layout(workdir.absolute())
-    story, invocations = read_story(layout), _invocations(layout)
+    story = Story()
+    for entry in read_events(layout.events):
+        story.apply(entry.run, entry.t, entry.event)
+    story.cut_off()
+    invocations = [InvocationFiles(path) for path in sorted(layout.invocations.glob("*/")) if not path.is_symlink()]
     lines = screen_of(workdir.absolute())
-    moods = {State.HALTED: "bad", State.STOPPED: "care"}
-    bad = any(output.quarantined for output in status.outputs.values())
+    lacking = any(output.quarantined for output in status.outputs.values())
+    mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(status.state, "care" if lacking else "good")
     head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]
-    body = [tag("header", *head, class_=moods.get(status.state, "care" if bad else "good"))]
+    body = [tag("header", *head, class_=mood)]
     if story.failures:
         body += [tag("h2", "What failed"), *_failures(status, story, layout)]
     if rows := list(islice(_bad_rows(status, story, layout), _MOST_ROWS + 1)):
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
         body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (len(rows) > _MOST_ROWS)
-    charts = list(charts_of(story, [line for files in invocations for line in _sensor_lines(files.sensors)]))
+    charts = list(charts_of(story, [line for files in invocations[-_SENSED:] for line in _sensor_lines(files)]))
     body += [tag("h2", "Over time"), *(charts or [tag("p", "Nothing has been encoded yet.")])]
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
     body += [tag("h2", "What happened"), tag("ul", *told), tag("h2", "Files"), *_files(layout, status, invocations)]
@@ -402,21 +376,9 @@ def render(workdir: Path, now_s: float) -> str:
     return page.substitute(title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body))
 
 
-def _invocations(layout: Layout) -> list[InvocationFiles]:
-    """Return the folders of the invocations, oldest first."""
-    return [InvocationFiles(path) for path in sorted(layout.invocations.glob("*/")) if not path.is_symlink()]
-
-
-def _sensor_lines(path: Path) -> Iterator[SensorLine]:
-    with contextlib.suppress(OSError), open_regular(path) as file:
+def _sensor_lines(files: InvocationFiles) -> Iterator[SensorLine]:
+    with contextlib.suppress(OSError), open_regular(files.sensors) as file:
         yield from (line for line in map(read_line, file) if line is not None and 0 < line.t < 1e11)
-
-
-def history_bytes(workdir: Path) -> int:
-    """Return how many bytes a report has to read, about."""
-    layout = Layout(workdir)
-    paths = [layout.events, *(files.sensors for files in _invocations(layout))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def write_report(workdir: Path, path: Path, mode: int = PRIVATE) -> None:
