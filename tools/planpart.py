@@ -5,11 +5,17 @@ They are of 17,666 commit messages and all-MiniLM-L6-v2, on the CPU of a machine
 
 from itertools import pairwise
 
-from chunkvisor.commands.planning.activations import activation_bytes
 from chunkvisor.commands.planning.draw import draw
-from chunkvisor.commands.planning.estimate import final_bytes, memory_bytes
-from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
 from chunkvisor.commands.planning.histogram import Bin, Distribution
+from chunkvisor.commands.planning.survey import (
+    Forecast,
+    LongText,
+    OutputForecast,
+    Unit,
+    activation_bytes,
+    final_bytes,
+    memory_bytes,
+)
 from chunkvisor.engine.modelfolder import ModelShape
 
 _ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2

@@ -121,9 +121,9 @@ def record_all(folder: Path, names: Collection[str]) -> dict[str, Recording]:
 
 MISSED_IN: dict[str, str] = {
     "chunkvisor/ingest/stage.py stage fsync": "plain",
-    "chunkvisor/commands/fileinplace.py _move sync_folder": "one file",
-    "chunkvisor/commands/fileinplace.py _move sync_folder 2": "one file",
-    "chunkvisor/commands/fileinplace.py _move fsync": "one file",
+    "chunkvisor/commands/onefile.py _move sync_folder": "one file",
+    "chunkvisor/commands/onefile.py _move sync_folder 2": "one file",
+    "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
     "chunkvisor/ingest/given.py write_texts fsync": "python",
     "chunkvisor/assemble/before.py _make_before make_folder": "from scratch",

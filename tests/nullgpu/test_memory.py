@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asking import ask_each
 
-from chunkvisor.commands.planning.activations import activation_bytes
+from chunkvisor.commands.planning.survey import activation_bytes
 from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor.decide.dtypes import Card, lacks
 from chunkvisor.engine.modelfolder import shape_of

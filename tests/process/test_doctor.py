@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 
 from chunkvisor.child import run_child
-from chunkvisor.commands.doctor import facts
+from chunkvisor.commands.doctor import readings
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, render, to_json
-from chunkvisor.commands.doctor.host import memory_limit, read_folder, read_hub, tasks_left
-from chunkvisor.commands.doctor.job import measure
-from chunkvisor.commands.doctor.readings import DriverReading, GpuProcess, GpuReading, SampleReading
-from chunkvisor.commands.doctor.smi import parse, read_driver
+from chunkvisor.commands.doctor.readings import (
+    DriverReading,
+    GpuProcess,
+    GpuReading,
+    SampleReading,
+    measure,
+    memory_limit,
+    parse,
+    read_driver,
+    read_folder,
+    read_hub,
+    tasks_left,
+)
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
@@ -271,7 +280,7 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _probed[gpu] = ask_torch(environment)
         return _probed[gpu]
 
-    monkeypatch.setattr(facts, "ask_torch", told)
+    monkeypatch.setattr(readings, "ask_torch", told)
 
 
 def states(stdout: str) -> dict[str, str]:
@@ -301,7 +310,7 @@ def probed() -> ProbeReading:
 @pytest.fixture
 def torch_asked_once(probed: ProbeReading, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a doctor that is about something else: to import torch takes seconds."""
-    monkeypatch.setattr(facts, "ask_torch", lambda _: probed)
+    monkeypatch.setattr(readings, "ask_torch", lambda _: probed)
 
 
 @pytest.mark.usefixtures("torch_asked_once")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chunkvisor.commands.planning.samples import MOST_TEXTS
+from chunkvisor.commands.planning.survey import MOST_TEXTS
 from harness import Workplace
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
@@ -170,14 +170,14 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit evenly spread chunks are measured, and the plan says so."""
-    from chunkvisor.commands.planning import samples, survey
+    from chunkvisor.commands.planning import survey
     from chunkvisor.config.load import load
 
     assert MOST_TEXTS == 1_000_000
-    monkeypatch.setattr(samples, "MOST_TEXTS", 10)
+    monkeypatch.setattr(survey, "MOST_TEXTS", 10)
     workplace.write_source(["x" * (number + 1) for number in range(40)])
     workplace.write_config("good:make", chunk__size=2)
-    forecast = survey(load(workplace.config_path), None, lambda _step: None)
+    forecast = survey.survey(load(workplace.config_path), None, lambda _step: None)
     out = forecast.outputs["out"]
     assert (out.distinct_texts, out.texts_measured, out.lengths.count) == (40, 10, 10)
     assert [text.length for text in out.longest] == [34, 33, 26]

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from chunkvisor.assemble import badrows, checkedfile
-from chunkvisor.commands import drill
-from chunkvisor.commands.tune import compare
+from chunkvisor.commands import drill, tune
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, likeness, policy, suspicion
@@ -69,7 +68,7 @@ NUMBERS = [
     ("docs/how-to/check-vectors.md", f"| float16 | {expect._ALLOWED['float16']} |"),
     ("docs/how-to/check-vectors.md", f"| bfloat16 | {expect._ALLOWED['bfloat16']} |"),
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
-    ("docs/how-to/tune.md", f"less than {100 * (compare._MATTERS - 1):.0f} %"),
+    ("docs/how-to/tune.md", f"less than {100 * (tune._MATTERS - 1):.0f} %"),
     ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),
     ("docs/explanation/how-it-works.md", f"{in_words(policy.FRUITLESS_ATTEMPTS)} attempts in a row"),
     ("docs/explanation/how-it-works.md", f"under which {in_words(policy.LOST_MACHINES)} machines were lost"),

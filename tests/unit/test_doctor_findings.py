@@ -8,6 +8,7 @@ import pytest
 
 from chunkvisor.commands.doctor import examine, exit_code
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.gpus import before_a_run, runs_on
 from chunkvisor.commands.doctor.readings import (
     DriverReading,
     FolderReading,
@@ -23,7 +24,6 @@ from chunkvisor.commands.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.commands.doctor.torchbuild import before_a_run, runs_on
 from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.torchprobe import ProbeReading

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate
-from chunkvisor.commands.tune.measure import _suitable
+from chunkvisor.commands.tune import BASELINE, Candidate, _suitable
 from chunkvisor.decide import handbook, remedies
 from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import CPU, Device, weakest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.commands import fileinplace
+from chunkvisor.commands import onefile
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.seal import write_sealed
@@ -35,10 +35,8 @@ def test_a_copy_on_another_disk_is_durable_before_the_original_goes(
     source.write_bytes(b"vectors")
     seen: list[tuple[Path, bool, bool]] = []
     put_on_another_disk(source, monkeypatch)
-    monkeypatch.setattr(
-        fileinplace, "sync_folder", lambda folder: seen.append((folder, source.exists(), target.exists()))
-    )
-    fileinplace._move(source, target)
+    monkeypatch.setattr(onefile, "sync_folder", lambda folder: seen.append((folder, source.exists(), target.exists())))
+    onefile._move(source, target)
     assert seen == [(target.parent, True, True), (source.parent, False, True)]
     assert target.read_bytes() == b"vectors"
 
@@ -47,7 +45,7 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     """Where the file does not fit on the other disk: which folder, how much is needed, and how much is free there."""
     state, out = tmp_path / "state", tmp_path / "out" / "v.npy"
     out.parent.mkdir()
-    output = Layout(state).output(fileinplace.OUTPUT)
+    output = Layout(state).output(onefile.OUTPUT)
     output.state.mkdir(parents=True)
     final = output.final
     final.write_bytes(bytes(2048))
@@ -59,7 +57,7 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(Halt) as caught:
-        fileinplace.publish(fileinplace.OneFile({}, out, state, tmp_path), {})
+        onefile.publish(onefile.OneFile({}, out, state, tmp_path), {})
     assert caught.value.code is ExitCode.DISK
     assert caught.value.what == f"the disk of {out.parent} is full or failing"
     room = rf"2\.0 KiB are needed; [\d.]+ \w+ are free in {out.parent}"

@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.cli import cli
 from chunkvisor.commands.explain import names
-from chunkvisor.commands.fileinplace import state_beside
+from chunkvisor.commands.onefile import state_beside
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import load
 from chunkvisor.store.layout import Layout

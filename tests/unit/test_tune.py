@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 import yaml
 
-from chunkvisor.commands.tune import bench, draw, measure, to_json, tune
-from chunkvisor.commands.tune.candidates import BASELINE, Candidate, budgets, crowds, dtypes
-from chunkvisor.commands.tune.compare import Measured, best_of
+from chunkvisor.commands import tune as tuning_module
+from chunkvisor.commands.tune import (
+    BASELINE,
+    Candidate,
+    Measured,
+    best_of,
+    budgets,
+    crowds,
+    draw,
+    dtypes,
+    to_json,
+    tune,
+)
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
 from chunkvisor.decide.likeness import Likeness, likeness
@@ -129,8 +139,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         loaded = "float32" if model.dtype == "auto" else model.dtype
         return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
 
-    monkeypatch.setattr(bench, "try_texts", made_up)
-    monkeypatch.setattr(measure, "processor_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(tuning_module, "try_texts", made_up)
+    monkeypatch.setattr(tuning_module, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     return path
 
 
@@ -164,7 +174,7 @@ _NOTE = "Note: bfloat16 is not tried: this CPU has no instructions for it."
 
 def test_bfloat16_is_left_out_where_the_cpu_has_none(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch it would take most of the time, only to be the slowest; a line says that it was not tried."""
-    monkeypatch.setattr(measure, "processor_flags", lambda: _PLAIN_CPU)
+    monkeypatch.setattr(tuning_module, "processor_flags", lambda: _PLAIN_CPU)
     said: list[str] = []
     tuning = tune(load(config), 0.999, said.append)
     assert not any("bfloat16" in line for line in said)
@@ -174,9 +184,9 @@ def test_bfloat16_is_left_out_where_the_cpu_has_none(config: Path, monkeypatch: 
 @pytest.mark.parametrize("key", ["model.dtype=bfloat16", "begun"])
 def test_bfloat16_is_tried_where_it_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """By the config, or by outputs that have begun in it; also with the plain budget, on whatever CPU."""
-    monkeypatch.setattr(measure, "processor_flags", lambda: _PLAIN_CPU)
+    monkeypatch.setattr(tuning_module, "processor_flags", lambda: _PLAIN_CPU)
     if key == "begun":
-        monkeypatch.setattr(measure, "_begun", lambda _loaded: "bfloat16")
+        monkeypatch.setattr(tuning_module, "_begun", lambda _loaded: "bfloat16")
     changes = [] if key == "begun" else [key]
     tuning = tune(load(config, ["encode.batch_tokens=2000", *changes]), 0.999, lambda _step: None)
     assert Candidate("bfloat16") in [each.candidate for each in tuning.measured]
@@ -185,7 +195,7 @@ def test_bfloat16_is_tried_where_it_is_asked_for(config: Path, monkeypatch: pyte
 
 def test_what_has_begun_is_tuned_however_near_its_vectors_are(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay as they are; so their budgets and workers are tried, not those of float32."""
-    monkeypatch.setattr(measure, "_begun", lambda _loaded: "bfloat16")
+    monkeypatch.setattr(tuning_module, "_begun", lambda _loaded: "bfloat16")
     tuning = tune(load(config, ["model.dtype=bfloat16"]), 0.9999999999, lambda _step: None)
     assert {each.candidate.dtype for each in tuning.measured[1:]} == {"bfloat16"}
     assert {each.candidate.batch_tokens for each in tuning.measured} > {"auto", 1024, 4096}
@@ -195,14 +205,14 @@ def test_what_has_begun_is_tuned_however_near_its_vectors_are(config: Path, monk
 
 def test_float32_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others are compared with is told: it is not float32 then."""
-    made_up: Callable[..., Trial] = bench.try_texts  # type: ignore[attr-defined]  # as `config` has left it
+    made_up: Callable[..., Trial] = tuning_module.try_texts  # type: ignore[attr-defined]  # as `config` has left it
 
     def failing(texts: list[str], model: ModelSpec, *rest: Any, **more: Any) -> Trial:
         if model.dtype == "float32":
             return Trial(Verdict(Outcome.GPU_OOM, "no memory"), None, "out of memory")
         return made_up(texts, model, *rest, **more)
 
-    monkeypatch.setattr(bench, "try_texts", failing)
+    monkeypatch.setattr(tuning_module, "try_texts", failing)
     lines = draw(tune(load(config, ["model.dtype=bfloat16"]), 0.999, lambda _step: None), 0.999, None)
     assert "tried on 80 texts of 200." in lines
     assert any(line.startswith("Note: float32 failed: cosines are to the vectors of bfloat16") for line in lines)
@@ -229,7 +239,7 @@ def test_a_signal_ends_what_is_tried(config: Path, monkeypatch: pytest.MonkeyPat
         begun.wait()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    monkeypatch.setattr(bench, "try_texts", stuck)
+    monkeypatch.setattr(tuning_module, "try_texts", stuck)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         threading.Thread(target=interrupt, daemon=True).start()

@@ -38,7 +38,8 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
     """
-    from chunkvisor.commands.planning import draw, survey
+    from chunkvisor.commands.planning.draw import draw
+    from chunkvisor.commands.planning.survey import survey
     from chunkvisor.config.load import load
 
     forecast = survey(load(config, overrides), max_rows, _say)

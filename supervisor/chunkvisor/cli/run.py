@@ -23,7 +23,7 @@ from chunkvisor.printing import confirmed, may_ask
 from chunkvisor.show.lines import Afterwards
 
 if TYPE_CHECKING:
-    from chunkvisor.commands.fileinplace import OneFile
+    from chunkvisor.commands.onefile import OneFile
     from chunkvisor.show.observer import Observer
     from chunkvisor.supervise.request import Request
 
@@ -131,7 +131,7 @@ def encode(
     \b
     Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
     """
-    from chunkvisor.commands.fileinplace import OUTPUT, OneFile, state_beside
+    from chunkvisor.commands.onefile import OUTPUT, OneFile, state_beside
     from chunkvisor.config.load import in_sections
     from chunkvisor.show.lines import shown
 

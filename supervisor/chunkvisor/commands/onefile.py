@@ -3,33 +3,235 @@
 `session` does the work, as for any config.
 """
 
-from dataclasses import replace
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.form import FORM_KEYS, Form
-from chunkvisor.assemble.manifest import is_manifest
-from chunkvisor.commands.fileinplace import (
-    OUTPUT,
-    OneFile,
-    ingredients,
-    made_before,
-    publish,
-    refuse_foreign,
-    remove_state,
-)
+from chunkvisor.assemble.manifest import is_manifest, note_move
 from chunkvisor.config.load import Given, LoadedConfig, from_values
+from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
+from chunkvisor.ingest.signature import signature
+from chunkvisor.ingest.sources import resolve
 from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers
+from chunkvisor.store.arithmetic import arithmetic_variables
+from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.lock import hold
+from chunkvisor.store.refusal import disk_halt
+from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
+from chunkvisor.store.stamp import digest_file
 from chunkvisor.store.target import check_target
+from chunkvisor.supervise.changed import GROWING
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import make_folders
+from chunkvisor_worker.contract.files import (
+    RESULT,
+    copy_atomic,
+    make_folders,
+    open_new,
+    open_regular,
+    remove_folder,
+    sync_folder,
+)
+
+OUTPUT = "embeddings"
+"""Name of the one output in the state folder."""
+
+_MADE_FROM = "made_from"
+"""Key of the manifest by which a later call knows that the file beside it is what it would make."""
+
+_FILE = "file"
+"""Key of the manifest: size in bytes and mtime in nanoseconds of the file, which spares reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """What is asked for."""
+
+    values: Mapping[str, Any]
+    """Config but for `workdir`; `outputs` has the one output OUTPUT."""
+    out: Path
+    """Absolute; ends in .npy."""
+    workdir: Path
+    """Absolute; all state."""
+    folder: Path
+    """Relative paths in `values` start here."""
+    overrides: tuple[str, ...] = ()
+    keep: bool = False
+    """Keep the state, chunks included, once the file is complete."""
+    from_scratch: bool = False
+    """Discard earlier state, and replace the file if it is there."""
+    stop_after_s: float | None = None
+    """So long it may take, at most."""
+    typed: str = ""
+    """The command, to be typed again."""
+
+    @property
+    def manifest(self) -> Path:
+        """Beside the final file."""
+        return self.out.with_suffix(".json")
+
+
+def state_beside(out: Path) -> Path:
+    """Where the state of a file is kept unless the person says otherwise."""
+    return out.with_name(f"{out.name}.chunkvisor")
+
+
+def ingredients(config: Config) -> dict[str, Any]:
+    """What shapes the vectors, as far as it is known without reading source or model."""
+    output = config.outputs[OUTPUT]
+    state: list[Any] = signature(resolve(output.sources, output.query))
+    source = digest_of([*state, output.query] if output.query is not None else state)
+    model = Path(config.model.name)
+    revision = config.model.revision or ""
+    if config.model.is_folder:
+        files = sorted(path for path in model.rglob("*") if path.is_file())
+        stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+        revision = digest_of(stats)
+    return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)).values
+
+
+def refuse_foreign(wanted: OneFile) -> None:
+    """Raise Halt (78) if the file is there and `chunkvisor encode` has not made it: nothing replaces such a file."""
+    if wanted.out.exists():
+        _own_manifest(wanted)
+
+
+def _own_manifest(wanted: OneFile) -> tuple[dict[str, Any], Identity]:
+    """The manifest beside the file, and what it was made from. Raises Halt (78)."""
+    try:
+        manifest = read_sealed(wanted.manifest)
+    except (DamagedError, OSError):
+        manifest = None
+    before = from_json((manifest or {}).get(_MADE_FROM))
+    if manifest is None or before is None:
+        what = f"{wanted.out} is there already, and `chunkvisor encode` has not made it"
+        raise config_error(what, remedy="choose another name by -o, or move it away")
+    return manifest, before
+
+
+def made_before(wanted: OneFile, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the file if it is there and is what this call would make; None where there is work to do.
+
+    Raises Halt (78) where another file is in its place.
+    """
+    if not wanted.out.exists():
+        return None
+    remedy = "choose another name by -o, or replace it by adding --from-scratch"
+    manifest, before = _own_manifest(wanted)
+    if changes := differences(before, Identity(dict(made_from))):
+        what = f"{wanted.out} is there already, with {counted(manifest['rows'], 'row')}, but it was made differently:\n"
+        what += "\n".join(f"  {change}" for change in changes)
+        raise config_error(what, remedy=f"{remedy}; {GROWING}")
+    state = Layout(wanted.workdir).output(OUTPUT)
+    if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
+        return None  # a kill came between the two renames; or `retry` may have been called since
+    untouched = manifest[_FILE] == _size_and_time(wanted.out)
+    if not untouched and f"sha256:{digest_file(wanted.out)}" != manifest["digest"]:
+        raise config_error(f"{wanted.out} has changed since it was made", remedy=remedy)
+    return manifest
+
+
+def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
+    """Put manifest and file in their places, one rename each; the file last, for it says that all is done."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    try:
+        with hold(layout.lock, ""):
+            more: dict[str, Any] = {_MADE_FROM: dict(made_from), _FILE: _size_and_time(output.final)}
+            if (manifest := read_sealed(output.manifest)) is None:
+                raise FileNotFoundError(output.manifest)
+            if (listed := manifest.get("quarantined_in")) is not None:
+                rows = wanted.out.with_suffix(".quarantined.jsonl")
+                copy_atomic(output.quarantined, rows, mode=RESULT)
+                more["quarantined_in"] = {**listed, "file": rows.name}
+            if "file" in (cut := manifest.get("truncated") or {}):
+                rows = wanted.out.with_suffix(".truncated.jsonl")
+                copy_atomic(output.truncated, rows, mode=RESULT)
+                more["truncated"] = {**cut, "file": rows.name}
+            write_sealed(wanted.manifest, manifest | more, mode=RESULT)
+            with _disk_in_words(wanted.out.parent, output.final):
+                note_move(output, wanted.out)
+                _move(output.final, wanted.out)
+    except (FileNotFoundError, DamagedError):
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{output.final} is gone: another run of the same command has finished at the same time",
+            remedy="run the same command again to see that all is well",
+        ) from None
+
+
+@contextlib.contextmanager
+def _disk_in_words(folder: Path, source: Path) -> Iterator[None]:
+    """Raises Halt (74) where the disk of the folder is too full for a copy of the file, or fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS:
+            raise
+        raise disk_halt(error, folder, source.stat().st_size) from error
+
+
+def _move(source: Path, target: Path) -> None:
+    """By a rename, or onto another disk by a copy; each name is durable before the next is taken away."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.with_name(f".{target.name}.partial")
+        with open_regular(source) as file, open_new(partial) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        shutil.copystat(source, partial)
+        partial.replace(target)
+    sync_folder(target.parent)
+    source.unlink(missing_ok=True)  # of two disks, each keeps its own order
+    # The old name, too: as long as it is there, a later call takes the work for unfinished.
+    sync_folder(source.parent)
+
+
+def remove_state(wanted: OneFile) -> None:
+    """Remove what we have put into the state folder, by name, and the folder if nothing else is in it."""
+    layout = Layout(wanted.workdir)
+    output = layout.output(OUTPUT)
+    if wanted.keep or not layout.lock.exists():
+        return
+    with hold(layout.lock, ""):
+        remove_folder(output.state)
+        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined, output.truncated):
+            path.unlink(missing_ok=True)
+        if layout.outputs.exists():
+            try:
+                layout.outputs.rmdir()
+            except OSError:
+                return  # it is the workdir of other jobs, too
+        for path in (layout.mark, layout.events, layout.model, layout.lessons, layout.report, layout.lock):
+            path.unlink(missing_ok=True)
+        for folder in (layout.fetch, layout.template, layout.invocations):
+            remove_folder(folder)
+    with contextlib.suppress(OSError):
+        layout.workdir.rmdir()
+
+
+def _size_and_time(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 class _Published(Observers):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.commands.planning.activations import activation_bytes
+from chunkvisor.commands.planning.survey import activation_bytes
 from chunkvisor.engine.modelfolder import shape_of
 
 MINILM = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.commands.planning.draw import WIDTH, draw
-from chunkvisor.commands.planning.estimate import (
+from chunkvisor.commands.planning.histogram import distribution, longest_texts
+from chunkvisor.commands.planning.survey import (
+    Forecast,
+    LongText,
+    OutputForecast,
+    Unit,
     disk_bytes,
     final_bytes,
     gpu_bytes,
@@ -19,8 +24,6 @@ from chunkvisor.commands.planning.estimate import (
     scaled,
     stride,
 )
-from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.commands.planning.histogram import distribution, longest_texts
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.events.attempt import ChunkCommitted

@@ -3,15 +3,11 @@
 `gather` reads the machine; `examine` judges what was read, and is pure.
 """
 
-from chunkvisor.commands.doctor.facts import gather
 from chunkvisor.commands.doctor.finding import Blame, Finding, State, exit_code, render, to_json
-from chunkvisor.commands.doctor.gpus import check_gpus
-from chunkvisor.commands.doctor.machine import check_cluster, check_machine
+from chunkvisor.commands.doctor.gpus import check_gpus, check_torch
+from chunkvisor.commands.doctor.machine import check_cluster, check_machine, check_sources, check_variables
 from chunkvisor.commands.doctor.modelcheck import check_model
-from chunkvisor.commands.doctor.readings import Readings
-from chunkvisor.commands.doctor.sourcecheck import check_sources
-from chunkvisor.commands.doctor.torchbuild import check_torch
-from chunkvisor.commands.doctor.variables import check_variables
+from chunkvisor.commands.doctor.readings import Readings, gather
 
 __all__ = ["Finding", "State", "examine", "exit_code", "gather", "render", "to_json"]
 

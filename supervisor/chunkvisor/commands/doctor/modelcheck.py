@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
+from chunkvisor.commands.doctor.gpus import before_a_run
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
-from chunkvisor.commands.doctor.torchbuild import before_a_run
 from chunkvisor.config.choices import Dtype
 from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.processor import SLOW_BFLOAT16

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from chunkvisor.commands.planning.forecast import Forecast, OutputForecast, Unit
 from chunkvisor.commands.planning.histogram import Bin
+from chunkvisor.commands.planning.survey import Forecast, OutputForecast, Unit
 from chunkvisor.show.lines import figure
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 

@@ -1,42 +1,515 @@
 """Gathers what a forecast is made of: tables, lengths, sizes, what earlier runs have left. It writes no workdir."""
 
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.commands.planning.activations import activation_bytes
-from chunkvisor.commands.planning.estimate import disk_bytes, final_bytes, gpu_bytes, last_rate, memory_bytes, scaled
-from chunkvisor.commands.planning.forecast import Forecast, LongText, OutputForecast, Unit
-from chunkvisor.commands.planning.histogram import Lengths, distribution, longest_texts
-from chunkvisor.commands.planning.known import Known, known_texts
-from chunkvisor.commands.planning.measure import Measured, measure
-from chunkvisor.commands.planning.samples import Sample, sample_of
+from chunkvisor.assemble.unpack import Scratch
+from chunkvisor.child import for_tokenizer, run_child
+from chunkvisor.commands.planning.histogram import Distribution, Lengths, distribution, longest_texts
 from chunkvisor.config.choices import Dtype, EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
+from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.decide.chunksize import propose, worker_rate
+from chunkvisor.decide.cut import Shape
 from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
 from chunkvisor.devices.gpu import find_weakest
 from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.expect import read_expected
-from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
-from chunkvisor.engine.modelsource import revision_at_hand
-from chunkvisor.events.journal import read_with_trials
+from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
+from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtype, read_model_folder
+from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.journal import Entry, read_with_trials
+from chunkvisor.ingest.child import stage_table
+from chunkvisor.ingest.indexing import index_of
 from chunkvisor.ingest.table import StagedTable
+from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.ingest.textindex import matches
+from chunkvisor.ingest.wherewriter import WhereWriter
+from chunkvisor.store.arithmetic import arithmetic_variables
+from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.fixed import Plan, read_facts
+from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
+from chunkvisor.store.fixed import Fixed, Plan, read_facts, read_fixed
+from chunkvisor.store.identity import Identity, identity_of
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.reuse import PlaceKind, read_reuse
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.supervise.candidates import Means, dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
+from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lanecount import most_lanes
+from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.wire import read_message, write_message
+
+LIBRARIES_BYTES = 1 << 30
+"""About what torch and transformers take in a process, beside the weights."""
+
+CONTEXT_BYTES = 1 << 29
+"""About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
+
+_HEADER_BYTES = 128
+
+
+def final_bytes(rows: int, row_bytes: int) -> int:
+    """Size of a final file with numpy's header; parquet is about as large."""
+    return row_bytes * rows + _HEADER_BYTES
+
+
+def disk_bytes(rows: int, texts_left: int, dimension: int, table_bytes: int, row_bytes: int = 0) -> int:
+    """What an output still needs at most: its staged texts, the chunks to come, and the final file beside them.
+
+    `row_bytes` is that of a final that is not float32 in an array.
+    """
+    return need_bytes(rows, texts_left, dimension, row_bytes) - RESERVE_BYTES + table_bytes
+
+
+def memory_bytes(weights_bytes: int, activation_bytes: int, workers: int, computing: int) -> int:
+    """Host memory of the workers, and of the `computing` batches that they hold there: none where that is on a GPU.
+
+    Each loads the weights to host memory, before it moves them to its device.
+    """
+    return workers * (LIBRARIES_BYTES + weights_bytes) + computing * activation_bytes
+
+
+def gpu_bytes(weights_bytes: int, activation_bytes: int, per_device: int) -> int:
+    """Memory of one GPU on which `per_device` workers compute at a time."""
+    return per_device * (CONTEXT_BYTES + weights_bytes + activation_bytes)
+
+
+def last_rate(entries: Iterable[Entry]) -> float | None:
+    """Texts a second over all devices, as the last commit that had a rate tells it."""
+    rate = None
+    for entry in entries:
+        if isinstance(entry.event, ChunkCommitted) and (entry.event.texts_per_s or 0) > 0:
+            rate = entry.event.texts_per_s
+    return rate
+
+
+def stride(chunks: int, chunk_size: int, most_texts: int) -> int:
+    """N, where every Nth chunk is to be looked at, so that about `most_texts` texts are; 1 = all."""
+    return max(1, -(-chunks * chunk_size // most_texts)) if chunks > 1 else 1
+
+
+def scaled(count: int, measured: int, total: int) -> int:
+    """A count among the measured texts, as it would be among all."""
+    return round(count * total / measured) if measured else 0
+
+
+MOST_TEXTS = 1_000_000
+"""Of more distinct texts than this, evenly spread chunks are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is to be measured of one output."""
+
+    table: StagedTable
+    plan: Plan
+    every: int
+    """Every Nth chunk is looked at."""
+    encode: EncodeSpec
+    limits: Limits
+    begun: Fixed | None = None
+    """What an earlier run has fixed of the output."""
+    size_reason: str | None = None
+    """Why the chunks have their size, where it was left to us."""
+
+    @property
+    def ours(self) -> bool:
+        """What an earlier run has done is of this table, and of vectors of this shape."""
+        same_texts = self.begun is not None and self.begun.identity.source_digest == self.table.digest
+        return same_texts and self.same_shape
+
+    @property
+    def same_shape(self) -> bool:
+        """Whether an earlier run, if there was one, wanted vectors of the same shape."""
+        return self.begun is None or self.begun.identity.shape == Shape(self.encode.truncate_dim, self.encode.normalize)
+
+    def texts(self) -> list[range]:
+        """Numbers of the texts looked at, chunk by chunk."""
+        return [range(*self.plan.bounds(chunk)) for chunk in range(0, self.plan.count, self.every)]
+
+
+def sample_of(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> Sample:
+    """The sample of one output; a table that is staged for it lies in `scratch`. Raises Halt, OSError."""
+    layout = Layout(config.workdir).output(name)
+    table = _table(config, layout, max_rows, scratch / name, say)
+    try:
+        fixed = read_fixed(layout)
+    except DamagedError:
+        fixed = None  # a run says so
+    encode = config.effective_encode(name)
+    kind = "cpu" if "cpu" in config.device else "cuda"
+    size, why = fixed.chunk_size if fixed else config.effective_chunk_size(name), None
+    if size == "auto":
+        rate = worker_rate(
+            read_with_trials(config.workdir, Layout(config.workdir).events), config.model.name, kind, name
+        )
+        proposed = propose(rate, kind)
+        size, why = proposed.texts, proposed.reason
+    plan = Plan(table.distinct, size)
+    limits = resolve_limits(encode, kind, plugin=config.model.is_plugin)
+    spec = encode_spec(encode)
+    return Sample(table, plan, stride(plan.count, plan.chunk_size, MOST_TEXTS), spec, limits, fixed, why)
+
+
+def _table(
+    config: Config, layout: OutputLayout, max_rows: int | None, folder: Path, say: Callable[[str], None]
+) -> StagedTable:
+    request = request_of(config, layout.name, max_rows)
+    if staged_before(request, layout) is not None:
+        try:
+            return StagedTable.open(layout.table)
+        except DamagedError:
+            pass  # `clean` has removed it, or it is damaged: the next run stages it anew, and so do we
+    say(f"{layout.name}: reading its source")
+    try:
+        return stage_table(request, folder, lambda: None)
+    except Halt as halt:
+        if halt.code is not ExitCode.DISK:
+            raise
+        where = f"plan keeps the texts in {folder.parent.parent} while it works"
+        raise Halt(
+            ExitCode.DISK,
+            halt.what,
+            why=f"{halt.why}; {where}" if halt.why else where,
+            remedy="free some space there, or name another folder by the variable TMPDIR",
+        ) from halt
+
+
+_AS_THEY_ARE, _CUT = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Texts of one output that have a vector."""
+
+    texts: int = 0
+    cut: int = 0
+    """Those of them whose vectors are cut from longer ones, or normalized."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where some may be."""
+
+    is_cut: bool
+    index: Path
+    numbers: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = lambda rows: rows
+    """See `Candidate`."""
+
+
+def known_texts(
+    config: Config, samples: Mapping[str, Sample], revision: str, dtype: str | None, scratch: Path
+) -> dict[str, Known]:
+    """Of each output; no file is checked as a run checks it. `dtype` is the one in which the model computes.
+
+    Raises Halt (78) for a wrong `reuse_from`, OSError.
+    """
+    on_ray = config.engine.kind is EngineKind.RAY
+    arithmetic = arithmetic_variables({} if on_ray else os.environ, config.env)
+    identities = {
+        name: identity_of(config, name, revision, each.table.digest, each.table.rows, arithmetic)
+        for name, each in samples.items()
+    }
+    found, before = dict[str, Known](), list[str]()
+    for name in sources_first(config, identities):
+        sample, layout = samples[name], Layout(config.workdir).output(name)
+        index = TableFiles(sample.table.folder).index
+        if sample.ours:  # a run has looked
+            try:
+                reuse = read_reuse(layout)
+            except DamagedError:
+                reuse = None
+            cut = sum(each.texts for each in (reuse.places if reuse is not None else ()) if each.cut)
+            found[name] = Known(reuse.taken, cut) if reuse is not None else Known()
+        elif config.reuse and index.exists():
+            folder = scratch / f"known-{len(found)}"
+            folder.mkdir(mode=0o700)
+            writer = WhereWriter(folder, sample.table)
+            places = [
+                *_finals(config, identities[name], folder),
+                *_earlier(config, identities, samples, before, name, dtype),
+            ]
+            for place in sorted(places, key=lambda each: each.is_cut):
+                for here, there in matches(index, place.index):
+                    known = place.numbers(there) >= 0
+                    writer.add(_CUT if place.is_cut else _AS_THEY_ARE, here[known], there[known])
+            encoded, taken = writer.write()
+            found[name] = Known(sample.table.distinct - encoded, taken.get(_CUT, 0))
+        if index.exists() and gives_vectors(config, name):
+            before.append(name)
+    return found
+
+
+def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]:
+    """What is finished; indexes that are missing are made in `scratch`."""
+    layout, numbers = Layout(config.workdir), count()
+
+    def index(of: OutputLayout, _: str) -> Path | None:
+        return index_of(of.table, lambda: None, scratch / f"index-{next(numbers)}")
+
+    means = Means(index, Scratch(scratch))
+
+    for folder in layout.outputs.glob("*/"):
+        other = layout.output(folder.name)
+        for each in (other, other.earlier):
+            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, means)) is not None:
+                yield _Place(bool(final.place.cut), final.index, final.numbers)
+    for final in of_other_workdirs(config.reuse_from, wanted, means):
+        yield _Place(bool(final.place.cut), final.index, final.numbers)
+
+
+def _earlier(
+    config: Config,
+    identities: Mapping[str, Identity],
+    samples: Mapping[str, Sample],
+    names: Sequence[str],
+    name: str,
+    dtype: str | None,
+) -> Iterator[_Place]:
+    """What the same run finishes before."""
+    for other in names:
+        there = dtype_of(Layout(config.workdir).output(other), dtype)
+        cut = identities[name].cut_from(identities[other], there)
+        if cut is not None:
+            yield _Place(bool(cut), TableFiles(samples[other].table.folder).index)
+
+
+class Unit(StrEnum):
+    """What lengths are counted in."""
+
+    TOKENS = "tokens"
+    ESTIMATED_TOKENS = "estimated_tokens"
+    CHARACTERS = "characters"
+
+
+@dataclass(frozen=True, slots=True)
+class LongText:
+    """One of the longest texts."""
+
+    length: int
+    row: int
+    place: str
+    """File and line of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForecast:
+    """Of one output; the names are the keys of `plan --json`."""
+
+    rows: int
+    distinct_texts: int
+    duplicate_share: float
+    """Share of the rows whose text an earlier row has, from 0 to 1."""
+    chunks: int
+    chunks_done: int
+    chunk_size: int
+    texts_left: int
+    """Distinct texts of the chunks that are not done."""
+    texts_measured: int
+    """Texts whose length was looked at: fewer than there are where there are very many."""
+    length_unit: Unit
+    max_length: int | None
+    """Tokens the model reads of a text; None where it has no limit, or lengths are in characters."""
+    lengths: Distribution
+    longest: tuple[LongText, ...]
+    batch_rows: int
+    """Limits of a batch, `auto` resolved."""
+    batch_tokens: int | None
+    batches: int | None
+    """Of the whole output, by what was measured."""
+    padding_share: float | None
+    """Share of the device's work that is padding, from 0 to 1."""
+    dimension: int | None
+    final_bytes: int | None
+    """Size of the final file."""
+    disk_bytes: int | None
+    """Still to be written, at most, while the output is being made: staged texts, chunks, final file."""
+    activation_bytes: int | None = None
+    """What the largest batch takes beside the weights; None where the model's shape or the tokens are not known."""
+    chunk_size_reason: str | None = None
+    """Why it is that, where `auto` chose it; None once a run has fixed it."""
+    texts_known: int = 0
+    """Distinct texts that have a vector already, in another output or an earlier file, and are in no chunk."""
+    texts_cut: int = 0
+    """Those of them whose vectors are cut from longer ones, or normalized."""
+    rows_empty: int = 0
+    """Rows whose text is empty, or was NULL: they share one vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of a whole config; the names are the keys of `plan --json`."""
+
+    outputs: dict[str, OutputForecast]
+    peak_disk_bytes: int | None
+    final_disk_bytes: int | None
+    free_disk_bytes: int | None
+    weights_bytes: int | None
+    """Of the model, as loaded in its dtype."""
+    workers: int
+    """Processes at a time, standbys included; for each GPU where `per_gpu`."""
+    per_gpu: bool
+    """The config asks for every GPU, and how many there are was not asked."""
+    host_memory_bytes: int | None
+    """An estimate for `workers` processes."""
+    total_memory_bytes: int
+    gpu_memory_bytes: int | None
+    """An estimate for the workers that compute on one GPU at a time; None on a CPU, or where it is not known."""
+    texts_per_s: float | None
+    """Of this workdir's last run with a rate."""
+    time_s: float | None
+    """Of computing: reading the source and the start of the workers are not in it."""
+    notes: tuple[str, ...]
+    """What could not be found out, and why."""
+    batches_at_once: int = 1
+    """That a worker on the CPU computes side by side, at most; fewer where a batch takes long."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+_BLOCK_TEXTS = 1024
+
+
+class UncountableError(Exception):
+    """Tokens cannot be counted; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Lengths of the texts of one output."""
+
+    lengths: Lengths
+    unit: Unit
+    report: LengthsReport | None = None
+    """Of the child that counts tokens."""
+
+
+def measure(
+    config: Config, layout: Layout, samples: Sequence[Sample], scratch: Path
+) -> tuple[Path | None, list[Measured], list[str]]:
+    """Folder of the model, where there is one; the lengths of each output; what a person has to know of them.
+
+    Raises Halt where the model's folder is wrong, OSError.
+    """
+    if config.model.is_plugin:
+        note = "lengths are in characters: only the plug-in encoder itself knows its tokens"
+        return None, _in_characters(samples), [note]
+    source = source_at_hand(config.model, layout.model) or ModelSource(None, config.model.revision)
+    refuse_wrong_model(config, source.path)
+    spec = model_spec(config.model, source.path, source.revision)
+    folder = scratch / "lengths"
+    folder.mkdir(mode=0o700)
+    try:
+        answer, lengths = _count_tokens(spec, samples, folder)
+    except UncountableError as error:
+        note = f"lengths are in characters, tokens could not be counted: {error}"
+        return Path(spec.path) if spec.path else None, _in_characters(samples), [note]
+    if source.path is None:  # the child has found the tokenizer's files on the hub
+        refuse_wrong_model(config, answer.path)
+    notes = [f"{what}; {mend}" for what, mend in check_model_files(config, answer.path).warnings]
+    if any(report.estimated for report in answer.reports):
+        notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
+    found = [
+        Measured(each, Unit.ESTIMATED_TOKENS if report.estimated else Unit.TOKENS, report)
+        for each, report in zip(lengths, answer.reports, strict=True)
+    ]
+    return Path(answer.path), found, notes
+
+
+def _in_characters(samples: Sequence[Sample]) -> list[Measured]:
+    return [Measured(_count_characters(sample), Unit.CHARACTERS) for sample in samples]
+
+
+def _count_tokens(model: ModelSpec, samples: Sequence[Sample], folder: Path) -> tuple[LengthsAnswer, list[Lengths]]:
+    """Ask the child, which works in the existing empty folder. Raises UncountableError, OSError."""
+    files = LengthsFiles(folder)
+    tasks = [
+        LengthsTask(
+            texts=str(TableFiles(sample.table.folder).texts),
+            offsets=str(TableFiles(sample.table.folder).offsets),
+            count=sample.plan.distinct,
+            chunk_size=sample.plan.chunk_size,
+            every=sample.every,
+            encode=sample.encode,
+            limits=sample.limits,
+        )
+        for sample in samples
+    ]
+    write_message(files.request, LengthsRequest(model, tuple(tasks)), durable=False)
+    returncode = _run(files)
+    answer = read_message(LengthsAnswer, files.answer)
+    if answer is None or len(answer.reports) != len(tasks):
+        verdict = verdict_of_child(returncode, files.fault, files.log)
+        raise UncountableError(f"{verdict.reason} {verdict.remedy}".strip())
+    try:
+        lengths = [np.load(files.lengths(number), allow_pickle=False) for number in range(len(tasks))]
+    except (OSError, ValueError) as error:
+        raise UncountableError(f"what the tokenizer's process left cannot be read: {error}") from None
+    return answer, lengths
+
+
+def _count_characters(sample: Sample) -> Lengths:
+    """Characters of each text looked at; int32 of shape (texts,). Raises DamagedError, OSError."""
+    counts: list[int] = []
+    for texts in sample.texts():
+        for first in range(texts.start, texts.stop, _BLOCK_TEXTS):
+            counts += map(len, sample.table.texts(first, min(texts.stop, first + _BLOCK_TEXTS)))
+    return np.array(counts, dtype=np.int32)
+
+
+def _run(files: LengthsFiles) -> int:
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(files.folder)]
+    return run_child(command, files.log, environment=for_tokenizer())
+
+
+def activation_bytes(
+    shape: ModelShape, element_bytes: int, rows: int, length: int, *, math_kernel: bool = False
+) -> int:
+    """Bytes that a padded batch of `rows` texts of at most `length` tokens takes at its peak.
+
+    `element_bytes` is the size of one number in the model's dtype. The attention mask has a byte for each pair of
+    tokens of a row, and is copied in the model's dtype while attention is computed; twice where the length is no
+    multiple of eight.
+    """
+    copies = 1 if length % 8 == 0 else 2
+    if shape.gated:
+        feed_forward = 3 * shape.intermediate + 5 * shape.hidden
+        attention = shape.hidden + 6 * shape.queries + 4 * shape.keys
+    else:
+        feed_forward = 2 * shape.intermediate + 3 * shape.hidden
+        attention = 2 * shape.hidden + 4 * shape.queries
+    of_mask = length * (1 + copies * element_bytes)
+    if math_kernel:
+        # Scores, their softmax (4 bytes each) and where that is nothing (1); query, key and value in float32.
+        of_mask = length * (1 + element_bytes + 9 * shape.heads) + 14 * shape.queries
+    a_token = max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
+    return rows * length * a_token
 
 
 def survey(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> Forecast:
