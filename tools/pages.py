@@ -26,8 +26,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "plan sample": planpart.sample,
     **pythonpart.PARTS,
     "outcomes": failurepart.outcomes,
-    "marks": failurepart.marks,
-    "rules": failurepart.rules,
 }
 """Name of a part -> what makes its Markdown."""
 

@@ -1,1 +1,1 @@
-"""Folders as a power cut may leave them, rebuilt from a recorded run: reliability.md, "Lost writes"."""
+"""Folders as a power cut may leave them, rebuilt from a recorded run."""

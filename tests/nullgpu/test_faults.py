@@ -1,7 +1,6 @@
 """Genuine faults of torch's CUDA build, each in a real run on the null GPU, held against the handbook's entries."""
 
 import importlib.metadata
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,26 +10,24 @@ import pytest
 
 from chunkvisor_worker.contract.rule import Evidence
 from chunkvisor_worker.contract.rules import RULES
-from harness import ROOT, finish, wait_for
+from harness import finish, wait_for
 from nullgpu import GIB, LIMIT_S, GpuWorkplace, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
-_HANDBOOK = (ROOT / "docs" / "reference" / "failure-rules.md").read_text()
 
 
-def contradictions(failed: Mapping[str, Any], rule: str, exit_code: int | None = None) -> list[str]:
-    """In what a failed attempt, and the run that it ended, are not what failure-rules.md says of the rule."""
-    found = re.search(rf"^### {re.escape(rule)}\n\n(.*?)(?=^##|\Z)", _HANDBOOK, re.MULTILINE | re.DOTALL)
-    assert found, f"failure-rules.md has no entry {rule!r}"
-    entry = found[1]
-    wrong = [] if failed["rule"] == rule else [f"the rule is {failed['rule']}: {failed['reason']}"]
-    if not failed["reason"].startswith(entry.partition(" **Do:** ")[0].rstrip(".")):
+def contradictions(failed: Mapping[str, Any], name: str, exit_code: int | None = None) -> list[str]:
+    """In what a failed attempt, and the run that it ended, are not what the rule of that name says."""
+    (rule,) = [rule for rule in RULES if rule.name == name]
+    wrong = [] if failed["rule"] == name else [f"the rule is {failed['rule']}: {failed['reason']}"]
+    if not failed["reason"].startswith(rule.cause.rstrip(".")):
         wrong.append(f"the reason is {failed['reason']!r}")
-    expected = [f"Outcome `{failed['outcome']}`"]
-    expected += [] if exit_code is None else [f"exit code {exit_code} if it ends the run"]
-    wrong += [f"the handbook does not say {part!r}" for part in expected if part not in entry]
-    if not any(mark in entry for mark in (" null GPU, torch ", str(Evidence.CARD))):
-        wrong.append("the handbook does not say where it was seen")
+    if failed["outcome"] != rule.outcome:
+        wrong.append(f"the rule's outcome is {rule.outcome}, not {failed['outcome']}")
+    if exit_code not in (None, rule.exit_code):
+        wrong.append(f"the rule's exit code is {rule.exit_code}, not {exit_code}")
+    if rule.evidence not in (Evidence.CARD, Evidence.NULL_GPU, Evidence.STUB):
+        wrong.append("the rule does not say that it was seen on the null GPU or on a card")
     return wrong
 
 
@@ -242,8 +239,8 @@ def how_it_ends_otherwise(workplace: GpuWorkplace, end: End) -> list[str]:
     for each in failed:
         wrong += contradictions(each, end.rule, end.exit_code)
         wrong += [] if end.words in each["reason"] else [f"the reason is {each['reason']!r}"]
-    remedy = re.search(rf"^### {end.rule}\n.*? \*\*Do:\*\* ([^\n]*)", _HANDBOOK, re.MULTILINE | re.DOTALL)
-    wrong += [] if remedy and remedy[1] in ended.stderr else [f"without the remedy: {ended.stderr}"]
+    (remedy,) = [rule.remedy for rule in RULES if rule.name == end.rule]
+    wrong += [] if remedy in ended.stderr else [f"without the remedy: {ended.stderr}"]
     # Texts have nothing to do with it.
     wrong += ["taken apart"] if workplace.named("part_failed") else []
     return wrong

@@ -1,1 +1,1 @@
-"""Whole lives of a run, played without a process: see docs/explanation/reliability.md, "Simulated lives"."""
+"""Whole lives of a run, played without a process, from random seeds."""

@@ -65,7 +65,7 @@ def explain(name: str) -> str:
 
 
 def _of_rule(rule: Rule) -> str:
-    """Without how it is recognised, which is for those who change the rules: docs/reference/failure-rules.md."""
+    """Without how it is recognized, which is for those who change the rules."""
     parts = [rule.name, _wrapped(rule.cause), _part("What to do", rule.remedy)]
     last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
     if last != rule.remedy:

@@ -1,6 +1,6 @@
 """YAML text as plain values that remember their lines: mappings, lists, text, numbers, true, false and null.
 
-Why PyYAML, and no more of it than its parser: docs/explanation/decisions.md.
+PyYAML parses: ruamel.yaml stops at the first duplicate key, and would load an alias bomb as well.
 """
 
 import re
