@@ -158,9 +158,9 @@ class Story:
                     self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
             case of_attempt.PartCommitted() | of_attempt.BatchesKept():
                 self._saved[place] = self._saved.get(place, 0) + event.texts
-                self.texts.append((at_s, at_s, event.texts))
+                self.texts.append((self._began_s.get(place, at_s), at_s, event.texts))
             case of_attempt.ChunkCommitted():
-                began_s = self._began_s.pop(place, at_s) if event.attempt_ok else at_s
+                began_s = self._began_s.pop(place, at_s)
                 counted_before = max(self._saved.pop(place, 0), event.texts_before)
                 self.texts.append((began_s, at_s, max(0, event.texts - counted_before)))
 
@@ -210,9 +210,10 @@ def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
         return
     step_s, rates = axis.running_s / _STEPS, [0.0] * _STEPS
     for start_s, stop_s, texts in story.texts:
-        first, last = axis.step(start_s), axis.step(stop_s)
-        for step in range(first, last + 1):
-            rates[step] += texts / (last + 1 - first) / step_s
+        first, last = (min(axis.at(at_s) * _STEPS, _STEPS - 1e-9) for at_s in (start_s, stop_s))
+        for step in range(int(first), int(last) + 1):
+            share = (min(last, step + 1) - max(first, step)) / (last - first) if last > first else 1.0
+            rates[step] += texts * share / step_s
     if mean := sum(rates) / _STEPS:
         points = [(at / _STEPS, rate) for step, rate in enumerate(rates) for at in (step, step + 1)]
         lines: list[Line] = [("s1", "distinct texts a second", points)]
