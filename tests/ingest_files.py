@@ -39,12 +39,6 @@ def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -
     if bare.endswith(".parquet"):
         write_parquet(path, f"id, text AS {column}", texts)
         return
-    if bare.endswith(".arrow"):
-        pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-        table = pa.table({"id": range(len(texts)), column: list(texts)})
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-        return
     out = io.StringIO(newline="")
     if bare.endswith((".csv", ".tsv")):
         writer = csv.writer(out, delimiter="\t" if bare.endswith(".tsv") else ",")

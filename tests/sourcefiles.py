@@ -2,20 +2,15 @@
 
 import csv
 import json
-import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import duckdb
 
 from ingest_files import wrap
 
 Row = tuple[int, str | None]
 """Its id and its text."""
 Rows = Sequence[Row]
-Source = str | list[str] | dict[str, str]
-"""What stands under `source` in the config."""
 
 
 def _lines(folder: Path, rows: Rows, suffix: str) -> str:
@@ -60,52 +55,7 @@ def _parquet(folder: Path, rows: Rows) -> str:
     return str(folder / "rows.parquet")
 
 
-def _arrow_file(folder: Path, rows: Rows, *, stream: bool = False, name: str = "rows.arrow") -> str:
-    import pyarrow as pa
-
-    table, path = _arrow(rows), folder / name
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
-    return str(path)
-
-
-def _feather(folder: Path, rows: Rows) -> str:
-    from pyarrow import feather
-
-    feather.write_feather(_arrow(rows), str(folder / "rows.feather"))
-    return str(folder / "rows.feather")
-
-
-def _saved(folder: Path, rows: Rows) -> str:
-    """As `Dataset.save_to_disk` of Hugging Face `datasets` leaves it, which is used where it is installed."""
-    place = folder / "saved"
-    place.mkdir(exist_ok=True)
-    half = -(-len(rows) // 2)
-    names = [f"data-{number:05d}-of-00002.arrow" for number in range(2)]
-    for name, part in zip(names, (rows[:half], rows[half:]), strict=True):
-        _arrow_file(place, part, stream=True, name=name)
-    (place / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-    return str(place)
-
-
-_QUERY = "SELECT id, text FROM rows ORDER BY place"
-
-
-def _database(folder: Path, rows: Rows, connect: Callable[[str], Any], name: str) -> dict[str, str]:
-    path = folder / name
-    path.unlink(missing_ok=True)
-    connection = connect(str(path))
-    connection.execute("BEGIN")
-    connection.execute("CREATE TABLE rows (place BIGINT, id BIGINT, text VARCHAR)")
-    # As a table is that has grown: the order on the disk is none.
-    placed = [(place, *row) for place, row in enumerate(rows)]
-    connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", placed[1::2] + placed[::2])
-    connection.commit()
-    connection.close()
-    return {"database": str(path), "query": _QUERY}
-
-
-KINDS: dict[str, Callable[[Path, Rows], Source]] = {
+KINDS: dict[str, Callable[[Path, Rows], str]] = {
     "csv": lambda folder, rows: _cells(folder, rows, "csv"),
     "tsv.gz": lambda folder, rows: _cells(folder, rows, "tsv.gz", "\t"),
     "jsonl": lambda folder, rows: _lines(folder, rows, "jsonl"),
@@ -113,11 +63,5 @@ KINDS: dict[str, Callable[[Path, Rows], Source]] = {
     "jsonl.zst": lambda folder, rows: _lines(folder, rows, "jsonl.zst"),
     "several": _several,
     "parquet": _parquet,
-    "arrow": _arrow_file,
-    "arrow stream": lambda folder, rows: _arrow_file(folder, rows, stream=True),
-    "feather": _feather,
-    "save_to_disk": _saved,
-    "duckdb": lambda folder, rows: _database(folder, rows, duckdb.connect, "rows.duckdb"),
-    "sqlite": lambda folder, rows: _database(folder, rows, sqlite3.connect, "rows.sqlite"),
 }
 """Writes the rows into the folder, over what is there; gives the source."""

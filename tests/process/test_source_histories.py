@@ -224,7 +224,7 @@ def play(folder: Path, kind: str, chance: random.Random, steps: int) -> None:
         raise
 
 
-QUICK = ("save_to_disk", "sqlite")
+QUICK = ("jsonl.gz", "parquet")
 
 
 @pytest.mark.soak

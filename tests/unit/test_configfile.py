@@ -155,6 +155,12 @@ def test_a_key_that_is_gone(folder: Path, added: str, problem: str) -> None:
     assert said.startswith(f"config.yaml:{problem}")
 
 
+def test_a_query_as_a_source(folder: Path) -> None:
+    """A source of an earlier version, a query over a database, is refused with what to do instead."""
+    (said,) = problems_of(LEAST.replace("source: a.csv", "source: {database: a.db, query: SELECT 1}"))
+    assert said.startswith("config.yaml:4: outputs.a.source: a query over a database is no longer a source: write a pa")
+
+
 @pytest.mark.parametrize(
     ("added", "problem"),
     [
@@ -176,8 +182,8 @@ def test_all_problems_at_once(folder: Path) -> None:
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
         "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
-        "config.yaml:4: outputs.b.source: 3 is not a file, a pattern, an address, a list of them, or "
-        '{database: FILE, query: SELECT …}; put it in quotes: "3"',
+        "config.yaml:4: outputs.b.source: 3 is not a file, a pattern, an address, or a list of them; "
+        'put it in quotes: "3"',
         'config.yaml:5: device: "gpu" is not "cuda", "cuda:N" or "cpu", or a list of GPUs',
     ]
 

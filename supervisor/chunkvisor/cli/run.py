@@ -80,7 +80,6 @@ def tell_how_to_go_on(afterwards: Afterwards, end: Halt, workdir: Path, *, of_co
 @click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
 @click.option("--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".')
 @click.option("--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect.")
-@click.option("--query", metavar="SELECT", help="One SELECT with an ORDER BY, where SOURCE is a DuckDB or SQLite file.")
 @click.option(
     "--device",
     default="cuda",
@@ -111,7 +110,6 @@ def tell_how_to_go_on(afterwards: Afterwards, end: Halt, workdir: Path, *, of_co
 def encode(
     source: str,
     out: Path,
-    query: str | None,
     device: str,
     normalize: bool,
     overrides: tuple[str, ...],
@@ -144,13 +142,13 @@ def encode(
         **in_sections({**given, "name": given["model"], "normalize": normalize}),
         "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
         "device": device.split(",") if "," in device else device,
-        "outputs": {OUTPUT: {"source": {"database": source, "query": query} if query else source, **text}},
+        "outputs": {OUTPUT: {"source": source, **text}},
     }
     out = out.absolute()
     place = workdir.absolute() if workdir else state_beside(out)
     with shown(quiet, log_format) as observer:
         if not text:
-            _require_text(source, query)
+            _require_text(source)
         wanted = OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s, typed())
         code = _make(wanted, observer, in_words=log_format == "text")
     if code is not ExitCode.COMPLETE:
@@ -173,14 +171,14 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
         raise
 
 
-def _require_text(source: str, query: str | None) -> None:
+def _require_text(source: str) -> None:
     """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
     import tempfile
 
     from chunkvisor.ingest.child import columns_in_words
     from chunkvisor.ingest.sources import Format, resolve
 
-    files = [file for file in resolve([source], query) if file.format is not Format.TXT]
+    files = [file for file in resolve([source]) if file.format is not Format.TXT]
     if files:
         columns = ""
         if files[0].address is None:  # elsewhere, it would have to be fetched whole

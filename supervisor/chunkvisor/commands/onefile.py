@@ -94,8 +94,7 @@ def state_beside(out: Path) -> Path:
 def ingredients(config: Config) -> dict[str, Any]:
     """What shapes the vectors, as far as it is known without reading source or model."""
     output = config.outputs[OUTPUT]
-    state: list[Any] = signature(resolve(output.sources, output.query))
-    source = digest_of([*state, output.query] if output.query is not None else state)
+    source = digest_of(signature(resolve(output.source)))
     model = Path(config.model.name)
     revision = config.model.revision or ""
     if config.model.is_folder:

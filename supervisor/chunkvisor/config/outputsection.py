@@ -9,7 +9,7 @@ from chunkvisor.config import paths, values
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.config.sections import EncodeConfig, Section
-from chunkvisor.config.sentences import expected, of_two, refused
+from chunkvisor.config.sentences import expected, refused
 
 _TEXT_FILE = re.compile(r"\.txt(\.gz|\.zst)?$", re.IGNORECASE)
 
@@ -47,21 +47,12 @@ class OutputChunkConfig(Section):
     """Distinct texts in a chunk of this output; null = chunk.size."""
 
 
-class DatabaseSource(Section):
-    """`outputs.*.source` of which a query says what the rows are."""
-
-    database: paths.FilePath
-    """DuckDB or SQLite file; it is only read."""
-    query: Annotated[values.Name, expected("a query: one SELECT that ends with an ORDER BY", text=True)]
-    """One SELECT that ends with an ORDER BY, in the dialect of the database."""
-
-
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: Annotated[paths.Sources | DatabaseSource, of_two(DatabaseSource, paths.Sources)]
+    source: paths.Sources
     """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
-    .gz or .zst; .parquet .arrow .feather. Or a database with a query."""
+    .gz or .zst; .parquet."""
     template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
     """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
     sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
@@ -90,16 +81,6 @@ class OutputConfig(Section):
     """Override of chunk.size for this output."""
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """Files and patterns, in the order of their rows."""
-        return (str(self.source.database),) if isinstance(self.source, DatabaseSource) else self.source
-
-    @property
-    def query(self) -> str | None:
-        """What to read of the one source, which is a database then."""
-        return self.source.query if isinstance(self.source, DatabaseSource) else None
-
-    @property
     def template_note(self) -> str:
         """What is probably not meant in the template; empty where all seems to be."""
         found = next((each for each in (r"\n", r"\t") if each in (self.template or "")), "")
@@ -119,7 +100,7 @@ class OutputConfig(Section):
         others = {name: info.data[name] for name in ("template", "sql")}
         given = [name for name, value in {"column": column, **others}.items() if value is not None]
         source = info.data["source"]
-        if not given and not isinstance(source, DatabaseSource) and all(map(_TEXT_FILE.search, source)):
+        if not given and all(map(_TEXT_FILE.search, source)):
             return "text"
         if not given:
             raise refused("which text is to be encoded? One of column, template and sql is needed", of_section=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from chunkvisor.config.sentences import expected, refused
+from chunkvisor.config.suffixes import AS_PARQUET
 from chunkvisor.config.values import Name, list_of_one, system_text
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
@@ -31,6 +32,13 @@ def _file_or_address(text: str, info: ValidationInfo) -> str:
     if not address[2]:
         raise refused(f"{address[1]}:// needs a name behind it")
     return text
+
+
+def _no_query(value: Any) -> Any:
+    if isinstance(value, dict):
+        instead = AS_PARQUET[0].lower() + AS_PARQUET[1:].removesuffix(".")
+        raise refused(f"a query over a database is no longer a source: {instead}")
+    return value
 
 
 def _no_address(text: str) -> str:
@@ -97,5 +105,6 @@ Sources = Annotated[
     tuple[Annotated[Name, AfterValidator(_file_or_address)], ...],
     Field(min_length=1),
     BeforeValidator(list_of_one),
-    expected("a file, a pattern, an address, a list of them, or {database: FILE, query: SELECT …}", text=True),
+    BeforeValidator(_no_query),
+    expected("a file, a pattern, an address, or a list of them", text=True),
 ]

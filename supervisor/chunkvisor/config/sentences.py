@@ -7,7 +7,7 @@ own).
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo, WrapValidator
+from pydantic import ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
 
@@ -30,17 +30,5 @@ def expected(what: str, *, text: bool = False) -> WrapValidator:
                     most = f"{item['ctx']['le']:,}"
                     raise PydanticCustomError("too_large", "is too large; {most} is the most", {"most": most}) from None
             raise PydanticCustomError("expected", "should be {what}", {"what": what, "text": text}) from None
-
-    return WrapValidator(validate)
-
-
-def of_two(section: type[BaseModel], otherwise: Any) -> WrapValidator:
-    """A mapping is the section, anything else the other: only what is wrong with that one is told."""
-    other: TypeAdapter[Any] = TypeAdapter(otherwise)
-
-    def validate(value: Any, _: Callable[[Any], Any], info: ValidationInfo) -> Any:
-        if isinstance(value, dict | section):
-            return section.model_validate(value, context=info.context)
-        return other.validate_python(value, context=info.context)
 
     return WrapValidator(validate)

@@ -6,11 +6,16 @@ FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
     ".txt": "txt",
 }
 """Values of `ingest.sources.Format`."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Values of `ingest.sources.Compression`."""
+
+AS_PARQUET = (
+    "Write a parquet file of it, by one line of Python, and name that file: "
+    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a database, "
+    "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
+)
+"""What to do with a source of a kind that is not read."""

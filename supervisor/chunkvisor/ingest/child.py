@@ -62,8 +62,8 @@ def columns_in_words(file: SourceFile, scratch: Path) -> str:
     `scratch` is an existing folder to work in. Raises Halt for bad input, OSError.
     """
     match file.format:
-        case Format.PARQUET | Format.ARROW | Format.DATABASE:
-            request = IngestRequest((str(file.path),), column=_NO_COLUMN, query=file.query, max_rows=1)
+        case Format.PARQUET:
+            request = IngestRequest((str(file.path),), column=_NO_COLUMN, max_rows=1)
             try:
                 stage_table(request, scratch / "columns", lambda: None)
             except Halt as halt:

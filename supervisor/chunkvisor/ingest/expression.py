@@ -61,15 +61,6 @@ _BUILT_IN: list[frozenset[str]] = []
 """What `_unstable` says of a connection to which nothing is attached, once it was asked: that takes 35 ms."""
 
 
-def unstable_in(connection: duckdb.DuckDBPyConnection, tree: Any) -> list[str]:
-    """Functions in a serialized statement whose value may differ between two calls, in their order.
-
-    Those of a database that is attached are among them.
-    """
-    unstable = _unstable(connection)
-    return [name for name in named_in(tree, "FUNCTION") if name in unstable]
-
-
 def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, columns: Iterable[str]) -> None:
     """Raise Halt (exit 78) where a name in the expression does not mean a column of the file, though it looks like one.
 

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -14,7 +13,6 @@ MAX_TEXT_BYTES = 16 << 20
 MAX_RECORD_BYTES = 64 << 20
 """Of one line or CSV record; above a text's limit, for its other columns and JSON's escapes."""
 _LISTED_COLUMNS = 60
-_LISTED_TABLES = 40
 
 
 def input_error(
@@ -53,12 +51,6 @@ def disk_full(folder: Path, error: BaseException | None = None) -> Halt:
         why=with_room(str(error or ""), folder),
         remedy="Free some space there, or move the workdir to another disk.",
     )
-
-
-def tables_in_words(names: Iterable[str]) -> str:
-    """What a person may have meant, of a database."""
-    listed = ", ".join(map(repr, islice(names, _LISTED_TABLES)))
-    return f"Its tables are: {listed}." if listed else "It has no tables."
 
 
 def missing_column(path: Path, name: str, columns: Iterable[str], *, why: str = "") -> Halt:

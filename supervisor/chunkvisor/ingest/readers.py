@@ -34,7 +34,7 @@ def read_rows(
             return read_jsonl(file, columns, skip_blank=skip_blank, limit=limit)
         case Format.TXT:
             return islice(_read_txt(file, columns, skip_blank=skip_blank), limit)
-        case Format.PARQUET | Format.ARROW | Format.DATABASE:
+        case Format.PARQUET:
             raise AssertionError(f"{file.format} has no lines")
 
 

@@ -16,7 +16,7 @@ class IngestRequest:
     """What to stage, by exactly one of column, template and sql. Raises Halt (exit 78) for a malformed template."""
 
     sources: tuple[str, ...]
-    """Absolute paths or glob patterns, in the order of their rows; with a query, one path of a database."""
+    """Absolute paths or glob patterns, in the order of their rows."""
     column: str | None = None
     """Name of the column that holds the text; a .txt file has one column, `text`."""
     template: str | None = None
@@ -29,8 +29,6 @@ class IngestRequest:
     """SQL condition over the columns; rows for which it does not hold are left out."""
     columns: tuple[str, ...] = ()
     """Columns that are carried along."""
-    query: str | None = None
-    """What to read of a DuckDB or SQLite file: one SELECT, in a fixed order."""
     max_rows: int | None = None
     """Rows from the start of the concatenated sources; None = all."""
     memory_limit_bytes: int = DEFAULT_MEMORY_BYTES

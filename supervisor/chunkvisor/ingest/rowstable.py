@@ -9,13 +9,11 @@ from pathlib import Path
 
 import duckdb
 
-from chunkvisor.ingest.arrow import arrow_relations
 from chunkvisor.ingest.batches import relations
 from chunkvisor.ingest.database import literal, quoted
 from chunkvisor.ingest.expression import ROW, is_about_data, reason
 from chunkvisor.ingest.parquet import parquet_relation
 from chunkvisor.ingest.problem import input_error, missing_column, refuse_case_twins
-from chunkvisor.ingest.queried import queried_relation
 from chunkvisor.ingest.request import IngestRequest
 from chunkvisor.ingest.sources import Format, SourceFile
 
@@ -71,11 +69,6 @@ class RowsTable:
         if file.format is Format.PARQUET:
             relation, columns = parquet_relation(self._connection, file, limit, self._scratch)
             yield relation, columns, 0
-        elif file.format is Format.ARROW:
-            yield from arrow_relations(self._connection, file, limit)
-        elif file.format is Format.DATABASE:
-            relation, types = queried_relation(self._connection, file, self._request, limit, self._scratch)
-            yield relation, list(types), 0
         else:
             yield from relations(self._connection, file, limit, skip_blank=self._request.skip_blank)
 

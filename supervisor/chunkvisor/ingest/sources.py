@@ -1,7 +1,6 @@
 """Sources: what the person wrote, as a list of files with their formats."""
 
 import glob
-import json
 import os
 import re
 import stat
@@ -10,10 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from chunkvisor.config.suffixes import COMPRESSIONS, FORMATS
+from chunkvisor.config.suffixes import AS_PARQUET, COMPRESSIONS, FORMATS
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.ingest.remote import find, is_remote
-from chunkvisor_worker.contract.files import read_bounded
 
 
 class Format(StrEnum):
@@ -23,15 +21,12 @@ class Format(StrEnum):
     TSV = "tsv"
     JSONL = "jsonl"
     PARQUET = "parquet"
-    ARROW = "arrow"
     TXT = "txt"
-    DATABASE = "database"
-    """Rows of a query over a DuckDB or SQLite file."""
 
     @property
     def has_lines(self) -> bool:
         """Whether a row can be named by the line on which it starts."""
-        return self not in (Format.PARQUET, Format.ARROW, Format.DATABASE)
+        return self is not Format.PARQUET
 
 
 class Compression(StrEnum):
@@ -43,11 +38,9 @@ class Compression(StrEnum):
 
 
 _FORMATS = {suffix: Format(name) for suffix, name in FORMATS.items()}
-_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""By these, a folder that `datasets` has written is known (its arrow_dataset.py, dataset_dict.py)."""
-
 _COMPRESSIONS = {suffix: Compression(name) for suffix, name in COMPRESSIONS.items()}
-_DATABASES = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3"})
+_NOT_READ = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3", ".arrow", ".feather"})
+"""Databases and Arrow files, of which parquet can be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +50,19 @@ class SourceFile:
     path: Path
     format: Format
     compression: Compression
-    query: str | None = None
-    """Of a database."""
     address: str | None = None
     """Of a file elsewhere, which is fetched before it is read; `path` is then its name alone."""
 
 
-def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile]:
+def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
 
-    With a query they are databases. An address, such as s3://bucket/key, is a file elsewhere, or a glob.
+    An address, such as s3://bucket/key, is a file elsewhere, or a glob.
 
     A glob gives each file once, under its shortest name, however many links lead to it. A name that exists is that
     file, whatever glob characters it holds; folders among the matches of a glob are passed over. Raises Halt (exit 78)
     for a missing file, a folder, no match, or a suffix of no known format.
     """
-    if query is not None:
-        return [_database(Path(source), query) for source in sources]
     found = list[SourceFile]()
     for source in sources:
         if is_remote(source):
@@ -84,8 +73,6 @@ def resolve(sources: Iterable[str], query: str | None = None) -> list[SourceFile
 
 
 def _paths(source: str) -> list[Path]:
-    if (Path(source) / _SAVED_STATE).is_file() or (Path(source) / _SAVED_SPLITS).is_file():
-        return _saved_files(Path(source))
     if Path(source).exists() or not glob.has_magic(source):
         return [Path(source)]
     found: dict[object, Path] = {}
@@ -126,42 +113,24 @@ def _inode(path: Path) -> object:
     return found.st_dev, found.st_ino
 
 
-def _saved_files(folder: Path) -> list[Path]:
-    """The files of a folder that `save_to_disk` of HF `datasets` has written, in their order."""
-    splits = read_bounded(folder / _SAVED_SPLITS)
-    try:
-        if splits is not None:
-            names = ", ".join(f"{folder}/{name}" for name in json.loads(splits)["splits"])
-            raise config_error(f"{folder} holds several datasets.", remedy=f"Name those to be encoded: {names}.")
-        state = json.loads(read_bounded(folder / _SAVED_STATE) or b"")
-        return [folder / Path(each["filename"]).name for each in state["_data_files"]]
-    except (ValueError, KeyError, TypeError):
-        raise config_error(
-            f"{folder} looks like a saved dataset, but its {_SAVED_STATE} or {_SAVED_SPLITS} cannot be read.",
-            remedy="Save it again, or name its .arrow files.",
-        ) from None
-
-
-def _database(path: Path, query: str) -> SourceFile:
-    _check_regular(path, f"Name the database file in it, e.g. {path}/data.duckdb")
-    return SourceFile(path, Format.DATABASE, Compression.NONE, query)
-
-
-def _check_regular(path: Path, instead_of_folder: str) -> None:
+def _source_file(path: Path) -> SourceFile:
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise unreachable(path, error) from error
     if stat.S_ISDIR(mode):
-        raise config_error(f"{path} is a folder, not a file.", remedy=instead_of_folder)
+        saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        raise config_error(
+            f"{path} is a folder, not a file.",
+            remedy=f"Name its files, e.g. {path}/*.csv"
+            if not saved
+            else "`datasets` has saved it. Write a parquet file of it: "
+            f"datasets.load_from_disk({str(path)!r}).to_parquet('rows.parquet')",
+        )
     if not stat.S_ISREG(mode):
         raise config_error(
             f"{path} is not a regular file.", why="A source is read more than once.", remedy="Write it to a file first."
         )
-
-
-def _source_file(path: Path) -> SourceFile:
-    _check_regular(path, f"Name its files, e.g. {path}/*.csv")
     return _of_format(path)
 
 
@@ -171,23 +140,22 @@ def _of_format(path: Path, address: str | None = None) -> SourceFile:
     compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
     bare = path.with_suffix("") if compression is not Compression.NONE else path
     form = _FORMATS.get(bare.suffix.lower())
-    if form in (Format.PARQUET, Format.ARROW) and compression is not Compression.NONE:
+    if form is Format.PARQUET and compression is not Compression.NONE:
         raise config_error(
             f"{name}: a {form} file in {compression} is not read.",
             why="It is compressed inside, or can be.",
             remedy="Unpack it.",
         )
-    if form is None and bare.suffix.lower() in _DATABASES:
+    if form is None and bare.suffix.lower() in _NOT_READ:
         raise config_error(
-            f"{name} looks like a database, of which a query says what the rows are.",
-            remedy=f'Write source: {{database: {path.name}, query: "SELECT … ORDER BY …"}}; '
-            "with `chunkvisor encode`, add --query.",
+            f"{name}: {'Arrow files' if bare.suffix.lower() in ('.arrow', '.feather') else 'databases'} are not read.",
+            remedy=AS_PARQUET,
         )
     if form is None:
         raise config_error(
             f"{name}: the suffix tells no format that is read.",
             remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
-            f"and all but .parquet, .arrow and .feather also with {' or '.join(_COMPRESSIONS)} behind.",
+            f"and all but .parquet also with {' or '.join(_COMPRESSIONS)} behind.",
         )
     return SourceFile(path, form, compression, address=address)
 

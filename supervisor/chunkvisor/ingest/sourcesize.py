@@ -31,9 +31,9 @@ class SourceSize:
 def measure_source(request: IngestRequest) -> SourceSize | None:
     """By its first 1,000 rows, which are read as a run will; None where they tell nothing of the others.
 
-    That is so of databases, of files elsewhere, and of compressed ones. Raises Halt where they cannot be read, OSError.
+    That is so of files elsewhere, and of compressed ones. Raises Halt where they cannot be read, OSError.
     """
-    files = resolve(request.sources, request.query)
+    files = resolve(request.sources)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
         counted = _rows_of(files, Path(scratch), skip_blank=request.skip_blank)
         if counted is None:

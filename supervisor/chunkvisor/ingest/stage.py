@@ -18,7 +18,6 @@ import duckdb
 
 from chunkvisor.child import answer_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.ingest.arrow import arrow_rows
 from chunkvisor.ingest.batches import sql_rows
 from chunkvisor.ingest.condition import check_condition, folded, question
 from chunkvisor.ingest.database import as_os_error, connect, is_disk_fault
@@ -27,7 +26,6 @@ from chunkvisor.ingest.expression import check_expression
 from chunkvisor.ingest.fetched import at_hand
 from chunkvisor.ingest.parquet import parquet_rows
 from chunkvisor.ingest.problem import MAX_TEXT_BYTES, disk_full, input_error, refused, too_deep, too_large
-from chunkvisor.ingest.queried import queried_rows
 from chunkvisor.ingest.readers import read_rows
 from chunkvisor.ingest.remote import shown
 from chunkvisor.ingest.request import IngestRequest
@@ -43,7 +41,7 @@ _PLACES_AT_ONCE = 1 << 16
 
 def stage(request: IngestRequest, folder: Path) -> None:
     """Write the table of the request into the existing folder. Raises Halt, OSError or duckdb.Error."""
-    sources = resolve(request.sources, request.query)
+    sources = resolve(request.sources)
     state = signature(sources)
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -147,10 +145,6 @@ def _texts(
     """
     if file.format is Format.PARQUET:
         rows = parquet_rows(database(), file, request, limit, scratch)
-    elif file.format is Format.ARROW:
-        rows = arrow_rows(database(), file, request, limit)
-    elif file.format is Format.DATABASE:
-        rows = queried_rows(database(), file, request, limit, scratch)
     elif request.sql is not None:
         sql = request.sql if request.where is None else folded(request.where, request.sql)
         rows = sql_rows(database(), file, replace(request, sql=sql), limit)

@@ -105,8 +105,6 @@ class Finish:
         manifest = build_manifest(
             layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
         )
-        if (query := self.opening.config.outputs[layout.name].query) is not None:
-            manifest["source"]["query"] = query
         if stretches := read_stretches(layout):
             shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(self.table, self.reuse))
             manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]

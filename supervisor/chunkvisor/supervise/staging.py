@@ -19,11 +19,10 @@ from chunkvisor.store.seal import DamagedError, digest_of
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
     """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
     output = config.outputs[name]
-    here = [source for source in output.sources if not is_remote(source)]
-    _refuse_state(Layout(config.workdir), name, resolve(here, output.query))
+    here = [source for source in output.source if not is_remote(source)]
+    _refuse_state(Layout(config.workdir), name, resolve(here))
     return IngestRequest(
-        sources=output.sources,
-        query=output.query,
+        sources=output.source,
         column=output.column,
         template=output.template,
         sql=output.sql,
@@ -47,10 +46,7 @@ def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> Non
 def asked(request: IngestRequest) -> dict[str, Any]:
     """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
     values = asdict(replace(request, memory_limit_bytes=0))
-    # Without them it is the request of a version that did not know them: what that has staged still holds.
-    added = ("where", "columns", "query")
-    values = {key: value for key, value in values.items() if value or key not in added}
-    return {"request": digest_of(values), "signature": signature(resolve(request.sources, request.query))}
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
 
 
 def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:

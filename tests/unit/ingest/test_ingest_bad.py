@@ -141,6 +141,9 @@ def test_missing_column_names_the_nearest(tmp_path: Path, stage_here: Stage) -> 
         (lambda path: path.touch(), "a.gz", "a.gz: the suffix tells no format that is read."),
         (lambda path: path.touch(), "a.parquet.gz", "a.parquet.gz: a parquet file in gzip is not read."),
         (lambda path: path.symlink_to("/dev/null"), "a.csv", "a.csv is not a regular file."),
+        (lambda path: path.touch(), "a.duckdb", "a.duckdb: databases are not read."),
+        (lambda path: path.touch(), "a.sqlite3", "a.sqlite3: databases are not read."),
+        (lambda path: path.touch(), "a.feather", "a.feather: Arrow files are not read."),
     ],
 )
 def test_source(tmp_path: Path, stage_here: Stage, make: Any, name: str, expected: str) -> None:
@@ -148,6 +151,16 @@ def test_source(tmp_path: Path, stage_here: Stage, make: Any, name: str, expecte
     make(tmp_path / name)
 
     assert refusal(stage_here, tmp_path, name, **COLUMN)[0] == expected
+
+
+@pytest.mark.parametrize("name", ["a.duckdb", "a.arrow", "saved"])
+def test_what_parquet_is_made_of(tmp_path: Path, stage_here: Stage, name: str) -> None:
+    """The refusal of a database, an Arrow file or a folder of `datasets` has the line that makes parquet of it."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").touch()
+    (tmp_path / "a.duckdb").touch()
+    (tmp_path / "a.arrow").touch()
+    assert "'rows.parquet')" in refusal(stage_here, tmp_path, name, **COLUMN)[1].remedy
 
 
 @pytest.mark.parametrize(
