@@ -310,7 +310,7 @@ def test_the_encoder_works() -> None:
 
 def test_every_outcome_has_a_step_on_the_page() -> None:
     """The table in how-it-works.md says what follows each outcome of an attempt."""
-    text = text_of(ROOT / "docs" / "explanation" / "how-it-works.md").partition("## Two tables decide\n")[2]
+    text = text_of(ROOT / "docs" / "explanation" / "how-it-works.md").partition("## What follows a failure\n")[2]
     assert {outcome for outcome in Outcome if f"`{outcome}`" in text.partition("\n## ")[0]} == set(Outcome)
 
 

@@ -4,15 +4,14 @@ import sys
 
 import pytest
 
-from chunkvisor.assemble import badrows, checkedfile
+from chunkvisor.assemble import badrows
 from chunkvisor.commands import drill, tune
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
-from chunkvisor.decide import chunksize, lessons, likeness, policy, suspicion
+from chunkvisor.decide import chunksize, lessons, likeness
 from chunkvisor.engine import expect
 from chunkvisor.events import journal, state
 from chunkvisor.show import metrics, notices, observer, record, sensors
-from chunkvisor.supervise import draining
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
 from harness import ROOT
@@ -70,11 +69,6 @@ NUMBERS = [
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (tune._MATTERS - 1):.0f} %"),
     ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),
-    ("docs/explanation/how-it-works.md", f"{in_words(policy.FRUITLESS_ATTEMPTS)} attempts in a row"),
-    ("docs/explanation/how-it-works.md", f"under which {in_words(policy.LOST_MACHINES)} machines were lost"),
-    ("docs/explanation/how-it-works.md", f"when {in_words(suspicion.STREAK)} different chunks failed"),
-    ("docs/explanation/how-it-works.md", f"{draining._RESERVE_S:g} s at most, is reserved"),
-    ("docs/explanation/how-it-works.md", f"at most {checkedfile._BEHIND_BYTES >> 20} MB behind"),
 ]
 """(page, phrase)."""
 
