@@ -111,7 +111,7 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     check_resume(place, lost=set(TEXTS[128:160]))
 
 
-@local_engine_only  # what a node has encoded comes home when its worker ends: see docs/how-to/ray-cluster.md
+@local_engine_only  # what a node has encoded comes home when its worker ends: see docs/how-to/several-machines.md
 def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
     """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch but one."""
     place, process = begun(tmp_path / "place", recovery__grace=6)

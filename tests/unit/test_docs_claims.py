@@ -23,6 +23,9 @@ from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
+from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.ingest.stage import stage
+from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit
@@ -296,6 +299,17 @@ def test_the_starter_has_every_key() -> None:
     lines = files("chunkvisor").joinpath("starter.yaml").read_text("utf-8").splitlines()
     shown = {re.sub(r"^ *(# )?", "", line).partition(":")[0] for line in lines}
     assert {key.rpartition(".")[2] for key in KEYS} - shown == set()
+
+
+def test_the_recipe_for_a_json_list_works(tmp_path: Path) -> None:
+    """The expression in docs/how-to/sources.md makes lines of a list, and an empty text of an empty cell or list."""
+    (tmp_path / "train.csv").write_text('commit\n"[""fix: a"", ""add b""]"\n""\n[]\n')
+    (config, *_) = blocks(ROOT / "docs" / "how-to" / "sources.md", "yaml")
+    expression = yaml.safe_load(config.text)["outputs"]["commits"]["sql"]
+    (tmp_path / "table").mkdir()
+    stage(IngestRequest((str(tmp_path / "train.csv"),), sql=expression), tmp_path / "table")
+    staged = StagedTable.open(tmp_path / "table")
+    assert (staged.rows, staged.texts(0, 2)) == (3, ["fix: a\nadd b", ""])
 
 
 def test_the_encoder_works() -> None:

@@ -40,7 +40,7 @@ def test_every_event_is_told() -> None:
 
 @pytest.mark.parametrize("format_", sorted(Format))
 def test_every_source_format_is_read(tmp_path: Path, format_: Format) -> None:
-    """A file of the format is staged, its columns can be named, and the config's page has its suffix."""
+    """A file of the format is staged, its columns can be named, and the page on sources has its suffix."""
     write_texts(tmp_path / f"a.{format_}", TEXTS)
     (tmp_path / "table").mkdir()
     stage(IngestRequest((str(tmp_path / f"a.{format_}"),), column="text"), tmp_path / "table")
@@ -48,7 +48,7 @@ def test_every_source_format_is_read(tmp_path: Path, format_: Format) -> None:
     (file,) = resolve([str(tmp_path / f"a.{format_}")])
     assert file.format is format_
     assert "'text'" in columns_in_words(file, tmp_path)
-    assert f"`.{format_}`" in (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
+    assert f"`.{format_}`" in (ROOT / "docs" / "how-to" / "sources.md").read_text("utf-8")
 
 
 def checks() -> Iterator[tuple[str, ast.FunctionDef]]:
