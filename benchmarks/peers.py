@@ -25,7 +25,7 @@ from machine import machine
 from measured import CHUNKVISOR, FailedError, took
 from tokens import computed
 
-from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import has_bfloat16, processor_flags
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"

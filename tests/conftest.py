@@ -20,7 +20,7 @@ from local_cluster import local_cluster
 import forking
 from chunkvisor import child
 from chunkvisor.devices.gpu import ask_smi
-from chunkvisor.engine import fresh
+from chunkvisor.engine import process
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
@@ -93,8 +93,8 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deadline = time.monotonic() + 60
     while (left := bearing(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    for process in left:
-        process.kill()
+    for each in left:
+        each.kill()
     assert not left, f"left behind: {left}"
 
 
@@ -141,7 +141,7 @@ def quick_workers() -> Iterator[None]:
     """Children of runs in this process are forked: see forking.py."""
     with contextlib.ExitStack() as stack:
         if forking.wanted():
-            stack.enter_context(mock.patch.object(fresh, "spawn", workers))
+            stack.enter_context(mock.patch.object(process, "spawn", workers))
             stack.enter_context(mock.patch.object(child, "subprocess", forking.FORKING))
         yield
     for zygote in zygotes():

@@ -24,8 +24,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from chunkvisor import child
-from chunkvisor.engine import fresh
-from chunkvisor.engine import process as children
+from chunkvisor.engine import process
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
 from chunkvisor_worker.contract.messages import Spec
@@ -75,9 +74,9 @@ def fork_children_of_this_process() -> None:
     Forked.zygotes[made.kind] = made
     child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
     if made.kind == "gpu":
-        children.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
+        process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
     else:
-        fresh.spawn = QuickWorkers(made)  # type: ignore[assignment,attr-defined]  # likewise
+        process.spawn = QuickWorkers(made)  # type: ignore[assignment]  # likewise
 
 
 def kind_for(environment: Mapping[str, str]) -> str:

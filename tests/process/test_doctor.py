@@ -27,8 +27,7 @@ from chunkvisor.commands.doctor.readings import (
     tasks_left,
 )
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
+from chunkvisor.devices.gpu import Device, ProbeReading, ask_torch
 from chunkvisor.engine.trial import environment_of
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome

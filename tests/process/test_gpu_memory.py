@@ -8,8 +8,7 @@ import pytest
 
 from chunkvisor.decide.history import Company
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.devices.company import company_of, in_company
-from chunkvisor.devices.health import View
+from chunkvisor.devices.health import View, company_of, in_company
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import read_oom
 from harness import Workplace, expected, finish, local_engine_only, wait_for

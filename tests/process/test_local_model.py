@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from harness import (
     ENCODERS,

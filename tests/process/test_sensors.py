@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.devices import gpuprobe
-from chunkvisor.devices.gpuprobe import GpuProbe, parse
-from chunkvisor.devices.processes import Processes
+from chunkvisor.devices import gpu
+from chunkvisor.devices.gpu import GpuProbe, parse
+from chunkvisor.devices.health import Processes
 from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show import sensors
@@ -81,7 +81,7 @@ def lines_of(files: InvocationFiles) -> list[dict[str, Any]]:
 def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three failures in a row, a hang being one, nvidia-smi is asked no more, and no child of it is left."""
     calls = fake_smi(tmp_path / "bin", monkeypatch, script)
-    monkeypatch.setattr(gpuprobe, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(gpu, "_TIMEOUT_S", 0.3)
     probe = GpuProbe(["GPU-a"])
 
     def asked() -> bool:

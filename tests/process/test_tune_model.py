@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import has_bfloat16, processor_flags
 from harness import Workplace
 
 

@@ -10,7 +10,7 @@ from chunkvisor.config import values
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import RecoveryConfig
 from chunkvisor.decide import policy, suspicion
-from chunkvisor.devices import gate, gpu, torchprobe
+from chunkvisor.devices import gate, gpu
 from chunkvisor.supervise import blame, draining, joins, slot
 
 from .histories import HISTORIES
@@ -76,7 +76,7 @@ LIMITS = {
     "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ("the fourth damaged chunk",)),
     "memory of an ended worker": Limit(_s(gate._SETTLE_S), ("what a worker has held settles",)),
     "nvidia-smi": Limit(_s(gpu._TIMEOUT_S), ()),
-    "torch": Limit(_s(torchprobe._TIMEOUT_S), ()),
+    "torch": Limit(_s(gpu._TIMEOUT_S), ()),
     "SIGTERM or SIGABRT to a worker": Limit(_s(slot.GRACE_S), ()),
     "SIGKILL to a worker": Limit(_s(12 * slot.GRACE_S), ("a machine that leaves ends its workers",)),
 }

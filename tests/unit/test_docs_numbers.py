@@ -9,7 +9,7 @@ from chunkvisor.commands import drill, tune
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import chunksize, lessons, likeness
-from chunkvisor.engine import expect
+from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
 from chunkvisor.show import metrics, notices, observer, record, sensors
 from chunkvisor_worker.contract import taxonomy
@@ -63,9 +63,9 @@ NUMBERS = [
         "docs/reference/drill.md",
         f"{drill._TOLERANCE['float16']:.0e}".replace("e-0", "e-") + " for weights in float16",
     ),
-    ("docs/how-to/check-vectors.md", f"| float32 | {expect._ALLOWED['float32']} |"),
-    ("docs/how-to/check-vectors.md", f"| float16 | {expect._ALLOWED['float16']} |"),
-    ("docs/how-to/check-vectors.md", f"| bfloat16 | {expect._ALLOWED['bfloat16']} |"),
+    ("docs/how-to/check-vectors.md", f"| float32 | {trial._ALLOWED['float32']} |"),
+    ("docs/how-to/check-vectors.md", f"| float16 | {trial._ALLOWED['float16']} |"),
+    ("docs/how-to/check-vectors.md", f"| bfloat16 | {trial._ALLOWED['bfloat16']} |"),
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (tune._MATTERS - 1):.0f} %"),
     ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),

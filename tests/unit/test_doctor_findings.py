@@ -26,7 +26,7 @@ from chunkvisor.commands.doctor.readings import (
 )
 from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.devices.torchprobe import ProbeReading
+from chunkvisor.devices.gpu import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.ingest.sourcesize import SourceSize

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.devices import gpu
-from chunkvisor.devices.gpu import CPU, Device, ask_smi, find_devices, is_guessed, parse_devices, select_visible
-from chunkvisor.devices.torchprobe import ProbeReading
+from chunkvisor.devices.gpu import (
+    CPU,
+    Device,
+    ProbeReading,
+    ask_smi,
+    find_devices,
+    is_guessed,
+    parse_devices,
+    select_visible,
+)
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport

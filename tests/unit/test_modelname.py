@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.engine.modelname import name_problem
+from chunkvisor.engine.modelsource import name_problem
 from late import needs
 
 NO_FOLDER, NEITHER, ADDRESS = "there is no model folder", "neither a folder here nor a hub id", "address of a page"

@@ -10,9 +10,8 @@ from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.history import Budget
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor.engine import localmodel, modelsource
-from chunkvisor.engine.localmodel import folder_like
-from chunkvisor.engine.modelsource import resolve_hub, resolve_local, revision_at_hand, source_at_hand
+from chunkvisor.engine import modelsource
+from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.model import Resolving
 from chunkvisor.supervise import modelfiles
@@ -54,7 +53,7 @@ def test_the_revision_of_a_folder(models: Path, monkeypatch: pytest.MonkeyPatch)
     assert revision_at_hand(model, cache) == ""
     revision = revision_at_hand(model, cache, read=True)
     assert resolve_local(model, cache).revision == revision
-    monkeypatch.setattr(localmodel, "stamp_file", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr(modelsource, "stamp_file", lambda path: pytest.fail(str(path)))
     assert revision_at_hand(model, cache) == revision
 
 

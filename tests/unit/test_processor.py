@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.devices.processor import has_bfloat16
+from chunkvisor.devices.gpu import has_bfloat16
 
 
 @pytest.mark.parametrize(

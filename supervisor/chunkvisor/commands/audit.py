@@ -23,9 +23,8 @@ from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
-from chunkvisor.engine.expect import allowed_difference, difference_and_cosine, write_line
 from chunkvisor.engine.modelsource import resolve_local
-from chunkvisor.engine.trial import Conditions, try_texts
+from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.fixed import read_fixed

@@ -20,8 +20,7 @@ from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.dtypes import Card, advised_dtype, unfit_dtype
 from chunkvisor.decide.likeness import Likeness, Vectors, likeness
 from chunkvisor.decide.watch import Patience
-from chunkvisor.devices.gpu import Device, find_devices, weakest
-from chunkvisor.devices.processor import has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, processor_flags, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts

@@ -7,16 +7,203 @@ nvidia-smi is itself a symptom, and is left behind.
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from chunkvisor.child import run_child
 from chunkvisor.decide.dtypes import Card
-from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.attemptlogs import last_line, read_tail
 from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.probe import ProbeReport
+from chunkvisor_worker.contract.wire import read_message
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 180.0
+"""The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReading:
+    """How `chunkvisor_worker.probe` ended."""
+
+    report: ProbeReport | None = None
+    returncode: int | None = None
+    """None = it gave no answer within its time limit."""
+    log_tail: str = ""
+
+    @property
+    def lacks_torch(self) -> bool:
+        """Whether it found no torch."""
+        return self.report is not None and "torch" not in self.report.versions
+
+    @property
+    def words(self) -> str:
+        """Why it computed on no GPU, in one line."""
+        report = self.report
+        if self.lacks_torch:
+            return "torch is not installed"
+        if report is not None and report.fault is not None:
+            return f"torch says: {_first_line(report.fault.chain[0].message)}"
+        if report is not None and self.returncode == 0 and report.cuda is None:
+            return "this torch is built without CUDA"
+        if self.returncode is None:
+            return f"torch gave no answer within {_TIMEOUT_S:.0f} s"
+        return f"torch could not be asked: {last_line(self.log_tail) or f'exit code {self.returncode}'}"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lambda: None) -> ProbeReading:
+    """Report what torch can compute on in that environment; takes the seconds that torch takes to import.
+
+    Raises OSError if there is no temporary folder or no child process to be had, and what `on_wait` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
+        out, log = Path(name) / "probe.json", Path(name) / "probe.log"
+        command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
+        returncode: int | None = None
+        with suppress(TimeoutError):  # the report says how far it came
+            returncode = run_child(command, log, on_wait, environment, _TIMEOUT_S)
+        return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
+
+
+_FIELDS = {
+    "memory.used": ("memory_used_bytes", 1 << 20),
+    "memory.total": ("memory_total_bytes", 1 << 20),
+    "utilization.gpu": ("utilization", 1),
+    "temperature.gpu": ("temperature_c", 1),
+    "power.draw": ("power_w", 1),
+}
+"""What nvidia-smi calls it -> (name of ours, size of its unit)."""
+_COMMAND = ("nvidia-smi", f"--query-gpu=index,uuid,{','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+_TIMEOUT_S_gpuprobe = 20.0
+_FAILURES = 3
+_REAP_S = 1.0
+_MOST_BYTES = 64 << 10
+
+
+class GpuProbe:
+    """Begins a question, and has the answer at some later time."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        """`uuids` are those of the run's devices, by number; an index may stand for one."""
+        self._uuids = list(uuids)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._hung: list[subprocess.Popen[bytes]] = []
+        self._asked_s = 0.0
+        self._failures = 0
+
+    @property
+    def given_up(self) -> bool:
+        """It has failed too often, and is asked no more."""
+        return self._failures >= _FAILURES
+
+    def ask(self) -> None:
+        """Begin a question, unless one is under way."""
+        if self._child is not None or self.given_up:
+            return
+        self._asked_s = time.monotonic()
+        try:
+            self._child = subprocess.Popen(
+                _COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            self._failures += 1
+            return
+        assert self._child.stdout is not None
+        # If a child of it has kept the other end, a read must not wait for that.
+        os.set_blocking(self._child.stdout.fileno(), False)
+
+    def answer(self) -> list[dict[str, Any]] | None:
+        """The readings by device, once, when they are there; else None."""
+        self._hung = [child for child in self._hung if child.poll() is None]
+        child = self._child
+        if child is None:
+            return None
+        assert child.stdout is not None
+        if child.poll() is None:
+            if time.monotonic() - self._asked_s > _TIMEOUT_S_gpuprobe:
+                # In uninterruptible sleep it survives the kill; it is reaped when it has ended after all.
+                child.kill()
+                child.stdout.close()
+                self._hung.append(child)
+                self._child = None
+                self._failures += 1
+            return None
+        with child.stdout:
+            output = child.stdout.read(_MOST_BYTES) or b""
+        self._child = None
+        readings = parse(output.decode(errors="replace"), self._uuids) if child.returncode == 0 else []
+        self._failures = 0 if readings else self._failures + 1
+        return readings
+
+    def close(self) -> None:
+        """End what is under way."""
+        for child in (*self._hung, *([self._child] if self._child is not None else [])):
+            child.kill()
+            if child.stdout is not None:
+                child.stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_REAP_S)
+        self._hung, self._child = [], None
+
+
+def parse(text: str, uuids: Sequence[str]) -> list[dict[str, Any]]:
+    """Readings of the devices in `uuids`, by their place there; what nvidia-smi does not know is left out."""
+    places = {uuid: number for number, uuid in enumerate(uuids)}
+    readings = []
+    for line in text.splitlines():
+        index, _, rest = line.partition(",")
+        values = [value.strip() for value in rest.split(",")]
+        if len(values) != len(_FIELDS) + 1:
+            continue
+        device = places.get(values[0], places.get(index.strip()))
+        if device is None:
+            continue
+        reading: dict[str, Any] = {"device": device}
+        for (name, unit), value in zip(_FIELDS.values(), values[1:], strict=True):
+            if (found := _number(value)) is not None:
+                reading[name] = found if unit == 1 else int(found * unit)
+        readings.append(reading)
+    return sorted(readings, key=lambda each: int(each["device"]))
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:  # [N/A], [Unknown Error]
+        return None
+    return value if 0 <= value < 1e12 else None
+
+
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags in /proc/cpuinfo, one of which a processor has that multiplies in bfloat16; the last is ARM's."""
+
+SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
+
+
+def processor_flags() -> frozenset[str]:
+    """Words of /proc/cpuinfo, flags among them; none if it cannot be read."""
+    try:
+        return frozenset(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return frozenset()
+
+
+def has_bfloat16(flags: Set[str]) -> bool:
+    """Whether it multiplies in bfloat16; elsewhere that type is emulated, and slower than float32."""
+    return not _BFLOAT16.isdisjoint(flags)
+
+
+_TIMEOUT_S_gpu = 20.0
 _FORMAT = "--format=csv,noheader,nounits"
 _DEV = Path("/dev")
 _DRIVER_FILES = ("nvidiactl", "dxg", "nvmap")
@@ -87,7 +274,7 @@ def find_devices(
     visible = select_visible(listed, environment.get("CUDA_VISIBLE_DEVICES"))
     if answer.returncode == _LOST:
         if "cuda" in wanted and visible:
-            on_lost(_first_line(answer))
+            on_lost(_first_line_gpu(answer))
             return tuple(visible)
         raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
     if answer.returncode == 0 and listed:
@@ -144,7 +331,7 @@ def _without_smi(
     if found and reading.returncode == 0:
         return _chosen(wanted, found)
     if not names:
-        smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line(answer)}"
+        smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {_first_line_gpu(answer)}"
         raise _no_gpu(
             f"no NVIDIA driver is loaded or visible here; {smi}; {reading.words}",
             f"install or load the driver; in a container, start it with GPU access; or {_USE_THE_CPU}",
@@ -193,7 +380,7 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
     except OSError:
         return SmiAnswer(None, "")
     try:
-        output, _ = process.communicate(timeout=_TIMEOUT_S)
+        output, _ = process.communicate(timeout=_TIMEOUT_S_gpu)
     except subprocess.TimeoutExpired:
         # In uninterruptible sleep it survives the kill; waiting for it would hang us as well.
         process.kill()
@@ -242,7 +429,7 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
-def _first_line(answer: SmiAnswer) -> str:
+def _first_line_gpu(answer: SmiAnswer) -> str:
     return next((line.strip() for line in answer.text.splitlines() if line.strip()), f"exit code {answer.returncode}")
 
 

@@ -3,10 +3,20 @@
 Pure; `gate` runs nvidia-smi and waits.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from chunkvisor.decide.history import Company
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.oommessage import OomFigures
 
 SLACK_BYTES = 512 << 20
 """A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
@@ -192,3 +202,89 @@ def parse_xids(lines: Sequence[str], bus_id: str) -> tuple[int, ...]:
     # The domain counts: in some clouds every GPU has a domain of its own, and all have the same bus and device.
     pattern = re.compile(rf"NVRM: Xid \(PCI:0*{place[1]}:{place[2]}(?:\.\d)?\): (\d+)", re.IGNORECASE)
     return tuple(int(match[1]) for line in lines if (match := pattern.search(line)))
+
+
+_NOBODYS_BYTES = 768 << 20
+"""More or less than this comes and goes by itself: the driver's own, windows of a desktop."""
+
+
+def company_of(figures: OomFigures | None, view: View | None, siblings: frozenset[int]) -> Company:
+    """Who it was; `siblings` are the pids of other workers of this run that were on the device.
+
+    torch's figures go before the gate's look, which is older than the fault. Others who were there when the run began
+    are part of the device: what they leave is what there is.
+    """
+    if view is None:
+        return Company.UNTOLD
+    if siblings:
+        return Company.OURS
+    if figures is not None:
+        came_bytes = figures.others_bytes - view.before_bytes
+        missing_bytes = figures.wanted_bytes - figures.free_bytes
+        return Company.CAME if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes else Company.UNTOLD
+    if view.blind:
+        return Company.BLIND
+    return Company.ALONE if view.alone else Company.UNTOLD
+
+
+def in_company(verdict: Verdict, company: Company, siblings: frozenset[int]) -> Verdict:
+    """The verdict with words that do not blame others for what another worker of this run held."""
+    if company is not Company.OURS or verdict.outcome is not Outcome.GPU_BUSY or not verdict.weights_did_not_fit:
+        return verdict
+    pids = ", ".join(map(str, sorted(siblings)))
+    return replace(
+        verdict,
+        reason=f"the GPU had no room for the weights beside another worker of this run (pid {pids})",
+        remedy="Lower workers.per_device: the GPU has no room for so many copies of the model.",
+    )
+
+
+class Processes:
+    """The processes of a run; `cpu` is how many cores one has kept busy since the reading before."""
+
+    def __init__(self) -> None:
+        self._parent = psutil.Process()
+        self._workers: dict[int, psutil.Process] = {}
+        self._measured: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        """A process was started."""
+        with contextlib.suppress(psutil.Error):
+            self._workers[pid] = psutil.Process(pid)
+
+    def drop(self, pid: int) -> None:
+        """A process has ended."""
+        self._workers.pop(pid, None)
+        self._measured.discard(pid)
+
+    def read(self) -> dict[str, Any]:
+        """`workers`, `parent` and `host`, as a line of the sensors has them."""
+        workers = []
+        for pid in list(self._workers):
+            try:
+                workers.append({"pid": pid, **self._figures(self._workers[pid]), **_peak(pid)})
+            except (psutil.Error, OSError):
+                self.drop(pid)
+        return {
+            "workers": workers,
+            "parent": self._figures(self._parent),
+            "host": {"available_bytes": int(psutil.virtual_memory().available)},
+        }
+
+    def _figures(self, process: psutil.Process) -> dict[str, Any]:
+        with process.oneshot():
+            figures: dict[str, Any] = {"rss_bytes": int(process.memory_info().rss)}
+            cpu = process.cpu_percent() / 100
+        # The first call of psutil's cpu_percent has nothing to compare with, and gives 0.
+        if process.pid in self._measured:
+            figures["cpu"] = round(cpu, 3)
+        self._measured.add(process.pid)
+        return figures
+
+
+def _peak(pid: int) -> dict[str, int]:
+    """The most memory that the process has held: VmHWM of proc(5), which misses nothing between two readings."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return {"peak_bytes": int(line.split()[1]) << 10}
+    return {}

@@ -6,11 +6,16 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
+import psutil
+
 from chunkvisor.devices.hostmemory import KillCount
-from chunkvisor_worker.contract.files import descriptor_of, open_log
+from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.files import AttemptFiles, descriptor_of, open_log
 from chunkvisor_worker.contract.messages import Go, Leave, Limits
 from chunkvisor_worker.contract.wire import to_json
 
@@ -151,3 +156,69 @@ class LocalWorker:
         self.theirs.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
+
+
+def worker_command(files: AttemptFiles) -> list[str]:
+    """The command line of a worker; anyone can type it.
+
+    `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
+    """
+    return [sys.executable, "-P", "-m", "chunkvisor_worker", str(files.folder)]
+
+
+class FreshWorker(LocalWorker):
+    """A Worker that is a new interpreter."""
+
+    warm = False
+
+    def __init__(self, command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
+        """Start it. Raises OSError where no process can be started."""
+        super().__init__()
+        try:
+            self._process = spawn(command, self.theirs, files.log, environment)
+        except OSError:
+            self.close()
+            raise
+        self.runs(self._process.pid, os.pidfd_open(self._process.pid))
+
+    def poll(self) -> int | None:
+        """See Worker.
+
+        The group is killed before the leader is reaped: until then the kernel cannot give its number to another
+        group (a zombie keeps its pid).
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self.signal(signal.SIGKILL)
+        self.close()
+        return self._process.wait()
+
+
+_PATIENCE_S = 10.0
+
+
+def end_orphans(*run_ids: str) -> list[int]:
+    """Kill every process on this machine that one of these finished runs has started; returns their pids.
+
+    Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
+    the kernel. Waits for their end, 10 s at most.
+    """
+    wanted = set(run_ids) - {""}  # no run yet, only a `clean`
+    if not wanted:
+        return []
+    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, wanted)]
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_S
+    psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
+    return [process.pid for process in found]
+
+
+def _bears(process: psutil.Process, run_ids: Set[str]) -> bool:
+    try:
+        return process.environ().get(RUN_ID) in run_ids
+    except (psutil.Error, OSError):
+        return False

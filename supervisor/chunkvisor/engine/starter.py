@@ -1,15 +1,18 @@
 """Starts the worker of each attempt, warm or fresh, and looks after the template."""
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.engine import Worker
+from chunkvisor.devices.hostmemory import room_for_one_more
+from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.engine.engine import Demand, Worker
 from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.fresh import FreshWorker, worker_command
+from chunkvisor.engine.process import FreshWorker, worker_command
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.device import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
@@ -173,3 +176,46 @@ def _no_warm_start(why: str, failed: Template | None) -> Halt:
         remedy=f"{remedy} Or write {otherwise}" if remedy else f"Write {otherwise}",
         log=failed.files.log if failed else None,
     )
+
+
+_LOOK_S = 1.0
+
+
+class LocalEngine(Starter):
+    """See Engine."""
+
+    def __init__(
+        self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
+    ) -> None:
+        super().__init__(settings, emit)
+        self._devices = devices
+        self._room, self._room_s = False, float("-inf")
+
+    def open(self, stations: Stations) -> None:
+        """See Engine."""
+        stations.add(self._devices)
+
+    def prepare(self, demand: Demand) -> None:
+        """See Engine."""
+        self.expect(demand.pending(), len(self._devices) * demand.places)
+
+    def holding(self, _station: Station) -> bool:
+        """See Engine."""
+        return self.loading
+
+    def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
+        """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
+        now_s = time.monotonic()
+        if now_s - self._room_s > _LOOK_S:
+            self._room, self._room_s = room_for_one_more(worker.pid for worker in workers), now_s
+        return self._room
+
+    def start(
+        self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
+    ) -> Worker:
+        """See Engine."""
+        return self.start_on(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
+
+    def abandon(self, _station: Station, halt: Halt) -> None:
+        """See Engine."""
+        raise halt

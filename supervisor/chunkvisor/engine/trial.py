@@ -1,5 +1,6 @@
 """One worker on some texts, outside of any run: for the doctor, for audit and for tune."""
 
+import json
 import os
 import secrets
 import socket
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +20,143 @@ from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.fresh import worker_command
+from chunkvisor.engine.process import worker_command
+from chunkvisor.errors import Halt, config_error
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.attemptlogs import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular
 from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec
 from chunkvisor_worker.contract.wire import to_json
+
+MOST_TEXTS = 100
+_MOST_BYTES = 16 << 20
+_MOST = 1e38  # of float32, about
+
+_ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
+"""How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
+
+float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model.
+docs/how-to/check-vectors.md has what was measured."""
+
+_ALLOWED_ELSE = 0.15
+"""Of weights that are quantized, or of which the dtype is not known (plug-ins)."""
+
+
+def allowed_difference(dtype: str, *, quantized: bool = False) -> float:
+    """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
+    return _ALLOWED_ELSE if quantized else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+
+
+def difference_and_cosine(found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """(length of the difference, relative to that of the right vector; cosine); two zero vectors are equal."""
+    one, other = found.astype(np.float64), right.astype(np.float64)
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    if not any(lengths):
+        return 0.0, 1.0
+    difference = float(np.linalg.norm(one - other)) / max(lengths[1], 1e-30)
+    return difference, float(one @ other) / max(lengths[0] * lengths[1], 1e-30)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What such a file holds."""
+
+    path: Path
+    texts: tuple[str, ...]
+    vectors: npt.NDArray[np.float32]
+    """Shape (texts, dimension)."""
+
+    def problem(self, found: npt.NDArray[np.float32], dtype: str, *, quantized: bool) -> str:
+        """How the vectors that the model gives are not those, in words; empty if they are.
+
+        `found` has the shape of `vectors`, or another dimension; `dtype` is that of the weights that made it.
+        """
+        if found.shape[1] != self.vectors.shape[1]:
+            there, here = self.vectors.shape[1], found.shape[1]
+            return f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
+        allowed = allowed_difference(dtype, quantized=quantized)
+        compared = [difference_and_cosine(*pair) for pair in zip(found, self.vectors, strict=True)]
+        wrong = [at for at, (difference, _) in enumerate(compared) if not difference <= allowed]
+        if not wrong:
+            return ""
+        worst = min(wrong, key=lambda at: compared[at][1])
+        difference, cosine = compared[worst]
+        words = f"{len(wrong)} of {len(self.texts)} vectors are not those in {self.path}; the worst is line {worst + 1}"
+        words += f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of its length"
+        return f"{words} ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
+
+
+def wrong_vectors(problem: str, model: str) -> Halt:
+    """The Halt (78) for it."""
+    return config_error(
+        f"the model {model} does not give the vectors that model.expect says",
+        why=problem,
+        remedy="load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
+        "encode.prompt and encode.normalize with its page, and the versions of transformers and "
+        "sentence-transformers; or correct the file",
+    )
+
+
+def read_expected(path: Path) -> Expected:
+    """What the file holds. Raises Halt (78) that names the line that is wrong."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise config_error(
+            f"model.expect: {path} cannot be read: {error.strerror}",
+            remedy="correct the path; `chunkvisor audit WORKDIR --write-expect FILE` writes such a file",
+        ) from None
+    lines = data.splitlines()
+    if len(data) > _MOST_BYTES or len(lines) > MOST_TEXTS:
+        raise config_error(
+            f"model.expect: {path} has more than {MOST_TEXTS} lines, or than {_MOST_BYTES >> 20} MiB",
+            remedy="keep a few of its lines: they are encoded anew by each run",
+        )
+    texts, vectors = list[str](), list[list[float]]()
+    for number, line in enumerate(lines, 1):
+        text, vector = _parsed(line, path, number)
+        if vectors and len(vector) != len(vectors[0]):
+            raise _wrong(path, number, f"its vector has {len(vector)} numbers, that of line 1 has {len(vectors[0])}")
+        texts.append(text)
+        vectors.append(vector)
+    if not texts:
+        raise _wrong(path, 1, "the file is empty")
+    return Expected(path, tuple(texts), np.array(vectors, dtype=np.float32))
+
+
+def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
+    """A line of such a file; each number has as many digits as float32 needs."""
+    numbers = ", ".join(str(number) for number in vector.astype(np.float32))
+    return f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'.encode()
+
+
+def _parsed(line: bytes, path: Path, number: int) -> tuple[str, list[float]]:
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _wrong(path, number, "it is not JSON") from None
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        raise _wrong(path, number, "it has no text under the key text")
+    vector = found.get("vector")
+    if not isinstance(vector, list) or not _is_vector(vector):
+        raise _wrong(path, number, "under the key vector there must be a list of finite numbers, not all of them 0")
+    return found["text"], [float(each) for each in vector]
+
+
+def _is_vector(numbers: list[Any]) -> bool:
+    return all(type(each) in (int, float) and abs(each) < _MOST for each in numbers) and any(numbers)
+
+
+def _wrong(path: Path, number: int, why: str) -> Halt:
+    return config_error(
+        f"model.expect: line {number} of {path} is not what is expected: {why}",
+        remedy='each line is like {"text": "some words", "vector": [0.25, -0.5]}; correct it',
+    )
+
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chunkvisor.devices.gpuprobe import GpuProbe
-from chunkvisor.devices.processes import Processes
+from chunkvisor.devices.gpu import GpuProbe
+from chunkvisor.devices.health import Processes
 from chunkvisor.events.attempt import AttemptStarted, WorkerEnded
 from chunkvisor.events.device import TemplateFailed, TemplateStarted
 from chunkvisor.events.event import Event

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy
 from chunkvisor.decide.watch import Patience, gap
-from chunkvisor.devices.company import company_of, in_company
+from chunkvisor.devices.health import company_of, in_company
 from chunkvisor.devices.stations import Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end

@@ -8,9 +8,8 @@ from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.local import LocalEngine
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.engine.starter import WorkerSettings
+from chunkvisor.engine.starter import LocalEngine, WorkerSettings
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chunkvisor.decide.history import Budget
-from chunkvisor.engine.localmodel import folder_like
 from chunkvisor.engine.modelchecks import refuse_wrong_model
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Note

@@ -6,7 +6,7 @@ from typing import Any
 
 from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.engine.localmodel import LocalModel
+from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.ingest.rowcount import rows_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job

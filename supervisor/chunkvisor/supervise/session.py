@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from chunkvisor.engine.orphans import end_orphans
+from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials

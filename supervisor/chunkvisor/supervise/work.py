@@ -18,11 +18,10 @@ from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import weakest
 from chunkvisor.engine.engine import Engine
-from chunkvisor.engine.expect import read_expected, wrong_vectors
 from chunkvisor.engine.modelchecks import check_model_files
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
-from chunkvisor.engine.trial import Conditions, environment_of, try_texts
+from chunkvisor.engine.trial import Conditions, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.model import ModelWarning, UnfitDtype
 from chunkvisor.events.output import OutputAlreadyComplete

@@ -7,9 +7,8 @@ from dataclasses import replace
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted, Whereabouts
 from chunkvisor.decide.outcome import describe_exit
-from chunkvisor.devices.gpu import Device, select_visible
+from chunkvisor.devices.gpu import Device, ProbeReading, select_visible
 from chunkvisor.devices.health import asks_for_recovery
-from chunkvisor.devices.torchprobe import ProbeReading
 from chunkvisor.store.attemptlogs import last_line
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.messages import Phase

@@ -8,9 +8,9 @@ from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.config.choices import Dtype
 from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
-from chunkvisor.devices.processor import SLOW_BFLOAT16
-from chunkvisor.engine.expect import wrong_vectors
-from chunkvisor.engine.modelname import NAME_REMEDY
+from chunkvisor.devices.gpu import SLOW_BFLOAT16
+from chunkvisor.engine.modelsource import NAME_REMEDY
+from chunkvisor.engine.trial import wrong_vectors
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.arithmetic import LinearKernel

@@ -22,15 +22,12 @@ from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience
-from chunkvisor.devices.gpu import Device, ask_smi, find_devices
-from chunkvisor.devices.processor import has_bfloat16, processor_flags
-from chunkvisor.devices.torchprobe import ProbeReading, ask_torch
-from chunkvisor.engine.expect import Expected, read_expected
+from chunkvisor.devices.gpu import Device, ProbeReading, ask_smi, ask_torch, find_devices, has_bfloat16, processor_flags
 from chunkvisor.engine.modelchecks import ModelFindings, check_model_files
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.ray.survey import Survey, survey
-from chunkvisor.engine.trial import Conditions, environment_of, try_texts
+from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import plain
 from chunkvisor.ingest.firstrow import try_first_row

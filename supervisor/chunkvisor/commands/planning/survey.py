@@ -28,13 +28,12 @@ from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.decide.cut import Shape
 from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
-from chunkvisor.devices.gpu import find_weakest
-from chunkvisor.devices.processor import SLOW_BFLOAT16, has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.engine.expect import read_expected
 from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
 from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry, read_with_trials

@@ -34,8 +34,7 @@ from chunkvisor.devices.health import Reading
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.engine.orphans import end_orphans
-from chunkvisor.engine.process import keep_log_end, trim_log
+from chunkvisor.engine.process import end_orphans, keep_log_end, trim_log
 from chunkvisor.engine.ray import wire
 from chunkvisor.engine.ray.readiness import check_shared, check_version, model_path, unfit
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
