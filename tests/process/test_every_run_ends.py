@@ -1,9 +1,14 @@
 """Every run ends: by its texts, where one of them is the cause, or by a code and a remedy; workers really die."""
 
+import os
+import resource
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
-from harness import Workplace, expected
+from harness import Workplace, expected, finish, wait_for
 from soaked import wide
 
 TEXTS = [f"text {number}" for number in range(60)]
@@ -60,3 +65,59 @@ def test_a_first_chunk_of_the_wrong_dimension_ends_the_run(workplace: Workplace)
     assert ended.returncode == 78, ended.stderr
     assert "begin anew with --from-scratch." in ended.stderr
     assert sum(workplace.status()["attempts"].values()) <= 25
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["moved", "removed"])
+@pytest.mark.parametrize("when", ["reading", "encoding"])
+def test_a_workdir_that_is_moved_or_removed_ends_the_run(workplace: Workplace, when: str, removed: bool) -> None:
+    """The last lines say that, and neither that the machine is set up wrongly nor that there is a bug; 74."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("waiting:make", model__kwargs={"chunk": 2})
+    run = workplace.start("run", str(workplace.config_path))
+    if when == "reading":
+        wait_for(lambda: any(workplace.workdir.rglob("ingest.log")))
+    else:
+        wait_for((workplace.folder / "waiting").exists)
+
+    elsewhere = workplace.folder / "elsewhere"
+    workplace.workdir.rename(elsewhere)
+    if removed:
+        shutil.rmtree(elsewhere)
+    (workplace.folder / "waiting").touch()
+    (workplace.folder / "release").touch()
+    ended = finish(run)
+
+    assert ended.returncode == 74, ended.stderr
+    assert f"{workplace.workdir} was moved or removed while the run worked in it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    if removed:
+        return
+    elsewhere.rename(workplace.workdir)
+    assert workplace.run().returncode == 0
+    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
+
+
+def test_too_small_a_limit_of_memory_is_refused(workplace: Workplace) -> None:
+    """Under `ulimit -v 200000` a command answers with 69 and names the limit."""
+    limit = 200_000 << 10
+    ended = subprocess.run(
+        workplace.command("run", str(workplace.config_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert ended.returncode == 69, ended.stderr
+    assert "`ulimit -v` allows a process 195.3 MiB" in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root may hide /proc")
+def test_a_machine_without_proc_is_refused(workplace: Workplace) -> None:
+    """Where /proc is not mounted, a command answers with 69 and says so."""
+    hide = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc && exec "$@"', str(workplace.folder)]
+    if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this container may not mount")
+    command = [*hide, *workplace.command("run", str(workplace.config_path))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 69, ended.stderr
+    assert "/proc is not mounted" in ended.stderr

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say, show_usage, unwritten
 from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.refusal import memory_halt, refusal
-from chunkvisor.units import did_you_mean
+from chunkvisor.units import did_you_mean, human_bytes
 from chunkvisor.version import __version__
 
 _Command = TypeVar("_Command", bound=click.Command)
@@ -48,6 +49,9 @@ _MEANT = {
 }
 """Options that people type by habit, and what does the same here."""
 
+
+_LEAST_ADDRESS_SPACE = 800 << 20
+"""Below it libraries end the process in words of their own, or a run ends before its report is written."""
 
 _COMPLETION = 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).'
 
@@ -112,6 +116,7 @@ def main() -> None:
         # As with `python -c`: where that folder was removed, imports on Python 3.13 raise SystemError.
         if "" in sys.path:
             Path.cwd()
+        _refuse_machine()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         show(halt)
@@ -136,6 +141,27 @@ def main() -> None:
             raise
         show(words)
         sys.exit(int(words.code))
+
+
+def _refuse_machine() -> None:
+    """Raise Halt (69) where not even the command itself can work."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        raise Halt(
+            ExitCode.MACHINE,
+            "there is not enough memory for the command itself",
+            why=f"`ulimit -v` allows a process {human_bytes(limit)} of address space; the command needs "
+            f"{human_bytes(_LEAST_ADDRESS_SPACE)}, and a worker with a model several times that",
+            remedy="raise the limit (ulimit -v unlimited); then run the same command again",
+        )
+    if not os.path.exists("/proc/self/stat"):
+        raise Halt(
+            ExitCode.MACHINE,
+            "/proc is not mounted",
+            why="processes and memory are looked up there",
+            remedy="mount it (mount -t proc proc /proc), or start the container with it; then run the same command "
+            "again",
+        )
 
 
 def _with_what_was_meant(error: click.ClickException) -> click.ClickException:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS, disk_remedy, with_room
+from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -81,6 +82,23 @@ def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this wor
     return config_error(
         f"{path} is there already, and no run of {ours} has made it", why=why, remedy=f"move it away, or {otherwise}"
     )
+
+
+def workdir_gone(layout: Layout) -> Halt | None:
+    """The end of a run whose workdir is no longer where it was; None while it is. Call it while the lock is held."""
+    try:
+        layout.lock.stat()
+    except FileNotFoundError:
+        return Halt(
+            ExitCode.DISK,
+            f"{layout.workdir} was moved or removed while the run worked in it",
+            why=f"{layout.lock} is no longer there",
+            remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
+            "removed, the same command begins anew",
+        )
+    except OSError:
+        pass
+    return None
 
 
 def limit_halt(error: OSError) -> Halt:

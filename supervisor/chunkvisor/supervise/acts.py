@@ -4,6 +4,7 @@ It decides nothing; what came of an instruction is handed back as a stimulus.
 """
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ from chunkvisor.events.run import LimitsLowered, LimitsWidened
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.disk import with_room
 from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.refusal import of_start
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.refusal import of_start, workdir_gone
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
 from chunkvisor.supervise import stimuli as on
@@ -198,6 +200,8 @@ class Acts:
         except DamagedError as error:
             raise texts_damaged(error) from error
         except OSError as error:
+            if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(output.ledger.layout.workdir))):
+                raise gone from error
             return on.NotStarted(start.worker, _not_started(error, output.ledger.layout.workdir))
         pulse = Pulse.begin(time.monotonic())
         slot = Slot(start.worker, task, station, number, files, spec, worker, pulse, start.limits)

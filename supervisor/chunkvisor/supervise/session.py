@@ -21,7 +21,7 @@ from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
-from chunkvisor.store.refusal import memory_halt, refusal
+from chunkvisor.store.refusal import memory_halt, refusal, workdir_gone
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
@@ -89,13 +89,14 @@ def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[N
     try:
         yield
     except Halt as halt:
-        told = _only_if_kept(troubles.added_to(halt, time.monotonic()), layout)
+        # Whatever ended the run then, a child that found no folder, say, this is why.
+        told = workdir_gone(layout) or _only_if_kept(troubles.added_to(halt, time.monotonic()), layout)
         emit(Halted(**told.details()))
         if told is halt:
             raise
         raise told from None
     except OSError as error:
-        halt_now = refusal(error, layout.workdir)
+        halt_now = workdir_gone(layout) or refusal(error, layout.workdir)
         if halt_now is None:
             _tell_bug(emit, error)
             raise
