@@ -160,6 +160,20 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: 
     assert gpu_workplace.vectors().shape == (4, 64)
 
 
+def test_a_gpu_that_is_busy_in_every_batch_is_not_waited_for_without_limit(gpu_workplace: GpuWorkplace) -> None:
+    """Starts that succeed meanwhile do not renew `wait_timeout`: the run ends with 75, and blames no text."""
+    gpu_workplace.gpu.fault("46", "kernel:layer_norm")
+    gpu_workplace.write_texts(4)
+    gpu_workplace.write_torch_config(**{"chunk.size": 2, "recovery.wait_timeout": 5})
+    ended = gpu_workplace.run()
+    assert ended.returncode == 75, ended.stderr
+    failed = gpu_workplace.named("attempt_failed")
+    assert {(each["outcome"], each["phase"]) for each in failed} == {("gpu_busy", "forward")}
+    assert "busy or unavailable" in failed[0]["reason"]
+    assert "busy or unavailable" in ended.stderr
+    assert not gpu_workplace.named("quarantined")
+
+
 @dataclass(frozen=True)
 class End:
     """How a run ends that cannot go on."""
