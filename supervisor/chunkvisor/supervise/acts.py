@@ -29,8 +29,8 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.run import LimitsLowered, LimitsWidened
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.disk import with_room
-from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.lessons import LessonFile
 from chunkvisor.store.refusal import of_start, workdir_gone
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise import instructions as do
