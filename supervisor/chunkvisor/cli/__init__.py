@@ -154,7 +154,7 @@ def _refuse_machine() -> None:
             f"{human_bytes(_LEAST_ADDRESS_SPACE)}, and a worker with a model several times that",
             remedy="raise the limit (ulimit -v unlimited); then run the same command again",
         )
-    if not os.path.exists("/proc/self/stat"):
+    if not Path("/proc/self/stat").exists():
         raise Halt(
             ExitCode.MACHINE,
             "/proc is not mounted",
