@@ -1,6 +1,5 @@
 """The tables of docs/reference/events.md, from the classes of events."""
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -10,22 +9,20 @@ from typing import Any
 
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS, Event
-from docstrings import attribute_docs
 from md import code, table
 
 
 def subject(module: ModuleType) -> str:
     """The events of one module, in their order there."""
     kinds = [kind for kind in KINDS.values() if kind.__module__ == module.__name__]
-    rows = [(code(kind.name), kind.severity.name.lower(), _meaning(kind), _fields(kind, module)) for kind in kinds]
+    rows = [(code(kind.name), kind.severity.name.lower(), _meaning(kind), _fields(kind)) for kind in kinds]
     return table(("event", "weight", "what", "fields"), rows)
 
 
 def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
     said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
-    words = f"Shown as: {code(shown)}" if (shown := _shown(kind)) else ""
-    return " ".join(filter(None, (said, words)))
+    return said or (f"Shown as: {code(shown)}" if (shown := _shown(kind)) else "")
 
 
 def _shown(kind: type[Event]) -> str:
@@ -35,14 +32,8 @@ def _shown(kind: type[Event]) -> str:
     return re.sub(r"{(\w+)}", lambda found: found[0] if found[1] in names else "", counted).strip()
 
 
-def _fields(kind: type[Event], module: ModuleType) -> str:
-    docs = attribute_docs(module)
-    found = []
-    for item in fields(kind):
-        owner = next(each for each in kind.__mro__ if item.name in inspect.get_annotations(each))
-        said = docs.get((owner.__name__, item.name), "").removesuffix(".")
-        found.append(code(item.name) + ("" if _required(item) else "?") + (f" ({said})" if said else ""))
-    return ", ".join(found)
+def _fields(kind: type[Event]) -> str:
+    return ", ".join(code(item.name) + ("" if _required(item) else "?") for item in fields(kind))
 
 
 def _required(item: "Field[Any]") -> bool:

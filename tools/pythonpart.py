@@ -19,15 +19,15 @@ _MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
 """Names of types that are nobody's but the module's -> what they are."""
 
 
-def arguments(function: str) -> str:
-    """Every argument of a function of the module, with its type and its default, as written there, and its meaning."""
+def arguments(function: str, *told: str) -> str:
+    """Every argument of a function of the module with its type, its default and its meaning; without those `told`."""
     tree = ast.parse(inspect.getsource(chunkvisor.api))
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
     named, meant = found.args, meanings(getattr(chunkvisor.api, function))
     rows = [(each, "required") for each in named.args]
     for each, default in zip(named.kwonlyargs, named.kw_defaults, strict=True):
         rows.append((each, "required" if default is None else code(ast.unparse(default))))
-    lines = [(code(each.arg), code(_type(each)), said, meant[each.arg]) for each, said in rows]
+    lines = [(code(each.arg), code(_type(each)), said, meant[each.arg]) for each, said in rows if each.arg not in told]
     return table(("argument", "type", "default", "what"), lines)
 
 
@@ -63,7 +63,7 @@ def _fields(kind: type) -> list[tuple[str, str]]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "python encode": partial(arguments, "encode"),
-    "python run": partial(arguments, "run"),
+    "python run": partial(arguments, "run", "set", "from_scratch", "update", "stop_after", "progress", "on_event"),
     "python Report": partial(fields, chunkvisor.results.Report),
     "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
