@@ -125,7 +125,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     \b
     Example: chunkvisor status --watch cache/embeddings
     """
-    from chunkvisor.show.status import State, read_status, screen_of
+    from chunkvisor.show.status import State, screen_of
     from chunkvisor.store.layout import Layout
 
     if watch:
@@ -139,11 +139,11 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return  # the person has seen enough; the run goes on
         if as_json:
             return
-    found = read_status(workdir)
+    found, lines = screen_of(workdir)
     if as_json:
         say(json.dumps(found.to_json(), indent=2))
         return
-    say("\n".join(screen_of(workdir)), indent=4)
+    say("\n".join(lines), indent=4)
     if found.state is not State.RUNNING and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 

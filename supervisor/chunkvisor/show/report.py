@@ -29,7 +29,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.events.progress import AttemptKey
 from chunkvisor.ingest.peek import peek
 from chunkvisor.show.sensors import SensorLine, read_line
-from chunkvisor.show.status import State, Status, read_status, screen_of
+from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.seal import DamagedError
@@ -337,7 +337,8 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
 
 def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles]) -> Iterator[Markup]:
     """Say where things are, and with which versions they were made."""
-    rows = [("workdir", layout.workdir), *((name, layout.output(name).manifest) for name in status.outputs)]
+    names = [*status.outputs, *(path.name for path in sorted(layout.all_combined.glob("*/")))]
+    rows = [("workdir", layout.workdir), *((name, layout.output(name).manifest) for name in names)]
     rows.append(("journal", layout.events))
     versions: dict[str, object] = {}
     for newest in invocations[-1:]:
@@ -351,13 +352,13 @@ def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    status, layout = read_status(workdir), Layout(workdir.absolute())
+    layout = Layout(workdir.absolute())
+    status, lines = screen_of(layout.workdir)
     story = Story()
     for entry in read_events(layout.events):
         story.apply(entry.run, entry.t, entry.event)
     story.cut_off()
     invocations = [InvocationFiles(path) for path in sorted(layout.invocations.glob("*/")) if not path.is_symlink()]
-    lines = screen_of(workdir.absolute())
     lacking = any(output.quarantined for output in status.outputs.values())
     mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(status.state, "care" if lacking else "good")
     head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]

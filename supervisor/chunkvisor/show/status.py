@@ -332,12 +332,12 @@ def _devices(run: Follower) -> dict[str, DeviceStatus]:
     return found
 
 
-def screen_of(workdir: Path) -> list[str]:
-    """Return what `chunkvisor status` prints. Raises Halt (78) if the folder is not a workdir."""
+def screen_of(workdir: Path) -> tuple[Status, list[str]]:
+    """Return the status, and the lines that `chunkvisor status` prints. Raises Halt (78), as `read_status` does."""
     layout = require_workdir(workdir)
     run = Follower(layout)
     status = status_of(layout, run)
-    return status_screen(status, run.look(), run.begun_anew(), run.code, workdir)
+    return status, status_screen(status, run.look(), run.begun_anew(), run.code, workdir)
 
 
 def status_screen(
